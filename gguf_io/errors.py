@@ -1,0 +1,20 @@
+"""The root of the errors that users see, and those that a model file can cause."""
+
+
+class LocalLLMError(Exception):
+    """Anything that went wrong in a way the user can act on.
+
+    The message says what was wrong, where, and what to do next. It is shown as it is, without a traceback.
+    """
+
+
+class ModelFileError(LocalLLMError):
+    """A model file that is missing, truncated, hostile or of another kind. The message names the file and the field."""
+
+
+class TokenizerError(LocalLLMError):
+    """A vocabulary that cannot be rebuilt from the file's metadata, or text that it cannot express."""
+
+
+class TemplateError(LocalLLMError):
+    """A chat template that does not compile, exceeds its bounds, or refuses the messages. Names the line if known."""

@@ -1,0 +1,131 @@
+"""What a front end asks of the engine, and what comes back. Every front end reads the same stream of events."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Names, defaults and order are llama.cpp's; temperature 0 is greedy.
+
+    seed None draws a fresh one, which the final event reports.
+    """
+
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_keep: int = 1
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue. Token ids, already rendered and tokenised once by the front end.
+
+    max_tokens None runs to the end of the context. context_limit None is the engine's own. time_limit_s counts from
+    submission. Lower priority values are served first. A background request (a title, say) never evicts cached chats.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    context_limit: int | None = None
+    time_limit_s: float | None = None
+    priority: int = 0
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability before the sampler's filters, and its best rivals."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of tokens. cached_memory and cached_disk are parts of prompt whose KV was reused from that tier."""
+
+    prompt: int = 0
+    cached_memory: int = 0
+    cached_disk: int = 0
+    generated: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens whose KV was not computed again."""
+        return self.cached_memory + self.cached_disk
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, from a monotonic clock. ttft_s runs from submission to the first token."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    ttft_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request has come before its first token. queue_position 0 means that it runs."""
+
+    queue_position: int
+    prefilled: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One step of a generation.
+
+    text is whole UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
+    token_ids. progress is set on events before the first token; finish_reason (and seed, error) on the last event only.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    counts: Counts = Counts()
+    timings: Timings = Timings()
+    progress: Progress | None = None
+    finish_reason: FinishReason | None = None
+    seed: int | None = None
+    error: str | None = None

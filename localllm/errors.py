@@ -1,0 +1,41 @@
+"""Errors of the application. The root and the file errors live in gguf_io, the lowest package that raises them."""
+
+from gguf_io.errors import LocalLLMError, ModelFileError, TemplateError, TokenizerError
+
+__all__ = [
+    "ContextOverflowError",
+    "LocalLLMError",
+    "ModelFileError",
+    "OutOfMemoryError",
+    "QueueFullError",
+    "RequestError",
+    "TemplateError",
+    "TokenizerError",
+]
+
+
+class RequestError(LocalLLMError):
+    """A request that cannot be served as it stands: a bad option, an empty prompt, an impossible combination."""
+
+
+class ContextOverflowError(RequestError):
+    """A prompt longer than the context. Carries the counts, so that front ends can show them.
+
+    prompt_tokens and context_tokens are numbers of tokens.
+    """
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+        super().__init__(
+            f"The prompt has {prompt_tokens} tokens and the context holds {context_tokens}. "
+            f"Shorten the prompt or raise the context limit (--ctx)."
+        )
+
+
+class QueueFullError(LocalLLMError):
+    """Too many requests are waiting; try again later."""
+
+
+class OutOfMemoryError(LocalLLMError):
+    """The plan of memory does not fit. The message shows the sums."""
