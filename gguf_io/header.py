@@ -1,0 +1,265 @@
+"""Reads the header of one GGUF file, and believes none of its numbers before checking it.
+
+Format: ggml/docs/gguf.md. Versions 2 and 3, little-endian. The caps below are far above what any real model has; they
+bound the work that a hostile file can ask for. Python's integers do not overflow, so every product is exact.
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import NoReturn
+
+from gguf_io.blocks import BLOCK_TYPES, BlockType
+from gguf_io.errors import ModelFileError
+from gguf_io.metadata import Metadata, MetadataArray, Value
+
+MAX_HEADER_BYTES = 1 << 27
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_KEY_BYTES = (1 << 16) - 1  # the format's own
+MAX_TENSOR_NAME_BYTES = 64  # the format's own
+MAX_STRING_BYTES = 1 << 26  # the longest known hold a whole tokenizer.json, some 30 MiB
+MAX_ARRAY_ITEMS = 1 << 22
+MAX_DIMENSIONS = 4
+MAX_ALIGNMENT = 1 << 16
+DEFAULT_ALIGNMENT = 32
+SUPPORTED_VERSIONS = (2, 3)
+
+_DAMAGED = "The file is truncated or damaged: download or convert it again."
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    type_id: struct.Struct(f"<{code}")
+    for type_id, code in {
+        0: "B",
+        1: "b",
+        2: "H",
+        3: "h",
+        4: "I",
+        5: "i",
+        6: "f",
+        7: "?",
+        10: "Q",
+        11: "q",
+        12: "d",
+    }.items()
+}
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies and how to read it.
+
+    shape: NumPy order, outermost first; the innermost is the row length in values. offset: bytes from the beginning
+    of the file numbered `part`. nbytes: its whole size there.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: BlockType
+    offset: int
+    nbytes: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """All that one file says before its data. nbytes: length of the header without the padding that follows it."""
+
+    version: int
+    alignment: int
+    metadata: Metadata
+    tensors: tuple[TensorInfo, ...]
+    nbytes: int
+
+
+def read_header(buffer: mmap.mmap | bytes, path: Path, part: int = 0) -> Header:
+    """Parses the header of the file whose bytes are `buffer`. Raises ModelFileError naming path and field."""
+    return _HeaderReader(buffer, path, part).read()
+
+
+class _HeaderReader:
+    def __init__(self, buffer: mmap.mmap | bytes, path: Path, part: int) -> None:
+        self.buffer = buffer
+        self.path = path
+        self.part = part
+        self.size = len(buffer)
+        self.end = min(self.size, MAX_HEADER_BYTES)
+        self.position = 0
+
+    def read(self) -> Header:
+        version = self.read_version()
+        tensor_count = self.count("tensor count", MAX_TENSORS)
+        key_count = self.count("key count", MAX_KEYS)
+        values: dict[str, Value] = {}
+        for index in range(key_count):
+            key = self.identifier(f"key {index}", MAX_KEY_BYTES)
+            if key in values:
+                self.fail(key, "occurs twice")
+            values[key] = self.value(key)
+        metadata = Metadata(self.path, values)
+        alignment = self.check_alignment(metadata)
+        tensors: dict[str, TensorInfo] = {}
+        for index in range(tensor_count):
+            tensor = self.tensor(index)
+            if tensor.name in tensors:
+                self.fail(f"tensor {tensor.name!r}", "occurs twice")
+            tensors[tensor.name] = tensor
+        placed = self.place(list(tensors.values()), alignment)
+        return Header(version, alignment, metadata, placed, self.position)
+
+    def read_version(self) -> int:
+        magic = bytes(self.buffer[:4])
+        if magic != b"GGUF":
+            raise ModelFileError(f"{self.path}: is not a GGUF file (it begins with {magic!r}). Choose a .gguf model.")
+        self.position = 4
+        version = self.number(_U32, "version")
+        if version and version & 0xFFFF == 0:
+            self.fail("version", "the file is big-endian. Get its little-endian edition")
+        if version not in SUPPORTED_VERSIONS:
+            self.fail("version", f"GGUF version {version} is not supported, only 2 and 3. Convert the model again")
+        return version
+
+    def value(self, key: str) -> Value:
+        type_id = self.number(_U32, f"{key} (type)")
+        if type_id in _SCALARS:
+            return self.scalar(_SCALARS[type_id], key)
+        if type_id == _STRING:
+            return self.string(key, MAX_STRING_BYTES)
+        if type_id != _ARRAY:
+            self.fail(key, f"has the unknown value type {type_id}")
+        return self.array(key)
+
+    def array(self, key: str) -> MetadataArray:
+        type_id = self.number(_U32, f"{key} (item type)")
+        if type_id == _ARRAY:
+            # llama.cpp refuses these as well, so no usable model has one.
+            self.fail(key, "is an array of arrays, which no model needs")
+        count = self.count(f"{key} (length)", MAX_ARRAY_ITEMS)
+        start = self.position
+        if type_id in _SCALARS:
+            item = _SCALARS[type_id]
+            self.skip(count * item.size, key)
+            code = item.format[1:]
+        elif type_id == _STRING:
+            self.skip_strings(key, count)
+            code = "s"
+        else:
+            self.fail(key, f"has the unknown item type {type_id}")
+        return MetadataArray(self.buffer[start : self.position], count, code, f"{self.path}: {key}")
+
+    def skip_strings(self, key: str, count: int) -> None:
+        # The one loop that runs for every token of a vocabulary: no calls but unpack.
+        buffer, length_at, position = self.buffer, _U64.unpack_from, self.position
+        last_length = self.end - 8
+        for index in range(count):
+            if position > last_length:
+                self.past_end(f"{key}[{index}]")
+            (length,) = length_at(buffer, position)
+            if length > MAX_STRING_BYTES:
+                self.fail(f"{key}[{index}]", f"has {length} bytes, more than the cap of {MAX_STRING_BYTES}")
+            position += 8 + length
+        if position > self.end:
+            self.past_end(key)
+        self.position = position
+
+    def tensor(self, index: int) -> TensorInfo:
+        """One entry of the tensor table, its offset still relative to the data section."""
+        name = self.identifier(f"tensor {index} (name)", MAX_TENSOR_NAME_BYTES)
+        field = f"tensor {name!r}"
+        dimensions = self.number(_U32, f"{field} (dimensions)")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            self.fail(field, f"has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
+        shape = tuple(self.number(_U64, f"{field} (shape)") for _ in range(dimensions))[::-1]
+        if 0 in shape:
+            self.fail(field, f"has an empty dimension: {shape}")
+        type_id = self.number(_U32, f"{field} (type)")
+        block_type = BLOCK_TYPES.get(type_id)
+        if block_type is None:
+            self.fail(field, f"has the block type {type_id}, which is unknown or was withdrawn from the format")
+        if shape[-1] % block_type.items:
+            self.fail(field, f"has rows of {shape[-1]} values, no multiple of {block_type.name}'s {block_type.items}")
+        nbytes = prod(shape[:-1]) * block_type.row_bytes(shape[-1])
+        offset = self.number(_U64, f"{field} (offset)")
+        return TensorInfo(name, shape, block_type, offset, nbytes, self.part)
+
+    def place(self, tensors: list[TensorInfo], alignment: int) -> tuple[TensorInfo, ...]:
+        """The same tensors with offsets from the beginning of the file, aligned, disjoint and inside it."""
+        data_start = -(-self.position // alignment) * alignment
+        placed = []
+        for tensor in tensors:
+            field = f"tensor {tensor.name!r}"
+            if tensor.offset % alignment:
+                self.fail(field, f"lies at offset {tensor.offset}, which is not aligned to {alignment}")
+            offset = data_start + tensor.offset
+            if offset + tensor.nbytes > self.size:
+                self.fail(
+                    field,
+                    f"ends at byte {offset + tensor.nbytes} and the file has {self.size}. {_DAMAGED[:-1]}",
+                )
+            placed.append(TensorInfo(tensor.name, tensor.shape, tensor.type, offset, tensor.nbytes, tensor.part))
+        by_offset = sorted(placed, key=lambda tensor: tensor.offset)
+        for before, after in pairwise(by_offset):
+            if before.offset + before.nbytes > after.offset:
+                self.fail(f"tensor {after.name!r}", f"overlaps tensor {before.name!r}")
+        return tuple(placed)
+
+    def check_alignment(self, metadata: Metadata) -> int:
+        alignment = metadata.get_int("general.alignment", DEFAULT_ALIGNMENT)
+        if alignment < 8 or alignment > MAX_ALIGNMENT or alignment & (alignment - 1):
+            self.fail("general.alignment", f"is {alignment}, not a power of two from 8 to {MAX_ALIGNMENT}")
+        return alignment
+
+    def number(self, layout: struct.Struct, field: str) -> int:
+        value = self.scalar(layout, field)
+        return int(value)
+
+    def scalar(self, layout: struct.Struct, field: str) -> int | float | bool:
+        start = self.position
+        self.skip(layout.size, field)
+        value: int | float | bool = layout.unpack_from(self.buffer, start)[0]
+        return value
+
+    def count(self, field: str, cap: int) -> int:
+        """A number of things that each take a byte at least."""
+        count = self.number(_U64, field)
+        if count > cap:
+            self.fail(field, f"is {count}, more than the cap of {cap}")
+        if count > self.end - self.position:
+            self.past_end(field)
+        return count
+
+    def string(self, field: str, cap: int) -> str:
+        length = self.number(_U64, f"{field} (length)")
+        if length > cap:
+            self.fail(field, f"has {length} bytes, more than the cap of {cap}")
+        start = self.position
+        self.skip(length, field)
+        try:
+            return self.buffer[start : self.position].decode()
+        except UnicodeDecodeError as error:
+            raise ModelFileError(f"{self.path}: {field}: is not UTF-8 text ({error.reason}). {_DAMAGED}") from error
+
+    def identifier(self, field: str, cap: int) -> str:
+        """A key or a tensor's name: printable, so that neither C nor a terminal reads it as something else."""
+        name = self.string(field, cap)
+        if not name or not name.isprintable():
+            self.fail(field, f"is {name[:40]!r}, not a printable name")
+        return name
+
+    def skip(self, nbytes: int, field: str) -> None:
+        if nbytes > self.end - self.position:
+            self.past_end(field)
+        self.position += nbytes
+
+    def past_end(self, field: str) -> NoReturn:
+        if self.end < self.size:
+            self.fail(field, f"runs past the cap of {MAX_HEADER_BYTES} bytes for a header")
+        raise ModelFileError(f"{self.path}: {field}: runs past the end of the file ({self.size} bytes). {_DAMAGED}")
+
+    def fail(self, field: str, problem: str) -> NoReturn:
+        raise ModelFileError(f"{self.path}: {field}: {problem}.")

@@ -1,0 +1,159 @@
+"""The key-value section of a model file: lazy arrays, and getters that check what they return."""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar, overload
+
+from gguf_io.errors import ModelFileError
+
+Scalar = str | int | float | bool
+ItemT = TypeVar("ItemT", str, int, float, bool)
+NumberT = TypeVar("NumberT", int, float)
+
+
+class MetadataArray(Sequence[Scalar]):
+    """An array value that is decoded on first access; its length costs nothing.
+
+    It owns a copy of its bytes, so that it stays what it was when the file changes or is closed. `code` is the
+    items' struct format, or "s" for strings, whose bounds the header reader has checked.
+    """
+
+    def __init__(self, data: bytes, count: int, code: str, where: str) -> None:
+        self._data = data
+        self._count = count
+        self._code = code
+        self._where = where
+        self._items: tuple[Scalar, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Scalar: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Scalar]: ...
+    def __getitem__(self, index: int | slice) -> Scalar | Sequence[Scalar]:
+        return self._decoded()[index]
+
+    def __iter__(self) -> Iterator[Scalar]:
+        return iter(self._decoded())
+
+    def __repr__(self) -> str:
+        return f"<{self._count} items of {self._where}>"
+
+    def _decoded(self) -> tuple[Scalar, ...]:
+        data = self._data  # before the question: another thread sets the items first, then drops the data
+        if self._items is None:
+            self._items = (
+                self._strings(data) if self._code == "s" else struct.unpack(f"<{self._count}{self._code}", data)
+            )
+            self._data = b""
+        return self._items
+
+    def _strings(self, data: bytes) -> tuple[str, ...]:
+        length_at = struct.Struct("<Q").unpack_from
+        items: list[str] = []
+        position = 0
+        try:
+            for _ in range(self._count):
+                start = position + 8
+                position = start + length_at(data, position)[0]
+                items.append(data[start:position].decode())
+        except UnicodeDecodeError as error:
+            raise ModelFileError(
+                f"{self._where}[{len(items)}]: is not UTF-8 text ({error.reason}). "
+                "The file is damaged: download or convert it again."
+            ) from error
+        return tuple(items)
+
+
+Value = Scalar | MetadataArray
+
+
+class Metadata(Mapping[str, Value]):
+    """What the header says, by key. The getters raise ModelFileError naming the file and the key.
+
+    A getter without a default demands the key; with one, the default stands in for a missing key only.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Value]) -> None:
+        self._path = path
+        self._values = values
+
+    def __getitem__(self, key: str) -> Value:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get_int(self, key: str, default: int | None = None, *, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
+        """An integer in minimum..maximum, both included."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._fail(key, f"should be an integer and is {_kind(value)}")
+        return self._in_range(key, value, minimum, maximum)
+
+    def get_float(
+        self, key: str, default: float | None = None, *, minimum: float = -math.inf, maximum: float = math.inf
+    ) -> float:
+        """A finite number in minimum..maximum, both included; integers count as numbers."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self._fail(key, f"should be a number and is {_kind(value)}")
+        if not math.isfinite(value):
+            self._fail(key, f"is {value}, not a finite number")
+        return float(self._in_range(key, value, minimum, maximum))
+
+    def get_str(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            self._fail(key, f"should be a string and is {_kind(value)}")
+        return value
+
+    def get_bool(self, key: str, default: bool | None = None) -> bool:
+        """A truth value."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            self._fail(key, f"should be true or false and is {_kind(value)}")
+        return value
+
+    def get_list(self, key: str, item: type[ItemT], *, length: int | None = None) -> list[ItemT]:
+        """An array whose items are all exactly of the type `item` (str, int, float or bool), of `length` if given.
+
+        A missing key is an error; ask `key in metadata` first where the array is optional.
+        """
+        value = self._value(key, None)
+        if not isinstance(value, MetadataArray):
+            self._fail(key, f"should be an array and is {_kind(value)}")
+        if length is not None and len(value) != length:
+            self._fail(key, f"should have {length} items and has {len(value)}")
+        items: list[ItemT] = []
+        for entry in value:
+            if type(entry) is not item:
+                self._fail(key, f"should be an array of {item.__name__} and holds {_kind(entry)}")
+            items.append(entry)
+        return items
+
+    def _value(self, key: str, default: Scalar | None) -> Value:
+        value = self._values.get(key, default)
+        if value is None:
+            self._fail(key, "is missing. The file is incomplete or of another kind: convert it again")
+        return value
+
+    def _in_range(self, key: str, value: NumberT, minimum: NumberT, maximum: NumberT) -> NumberT:
+        if not minimum <= value <= maximum:
+            self._fail(key, f"is {value}, outside {minimum}..{maximum}")
+        return value
+
+    def _fail(self, key: str, problem: str) -> NoReturn:
+        raise ModelFileError(f"{self._path}: {key}: {problem}.")
+
+
+def _kind(value: Value) -> str:
+    return "an array" if isinstance(value, MetadataArray) else f"{type(value).__name__} ({str(value)[:40]})"
