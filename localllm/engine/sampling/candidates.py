@@ -1,0 +1,61 @@
+"""The tokens still in play, which every filter narrows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.errors import LocalLLMError
+
+
+class LogitsError(LocalLLMError):
+    """Logits that no token can be chosen from: NaN, plus infinity, or nothing but minus infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Token ids, ascending and unique, and their logits: int64[n] and float32 or float64[n], n >= 1.
+
+    Ascending ids make every tie fall to the lowest id. At least one logit is finite and none is NaN or plus infinity.
+    """
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.floating]
+
+    def keep(self, positions: NDArray[np.intp]) -> "Candidates":
+        """Return those at the positions, which ascend."""
+        return Candidates(self.ids[positions], self.logits[positions])
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Return the softmax of the logits, float64[n]."""
+        weights = np.exp(self.logits.astype(np.float64) - float(self.logits.max()))
+        return np.asarray(weights / weights.sum())
+
+
+def check_logits(logits: NDArray[np.floating]) -> float:
+    """Return the highest logit, or raise LogitsError when there is no token to choose or a number is broken."""
+    highest = float(logits.max())  # NaN wins over every number here
+    if np.isnan(highest) or highest == np.inf:
+        raise LogitsError(
+            f"The model computed a logit that is {highest}. The model file may be damaged or its quantisation "
+            "unsuitable; check the file's hash or try another quantisation."
+        )
+    if highest == -np.inf:
+        raise LogitsError(
+            "No token is allowed next: the constraint, the logit bias and the model together exclude all of them. "
+            "Loosen the constraint or the bias."
+        )
+    return highest
+
+
+def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
+    """Return the positions, ascending, of the `count` largest values; ties at the border go to the lowest position."""
+    if count >= values.size:
+        return np.arange(values.size)
+    border = np.partition(values, values.size - count)[values.size - count]
+    positions = np.flatnonzero(values >= border)
+    if positions.size > count:
+        tied = positions[values[positions] == border]
+        surplus = tied[tied.size - (positions.size - count) :]
+        positions = np.setdiff1d(positions, surplus, assume_unique=True)
+    return positions

@@ -1,0 +1,156 @@
+"""From a row of logits to a token."""
+
+import secrets
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.engine.request import SamplingParams, TokenLogprob
+from localllm.engine.sampling.candidates import Candidates, check_logits
+from localllm.engine.sampling.chain import build_filters, build_temperature
+from localllm.engine.sampling.dry import DryPenalty
+from localllm.engine.sampling.history import TokenHistory
+from localllm.engine.sampling.logprobs import token_logprob
+from localllm.engine.sampling.mirostat import Mirostat
+from localllm.engine.sampling.penalties import add_bias, penalise_repeats
+from localllm.engine.sampling.validation import validate
+
+
+class Sampler:
+    """Chooses the tokens of one generation.
+
+    params are validated here; prompt_tail is the prompt or as much of its end as the penalty windows should see;
+    token_text gives a token's bytes and is needed for DRY alone. Not thread-safe.
+
+    The random numbers depend on the seed and on how many tokens were accepted, on nothing else. So the same logits
+    give the same tokens, however the request was batched, preempted or speculated: a speculated token is right when
+    it equals what `sample` returns for its row, which also leaves the distribution unchanged.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt_tail: Sequence[int] = (),
+        token_text: Callable[[int], bytes] | None = None,
+    ) -> None:
+        validate(params, vocab_size)
+        self._params = params
+        self._vocab_size = vocab_size
+        self._all_ids = np.arange(vocab_size)
+        self._seed = secrets.randbits(32) if params.seed is None else params.seed
+        self._position = 0
+        self._history = TokenHistory(prompt_tail)
+        self._dry = self._build_dry(token_text) if params.dry_multiplier > 0 else None
+        self._mirostat = Mirostat(params.mirostat_tau, params.mirostat_eta) if params.mirostat else None
+        self._penalises = params.repeat_last_n != 0 and (
+            params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        )
+        self._greedy = params.temperature == 0
+        self._filters = [] if self._greedy else build_filters(params, self._coin)
+        if self._mirostat is not None and not self._greedy:
+            self._filters = [build_temperature(params), self._mirostat]
+
+    @property
+    def seed(self) -> int:
+        """The seed in use: the one asked for or the one drawn."""
+        return self._seed
+
+    def sample(
+        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
+    ) -> tuple[int, TokenLogprob | None]:
+        """Return the next token and, if the params ask for it, its log-probability. Records nothing.
+
+        logits: float32[vocab_size], left as they are. allowed: bool[vocab_size], None allows every token.
+        Raises LogitsError on NaN or plus infinity and when no token is left.
+        """
+        adjusted = self._adjust(logits, allowed)
+        if self._greedy:
+            token_id = int(adjusted.argmax())
+        else:
+            candidates = self._narrow(adjusted)
+            token_id = int(candidates.ids[draw(candidates.probabilities(), self._uniforms()[0])])
+        wanted = self._params.logprobs
+        return token_id, None if wanted is None else token_logprob(logits, token_id, wanted)
+
+    def probabilities(
+        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.float64]:
+        """Return the distribution that `sample` would draw from, float64[vocab_size]; one-hot when greedy."""
+        adjusted = self._adjust(logits, allowed)
+        distribution = np.zeros(self._vocab_size)
+        if self._greedy:
+            distribution[adjusted.argmax()] = 1
+        else:
+            candidates = self._narrow(adjusted)
+            distribution[candidates.ids] = candidates.probabilities()
+        return distribution
+
+    def accept(self, token_id: int) -> None:
+        """Record that this token comes next, whether it was sampled, speculated or forced."""
+        self._history.append(token_id)
+        self._position += 1
+        if self._dry is not None:
+            self._dry.accept(token_id)
+        if self._mirostat is not None:
+            self._mirostat.accept(token_id)
+
+    def _adjust(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> NDArray[np.float32]:
+        if logits.shape != (self._vocab_size,):
+            raise ValueError(f"logits have shape {logits.shape}, expected ({self._vocab_size},)")
+        params = self._params
+        check_logits(logits)
+        if not (params.logit_bias or self._penalises or self._dry is not None or allowed is not None):
+            return logits
+        logits = logits.copy()
+        if params.logit_bias:
+            add_bias(logits, params.logit_bias)
+        if self._penalises:
+            window = self._history.last(params.repeat_last_n)
+            penalise_repeats(logits, window, params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
+        if self._dry is not None:
+            self._dry.apply(logits, self._history.last(params.dry_penalty_last_n))
+        if allowed is not None:
+            # A ceiling of plus or minus infinity: four times faster than assigning through a mask.
+            np.minimum(logits, (allowed - np.float32(0.5)) * np.float32(np.inf), out=logits)
+        check_logits(logits)
+        return logits
+
+    def _narrow(self, logits: NDArray[np.float32]) -> Candidates:
+        candidates = Candidates(self._all_ids, logits)
+        if logits.min() == -np.inf:
+            possible = np.flatnonzero(logits > -np.inf)
+            candidates = Candidates(possible, logits[possible])
+        for step in self._filters:
+            candidates = step(candidates)
+        return candidates
+
+    def _build_dry(self, token_text: Callable[[int], bytes] | None) -> DryPenalty:
+        if token_text is None:
+            raise ValueError("DRY looks for sequence breakers in the text: pass token_text")
+        params = self._params
+        dry = DryPenalty(
+            params.dry_multiplier,
+            params.dry_base,
+            params.dry_allowed_length,
+            params.dry_sequence_breakers,
+            token_text,
+        )
+        for token_id in self._history.last(params.dry_penalty_last_n).tolist():
+            dry.accept(token_id)
+        return dry
+
+    def _coin(self) -> float:
+        return self._uniforms()[1]
+
+    def _uniforms(self) -> tuple[float, float]:
+        """Two numbers in [0, 1) for the position: one for the draw, one for XTC's coin."""
+        raw = np.random.Philox(key=self._seed, counter=self._position).random_raw(2)
+        return float(raw[0] >> np.uint64(11)) * 2.0**-53, float(raw[1] >> np.uint64(11)) * 2.0**-53
+
+
+def draw(probabilities: NDArray[np.float64], uniform: float) -> int:
+    """Return the position where the cumulative distribution passes `uniform`, in [0, 1); never one of probability 0."""
+    cumulative = np.cumsum(probabilities)
+    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
