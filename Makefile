@@ -1,0 +1,72 @@
+# Everything happens inside .venv; nothing is installed outside of it.
+#
+#   make run         install what running needs, then write a short text with a tiny model
+#   make test        install everything, check the code, run every test
+#   make test-fast   the tests without the slow ones
+#   make check       format, lint, types, import directions
+#   make bench       print every figure that the documentation quotes
+#   make lock        renew constraints.txt from the newest releases that pyproject.toml allows
+#   make clean       remove .venv and all caches inside this folder
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MODEL  := .cache/random-llama.gguf
+
+.PHONY: run install test test-fast check bench lock clean
+
+run: install $(MODEL)
+	@echo "The weights of $(MODEL) are random numbers: the text below is nonsense, the machinery is real." >&2
+	$(BIN)/localllm run $(MODEL) "Once upon a time" --max-tokens 48 --seed 1 --stats
+
+install: $(VENV)/.installed
+
+test: check
+	$(BIN)/pytest
+
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not slow"
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	@for script in benchmarks/compare_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+# Resolves without installing; the versions in use move only when somebody runs this.
+lock: $(BIN)/python
+	@mkdir -p .cache
+	$(PIP) install --dry-run --ignore-installed --report .cache/resolution.json --editable '.[dev,llama]'
+	$(BIN)/python -c 'import json; \
+	    names = [(item["metadata"]["name"].lower(), item["metadata"]["version"]) \
+	             for item in json.load(open(".cache/resolution.json"))["install"]]; \
+	    print("# Written by make lock: the versions that every install of this project uses."); \
+	    print(*(f"{name}=={version}" for name, version in sorted(names) if name != "localllm"), sep="\n")' > constraints.txt
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "localllm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+	    { echo "$(PYTHON) cannot make virtual environments; install its venv package (Debian: apt install python3-venv)." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Wheels only: what people run needs no compiler. Two stamps, so that repeated calls cost nothing.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --only-binary :all: --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the test tools; llama.cpp, our oracle, is compiled once (about 5 minutes on 2 cores)."
+	CMAKE_BUILD_PARALLEL_LEVEL=$$($(BIN)/python -c "import os; print(os.cpu_count())") \
+	    $(PIP) install --constraint constraints.txt --editable '.[dev,llama]'
+	@touch $@
+
+$(MODEL): benchmarks/random_model.py | $(VENV)/.installed
+	$(BIN)/python benchmarks/random_model.py $@
