@@ -7,16 +7,19 @@ from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
 
+# No model computes a logit as high; below it, bias and penalties cannot overflow float32.
+HIGHEST_LOGIT = 1e30
+
 
 class LogitsError(LocalLLMError):
-    """Logits that no token can be chosen from: NaN, plus infinity, or nothing but minus infinity."""
+    """Logits that no token can be chosen from: NaN, absurdly high, or nothing but minus infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Token ids, ascending and unique, and their logits: int64[n] and float32 or float64[n], n >= 1.
 
-    Ascending ids make every tie fall to the lowest id. At least one logit is finite and none is NaN or plus infinity.
+    Ascending ids make every tie fall to the lowest id. At least one logit is finite and none is NaN.
     """
 
     ids: NDArray[np.int64]
@@ -32,20 +35,23 @@ class Candidates:
         return np.asarray(weights / weights.sum())
 
 
-def check_logits(logits: NDArray[np.floating]) -> float:
-    """Return the highest logit, or raise LogitsError when there is no token to choose or a number is broken."""
+def check_model(logits: NDArray[np.float32]) -> None:
+    """Raise LogitsError when the model's own logits are broken."""
     highest = float(logits.max())  # NaN wins over every number here
-    if np.isnan(highest) or highest == np.inf:
+    if not highest < HIGHEST_LOGIT:
         raise LogitsError(
             f"The model computed a logit that is {highest}. The model file may be damaged or its quantisation "
             "unsuitable; check the file's hash or try another quantisation."
         )
-    if highest == -np.inf:
+
+
+def check_choice(logits: NDArray[np.float32]) -> None:
+    """Raise LogitsError when no token is left to choose."""
+    if logits.max() == -np.inf:
         raise LogitsError(
             "No token is allowed next: the constraint, the logit bias and the model together exclude all of them. "
             "Loosen the constraint or the bias."
         )
-    return highest
 
 
 def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:

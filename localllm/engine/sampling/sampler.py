@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.engine.request import SamplingParams, TokenLogprob
-from localllm.engine.sampling.candidates import Candidates, check_logits
+from localllm.engine.sampling.candidates import Candidates, check_choice, check_model
 from localllm.engine.sampling.chain import build_filters, build_temperature
 from localllm.engine.sampling.dry import DryPenalty
 from localllm.engine.sampling.history import TokenHistory
@@ -47,6 +47,7 @@ class Sampler:
         self._penalises = params.repeat_last_n != 0 and (
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
+        self._changes_logits = bool(params.logit_bias) or self._penalises or self._dry is not None
         self._greedy = params.temperature == 0
         self._filters = [] if self._greedy else build_filters(params, self._coin)
         if self._mirostat is not None and not self._greedy:
@@ -63,7 +64,7 @@ class Sampler:
         """Return the next token and, if the params ask for it, its log-probability. Records nothing.
 
         logits: float32[vocab_size], left as they are. allowed: bool[vocab_size], None allows every token.
-        Raises LogitsError on NaN or plus infinity and when no token is left.
+        Raises LogitsError on NaN or absurdly high logits and when no token is left.
         """
         adjusted = self._adjust(logits, allowed)
         if self._greedy:
@@ -99,11 +100,19 @@ class Sampler:
     def _adjust(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> NDArray[np.float32]:
         if logits.shape != (self._vocab_size,):
             raise ValueError(f"logits have shape {logits.shape}, expected ({self._vocab_size},)")
+        check_model(logits)
+        if self._changes_logits or allowed is not None:
+            logits = logits.copy()
+        with np.errstate(over="ignore"):  # a logit pushed below float32 is minus infinity, as it should be
+            self._penalise(logits)
+        if allowed is not None:
+            # A ceiling of plus or minus infinity: four times faster than assigning through a mask.
+            np.minimum(logits, (allowed - np.float32(0.5)) * np.float32(np.inf), out=logits)
+        check_choice(logits)
+        return logits
+
+    def _penalise(self, logits: NDArray[np.float32]) -> None:
         params = self._params
-        check_logits(logits)
-        if not (params.logit_bias or self._penalises or self._dry is not None or allowed is not None):
-            return logits
-        logits = logits.copy()
         if params.logit_bias:
             add_bias(logits, params.logit_bias)
         if self._penalises:
@@ -111,11 +120,6 @@ class Sampler:
             penalise_repeats(logits, window, params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
         if self._dry is not None:
             self._dry.apply(logits, self._history.last(params.dry_penalty_last_n))
-        if allowed is not None:
-            # A ceiling of plus or minus infinity: four times faster than assigning through a mask.
-            np.minimum(logits, (allowed - np.float32(0.5)) * np.float32(np.inf), out=logits)
-        check_logits(logits)
-        return logits
 
     def _narrow(self, logits: NDArray[np.float32]) -> Candidates:
         candidates = Candidates(self._all_ids, logits)

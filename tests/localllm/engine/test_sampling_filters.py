@@ -1,0 +1,177 @@
+"""Each filter against a naive reference in plain Python floats, on logits of every kind."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, reject
+from hypothesis import strategies as st
+
+from localllm.engine.sampling import filters, temperature
+from localllm.engine.sampling.candidates import Candidates, largest
+from localllm.engine.sampling.dry import repeat_lengths
+
+Logits = dict[int, float]
+MARGIN = 1e-9
+
+finite_logits = st.lists(
+    st.floats(-30, 30, width=32) | st.sampled_from([0.0, 1.0, -1.0, 30.0]), min_size=1, max_size=60
+)
+min_keeps = st.integers(0, 5)
+
+
+def candidates(values: list[float], stride: int = 3) -> Candidates:
+    return Candidates(np.arange(len(values)) * stride, np.array(values, dtype=np.float32))
+
+
+def survivors(result: Candidates) -> list[int]:
+    assert np.all(np.diff(result.ids) > 0)
+    return (result.ids // 3).tolist()
+
+
+def softmax(values: list[float]) -> list[float]:
+    weights = [math.exp(value - max(values)) for value in values]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def by_falling(scores: list[float]) -> list[int]:
+    return sorted(range(len(scores)), key=lambda position: (-scores[position], position))
+
+
+def smallest_prefix(order: list[int], weights: list[float], reached: Callable[[float], bool], mass: float) -> int:
+    """How many of the order are taken until reached(sum of weights); examples on the edge are passed over."""
+    total = 0.0
+    for taken, position in enumerate(order, start=1):
+        total += weights[position]
+        if abs(total - mass) < MARGIN:
+            reject()
+        if reached(total):
+            return taken
+    return len(order)
+
+
+@given(finite_logits, st.integers(1, 70))
+def test_top_k_keeps_the_highest_and_the_lowest_ids_of_a_tie(values: list[float], count: int) -> None:
+    expected = sorted(by_falling(values)[:count])
+    assert survivors(filters.top_k(candidates(values), count)) == expected
+    assert largest(np.array(values), count).tolist() == expected
+
+
+@given(finite_logits, st.floats(0.01, 0.99), min_keeps)
+def test_top_p_keeps_the_smallest_nucleus(values: list[float], mass: float, min_keep: int) -> None:
+    probabilities = softmax(values)
+    order = by_falling(probabilities)
+    kept = max(smallest_prefix(order, probabilities, lambda total: total >= mass, mass), min_keep)
+    assert survivors(filters.top_p(candidates(values), mass, min_keep)) == sorted(order[:kept])
+
+
+def test_top_p_finds_a_nucleus_larger_than_its_first_look() -> None:
+    values = np.linspace(0, 1, 5000).tolist()
+    probabilities = softmax(values)
+    order = by_falling(probabilities)
+    kept = smallest_prefix(order, probabilities, lambda total: total >= 0.8, 0.8)
+    assert kept > filters.USUAL_NUCLEUS
+    assert survivors(filters.top_p(candidates(values), 0.8, 1)) == sorted(order[:kept])
+    assert survivors(filters.top_p(candidates(values), 0.01, 3000)) == sorted(order[:3000])
+
+
+@given(finite_logits, st.floats(0.01, 0.99), min_keeps)
+def test_min_p_keeps_what_is_near_the_best(values: list[float], share: float, min_keep: int) -> None:
+    probabilities = softmax(values)
+    ratios = [probability / max(probabilities) for probability in probabilities]
+    assume(all(abs(ratio - share) > 1e-6 for ratio in ratios))
+    kept = [position for position, ratio in enumerate(ratios) if ratio >= share]
+    if len(kept) < min_keep:
+        kept = sorted(by_falling(values)[:min_keep])
+    assert survivors(filters.min_p(candidates(values), share, min_keep)) == kept
+
+
+@given(finite_logits, st.floats(0.01, 0.99), min_keeps)
+def test_typical_p_keeps_what_surprises_as_expected(values: list[float], mass: float, min_keep: int) -> None:
+    probabilities = softmax(values)
+    entropy = -math.fsum(p * math.log(p) for p in probabilities)
+    oddity = [abs(-math.log(p) - entropy) for p in probabilities]
+    distinct = sorted(set(values))
+    by_value = dict(zip(values, oddity, strict=True))
+    gaps = sorted(by_value[value] for value in distinct)
+    assume(all(b - a > MARGIN for a, b in pairwise(gaps)))
+    order = by_falling([-odd for odd in oddity])
+    kept = max(smallest_prefix(order, probabilities, lambda total: total > mass, mass), min_keep)
+    assert survivors(filters.typical_p(candidates(values), mass, min_keep)) == sorted(order[:kept])
+
+
+@given(finite_logits, st.floats(0.1, 4))
+def test_top_n_sigma_keeps_a_band_below_the_highest(values: list[float], sigmas: float) -> None:
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    border = max(values) - sigmas * deviation
+    assume(all(abs(value - border) > 1e-6 for value in values if value < max(values)))
+    kept = [position for position, value in enumerate(values) if value >= border]
+    assert survivors(filters.top_n_sigma(candidates(values), sigmas)) == kept
+
+
+@given(finite_logits, st.floats(0.01, 0.5), min_keeps, st.floats(0, 1, exclude_max=True), st.floats(0.01, 1))
+def test_xtc_drops_all_top_choices_but_the_least(
+    values: list[float], threshold: float, min_keep: int, coin: float, probability: float
+) -> None:
+    probabilities = softmax(values)
+    assume(all(abs(p - threshold) > MARGIN for p in probabilities))
+    order = by_falling(probabilities)
+    dropped = sum(p >= threshold for p in probabilities) - 1
+    if coin >= probability or dropped < 1 or len(values) - dropped < min_keep:
+        dropped = 0
+    result = filters.xtc(candidates(values), probability, threshold, min_keep, lambda: coin)
+    assert survivors(result) == sorted(order[dropped:])
+
+
+@given(finite_logits, st.floats(0.05, 5))
+def test_temperature_divides(values: list[float], warmth: float) -> None:
+    expected = softmax([value / warmth for value in values])
+    np.testing.assert_allclose(temperature.scale(candidates(values), warmth).probabilities(), expected, rtol=1e-9)
+
+
+@given(finite_logits, st.floats(0.5, 3), st.floats(0.1, 0.4), st.floats(0.2, 3))
+def test_dynamic_temperature_follows_the_entropy(
+    values: list[float], warmth: float, spread: float, exponent: float
+) -> None:
+    probabilities = softmax(values)
+    entropy = -math.fsum(p * math.log(p) for p in probabilities)
+    share = max(entropy, 0) / math.log(len(values)) if len(values) > 1 else 0
+    expected = softmax([value / (warmth - spread + 2 * spread * share**exponent) for value in values])
+    result = temperature.scale_by_entropy(candidates(values), warmth, spread, exponent)
+    np.testing.assert_allclose(result.probabilities(), expected, rtol=1e-6)
+
+
+def test_dynamic_temperature_may_reach_zero() -> None:
+    result = temperature.scale_by_entropy(candidates([50.0, 0.0, -50.0]), 0.5, 1.0, 1.0)
+    assert result.probabilities().tolist() == [1, 0, 0]
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 50))
+def test_repeat_lengths_are_the_common_suffixes(tokens: list[int], limit: int) -> None:
+    expected = []
+    for end in range(len(tokens) - 1):
+        length = 0
+        while length <= end and length < limit and tokens[end - length] == tokens[len(tokens) - 1 - length]:
+            length += 1
+        expected.append(length)
+    assert repeat_lengths(np.array(tokens), limit).tolist() == expected
+
+
+@pytest.mark.parametrize("values", [[0.0] * 7, [5.0], [3e38, -3e38], [-3e38, -3e38]])
+def test_extreme_and_equal_logits_leave_a_candidate(values: list[float]) -> None:
+    start = candidates(values)
+    for result in (
+        filters.top_k(start, 1),
+        filters.top_p(start, 0.0, 0),
+        filters.min_p(start, 1.0, 0),
+        filters.typical_p(start, 0.0, 0),
+        filters.top_n_sigma(start, 0.1),
+        filters.xtc(start, 1.0, 0.01, 0, lambda: 0.0),
+        temperature.scale(start, 1e-300),
+        temperature.scale_by_entropy(start, 0.1, 0.2, 1.0),
+    ):
+        assert result.ids.size >= 1
+        assert result.probabilities().sum() == pytest.approx(1)
