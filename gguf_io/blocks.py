@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 
@@ -66,14 +65,14 @@ _ROWS = (
 BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({row.type_id: row for row in _ROWS})
 """All formats by type id. Ids that are absent (4, 5, 31-33, 36-38) were withdrawn from the format."""
 
-_PLAIN = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
+_PLAIN = {"F32": "<f4", "F16": "<f2", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
 
-# Blocks of int8 under one scale that gguf.quants does not read: fields as in ggml-common.h.
+# Fields of the blocks that gguf.quants does not read, as in ggml-common.h.
 _SCALED_INT8 = {
     "Q8_1": np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)]),
     "Q8_K": np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)]),
 }
-_SIGNS = {"Q1_0": np.dtype([("d", "<f2"), ("bits", "u1", 16)])}
+_SCALED_SIGNS = {"Q1_0": np.dtype([("d", "<f2"), ("bits", "u1", 16)])}
 
 
 def dequantize(data: NDArray[np.uint8], block_type: BlockType) -> NDArray[np.float32]:
@@ -96,9 +95,11 @@ def _values(data: NDArray[np.uint8], block_type: BlockType) -> NDArray[np.float3
     if name in _SCALED_INT8:
         blocks = data.view(_SCALED_INT8[name])
         return blocks["d"][..., None].astype(np.float32) * blocks["qs"].astype(np.float32)
-    if name in _SIGNS:
-        blocks = data.view(_SIGNS[name])
+    if name in _SCALED_SIGNS:
+        blocks = data.view(_SCALED_SIGNS[name])
         signs = np.unpackbits(blocks["bits"], axis=-1, bitorder="little").astype(np.float32) * 2 - 1
         return blocks["d"][..., None].astype(np.float32) * signs
-    values = quants.dequantize(data, GGMLQuantizationType(block_type.type_id))
-    return np.array(values, dtype=np.float32)  # a copy: for F32 gguf returns a view
+    from gguf import GGMLQuantizationType, quants  # here: it brings sentencepiece and yaml, which headers do without
+
+    values: NDArray[np.float32] = quants.dequantize(data, GGMLQuantizationType(block_type.type_id))
+    return values

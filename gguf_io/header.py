@@ -19,7 +19,7 @@ from gguf_io.metadata import Metadata, MetadataArray, Value
 MAX_HEADER_BYTES = 1 << 27
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_KEY_BYTES = (1 << 16) - 1  # the format's own
+MAX_KEY_BYTES = 1024  # the format allows 65535, real keys have under 100
 MAX_TENSOR_NAME_BYTES = 64  # the format's own
 MAX_STRING_BYTES = 1 << 26  # the longest known hold a whole tokenizer.json, some 30 MiB
 MAX_ARRAY_ITEMS = 1 << 22
