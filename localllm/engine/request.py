@@ -49,12 +49,38 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class ContextPolicy(StrEnum):
+    """What happens when prompt and answer outgrow the context.
+
+    REFUSE: a prompt that is too long raises ContextOverflowError. DROP_MESSAGES: the oldest whole messages of the
+    prompt go, system messages and the newest stay. Under both, an answer that reaches the end of the context finishes
+    with LENGTH. ROLLING: the first tokens stay, the oldest after them go, in the prompt and while the answer grows; the
+    window that is left is computed again. Counts.dropped_messages and dropped_tokens report what went.
+    """
+
+    REFUSE = "refuse"
+    DROP_MESSAGES = "drop_messages"
+    ROLLING = "rolling"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSpan:
+    """Where one chat message stands in the prompt: tokens start..stop-1, template markup included."""
+
+    role: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue. Token ids, already rendered and tokenised once by the front end.
 
-    max_tokens None runs to the end of the context. context_limit None is the engine's own. time_limit_s counts from
-    submission. Lower priority values are served first. A background request (a title, say) never evicts cached chats.
+    max_tokens None runs to the end of the context; 0 fills the cache and generates nothing. context_limit None is the
+    engine's own. time_limit_s counts from submission; reaching it finishes with LENGTH. Lower priority values are
+    served first. A background request (a title, say) never evicts cached chats, and leaves nothing in the cache.
+    messages are needed for ContextPolicy.DROP_MESSAGES alone; tokens outside all of them are never dropped.
+    persist says whether the KV may go to the disk tier afterwards.
     """
 
     prompt: tuple[int, ...]
@@ -67,6 +93,9 @@ class GenerationRequest:
     time_limit_s: float | None = None
     priority: int = 0
     background: bool = False
+    context_policy: ContextPolicy = ContextPolicy.REFUSE
+    messages: tuple[MessageSpan, ...] = ()
+    persist: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +109,20 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of tokens. cached_memory and cached_disk are parts of prompt whose KV was reused from that tier."""
+    """Numbers of tokens. prompt is what was left of it after dropping.
+
+    cached_memory and cached_disk are parts of prompt whose KV was reused from that tier. drafted and accepted count
+    speculated tokens. dropped_messages and dropped_tokens tell what ContextPolicy took away.
+    """
 
     prompt: int = 0
     cached_memory: int = 0
     cached_disk: int = 0
     generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    dropped_messages: int = 0
+    dropped_tokens: int = 0
 
     @property
     def cached(self) -> int:

@@ -51,7 +51,7 @@ class Runner(Protocol):
 
     @property
     def kv_identity(self) -> str:
-        """What stored KV depends on besides tokens: model file identity, KV types, layout version. Keys the disk tier."""
+        """What stored KV depends on besides tokens: model file, KV types, layout version. Keys the disk tier."""
 
     @property
     def can_truncate(self) -> bool:

@@ -1,0 +1,75 @@
+"""What goes when a prompt, or the answer after it, outgrows the context. Nothing is ever cut silently."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localllm.engine.request import ContextPolicy, GenerationRequest, MessageSpan
+from localllm.errors import ContextOverflowError
+
+# First tokens that a rolling window keeps: models lean on them (Xiao et al., Efficient Streaming Language Models).
+ATTENTION_SINKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPrompt:
+    """A prompt that leaves room for an answer, and what it cost."""
+
+    tokens: Sequence[int]
+    dropped_messages: int = 0
+    dropped_tokens: int = 0
+
+
+def fit_prompt(request: GenerationRequest, context: int) -> FittedPrompt:
+    """Apply the request's policy to its prompt. context: tokens of prompt and answer together.
+
+    Raises ContextOverflowError where the policy cannot make it fit.
+    """
+    room = 1 if request.max_tokens is None else min(request.max_tokens, 1)
+    if len(request.prompt) + room <= context and request.context_policy is not ContextPolicy.DROP_MESSAGES:
+        return FittedPrompt(request.prompt)
+    if request.context_policy is ContextPolicy.DROP_MESSAGES:
+        return _drop_messages(request, context)
+    if request.context_policy is ContextPolicy.ROLLING:
+        tokens = roll(request.prompt, context)
+        return FittedPrompt(tokens, dropped_tokens=len(request.prompt) - len(tokens))
+    raise ContextOverflowError(len(request.prompt), context)
+
+
+def roll(tokens: Sequence[int], context: int) -> list[int]:
+    """Keep the sinks and the newest tokens, half a context in all, so that the window is seldom computed again."""
+    sinks = min(ATTENTION_SINKS, context // 4)
+    newest = max(context // 2 - sinks, 1)
+    return [*tokens[:sinks], *tokens[-newest:]]
+
+
+def _drop_messages(request: GenerationRequest, context: int) -> FittedPrompt:
+    """Drop the oldest messages in steps of a quarter of the context.
+
+    The steps keep the cut in one place for many turns: the next turn drops the same messages again, and its prompt
+    begins with what the cache holds. An answer is promised up to a quarter of the context.
+    """
+    quarter = max(context // 4, 1)
+    answer = quarter if request.max_tokens is None else min(request.max_tokens, quarter)
+    excess = len(request.prompt) + answer - context
+    if excess <= 0:
+        return FittedPrompt(request.prompt)
+    dropped = _oldest(request.messages, -(-excess // quarter) * quarter)
+    tokens = list(request.prompt)
+    for span in reversed(dropped):
+        del tokens[span.start : span.stop]
+    if len(tokens) + min(answer, 1) > context:
+        raise ContextOverflowError(len(tokens), context)
+    return FittedPrompt(tokens, len(dropped), len(request.prompt) - len(tokens))
+
+
+def _oldest(messages: Sequence[MessageSpan], tokens: int) -> list[MessageSpan]:
+    """The oldest messages that hold so many tokens, then on to the next user's; system and newest user's stay."""
+    newest = max((index for index, span in enumerate(messages) if span.role == "user"), default=len(messages) - 1)
+    chosen: list[MessageSpan] = []
+    for span in messages[: max(newest, 0)]:
+        if tokens <= 0 and span.role == "user":
+            break
+        if span.role != "system":
+            chosen.append(span)
+            tokens -= span.stop - span.start
+    return chosen

@@ -1,0 +1,50 @@
+"""Tokens to text that may be shown: whole UTF-8, and nothing that may yet turn out to be a stop string."""
+
+import codecs
+from collections.abc import Sequence
+
+
+class Detokenizer:
+    """Turns the bytes of one generation's tokens into text, piece by piece.
+
+    The pieces joined are the text of all tokens, cut before the first stop string. Bytes that are not UTF-8 become
+    U+FFFD.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._stop = tuple(stop)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: bytes) -> str:
+        """Add one token's bytes; return the text that is now certain. Sets `stopped` at a complete stop string."""
+        self._held += self._utf8.decode(piece)
+        return self._release()
+
+    def flush(self) -> str:
+        """Return what is still held when the generation ends: it can no longer become a stop string."""
+        if self.stopped:
+            return ""
+        self._held += self._utf8.decode(b"", final=True)
+        text = self._release()
+        text, self._held = text + self._held, ""
+        return text
+
+    def _release(self) -> str:
+        cuts = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        if cuts:
+            text, self._held, self.stopped = self._held[: min(cuts)], "", True
+            return text
+        keep = self._possible_stop()
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text
+
+    def _possible_stop(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max((len(stop) - 1 for stop in self._stop), default=0)
+        for size in range(min(longest, len(self._held)), 0, -1):
+            tail = self._held[-size:]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return size
+        return 0

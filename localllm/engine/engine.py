@@ -1,0 +1,269 @@
+"""The engine: requests in, streams of events out, one thread that computes for all of them."""
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.engine.context_policy import fit_prompt
+from localllm.engine.generation import Generation, Vocabulary
+from localllm.engine.kv_manager import KVManager
+from localllm.engine.plan import Plan
+from localllm.engine.request import FinishReason, GenerationRequest
+from localllm.engine.runner import Runner
+from localllm.engine.sampling import Sampler
+from localllm.engine.scheduler import Scheduler
+from localllm.engine.stream import GenerationStream
+from localllm.errors import LocalLLMError, QueueFullError, RequestError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A look at the engine, for people and metrics. Counters run from the start; tokens unless they say otherwise."""
+
+    running: int
+    waiting: int
+    cached_prefixes: int
+    cached_tokens: int
+    pages_total: int
+    pages_free: int
+    page_bytes: int
+    prompt_tokens: int
+    reused_memory_tokens: int
+    reused_disk_tokens: int
+    generated_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    evicted_tokens: int
+    preemptions: int
+
+
+class Engine:
+    """Runs many requests at once on one Runner, which it owns from now on.
+
+    submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
+    start() begins. context_limit None is the model's own.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        vocabulary: Vocabulary,
+        *,
+        context_limit: int | None = None,
+        max_running: int = 8,
+        max_waiting: int = 64,
+        background_pages: int = 32,
+    ) -> None:
+        self.runner = runner
+        self._vocabulary = vocabulary
+        self.context = min(context_limit or runner.max_context, runner.max_context)
+        self._max_waiting = max_waiting
+        max_running = max(min(max_running, runner.max_sequences // 2, runner.max_rows), 1)
+        self._kv = KVManager(
+            runner,
+            kept_sequences=runner.max_sequences - max_running,
+            background_pages=min(background_pages, runner.pages_total() // 8),
+        )
+        self._scheduler = Scheduler(runner, self._kv, max_running)
+        self._submissions: deque[Generation] = deque()
+        self._wakened = threading.Condition()
+        self._closing = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._totals = dict.fromkeys(("prompt", "memory", "disk", "generated", "drafted", "accepted"), 0)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> GenerationStream:
+        """Queue a request and return its events at once.
+
+        Raises RequestError, ContextOverflowError or QueueFullError, before anything is queued.
+        """
+        self._check(request)
+        context = min(self.context, request.context_limit or self.context, self._context_in_memory())
+        prompt = fit_prompt(request, context)
+        stream = GenerationStream(self._wake)
+        sampler = Sampler(request.sampling, self.runner.vocab_size, request.prompt, self._vocabulary.token_bytes)
+        generation = Generation(request, prompt, context, sampler, self._vocabulary, stream)
+        with self._wakened:
+            if self._closing or self._failure:
+                raise LocalLLMError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
+            if len(self._scheduler.waiting) + len(self._submissions) >= self._max_waiting:
+                raise QueueFullError(f"{self._max_waiting} requests are waiting already. Try again in a moment.")
+            self._submissions.append(generation)
+            self._wakened.notify_all()
+        return stream
+
+    def step(self) -> bool:
+        """Do one round of work on the calling thread; False if there was nothing to do."""
+        self._settle()
+        plan = self._scheduler.schedule()
+        if not plan.parts:
+            return self._settle()
+        began = time.monotonic()
+        logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
+        self._scheduler.chunk.observe(len(plan), time.monotonic() - began)
+        self._commit(plan, logits)
+        return True
+
+    def stats(self) -> EngineStats:
+        """Return how busy the engine is and what it has done."""
+        totals, cache = self._totals, self._kv.cache
+        return EngineStats(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting) + len(self._submissions),
+            cached_prefixes=len(cache),
+            cached_tokens=cache.tokens,
+            pages_total=self.runner.pages_total(),
+            pages_free=self.runner.pages_free(),
+            page_bytes=self.runner.page_size * self.runner.kv_bytes_per_token,
+            prompt_tokens=totals["prompt"],
+            reused_memory_tokens=totals["memory"],
+            reused_disk_tokens=totals["disk"],
+            generated_tokens=totals["generated"],
+            drafted_tokens=totals["drafted"],
+            accepted_tokens=totals["accepted"],
+            evicted_tokens=cache.evicted_tokens,
+            preemptions=self._scheduler.preemptions,
+        )
+
+    def close(self) -> None:
+        """Cancel everything, stop the thread and close the runner. Idempotent."""
+        with self._wakened:
+            self._closing = True
+            self._wakened.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._end_all(FinishReason.CANCELLED, None)
+        self.runner.close()
+
+    def check_integrity(self) -> set[int]:
+        """Raise RuntimeError where bookkeeping is wrong; return the sequences in use. Between steps only."""
+        owned = self._kv.cache.check_integrity()
+        for generation in self._scheduler.running:
+            if generation.sequence is None:
+                continue
+            if generation.sequence in owned:
+                raise RuntimeError(f"sequence {generation.sequence} has two owners")
+            if self.runner.sequence_length(generation.sequence) != generation.computed:
+                raise RuntimeError(f"sequence {generation.sequence} does not hold what its generation counts")
+            owned.add(generation.sequence)
+        return owned
+
+    def _check(self, request: GenerationRequest) -> None:
+        if not request.prompt:
+            raise RequestError("The prompt is empty. Send at least one token.")
+        if min(request.prompt) < 0 or max(request.prompt) >= self.runner.vocab_size:
+            raise RequestError(f"A prompt token is outside the vocabulary (0 to {self.runner.vocab_size - 1}).")
+        for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s"):
+            value = getattr(request, name)
+            if value is not None and value < 0:
+                raise RequestError(f"{name} is {value}; it cannot be negative.")
+        if any(not stop for stop in request.stop):
+            raise RequestError("A stop string is empty. Leave it out.")
+
+    def _context_in_memory(self) -> int:
+        """Longest sequence that the KV budget holds, a page for copying left."""
+        return max(self.runner.pages_total() - 1, 1) * self.runner.page_size
+
+    def _commit(self, plan: Plan, logits: NDArray[np.float32]) -> None:
+        """Note what was computed, sample where a prompt is complete, send events."""
+        for part, rows in zip(plan.parts, plan.logits, strict=True):
+            generation = part.generation
+            generation.computed += len(part)
+            if rows.start == rows.stop:
+                generation.send_progress(0)
+                continue
+            if generation.request.max_tokens == 0:
+                generation.finish_reason = FinishReason.LENGTH
+                continue
+            try:
+                generation.accept_rows(logits[rows], part.drafts)
+            except LocalLLMError as error:
+                generation.fail(error)
+            self._cut_rejected(generation)
+            if generation.finish_reason is None and generation.roll_if_full():
+                self._kv.discard(generation)
+            generation.send_text()
+        self._settle()
+
+    def _cut_rejected(self, generation: Generation) -> None:
+        valid = len(generation.tokens) - 1
+        if generation.computed > valid:
+            assert generation.sequence is not None
+            self.runner.truncate_sequence(generation.sequence, valid)
+            generation.computed = valid
+
+    def _settle(self) -> bool:
+        """Queue what was submitted, end what is done, cancelled or late, tell the waiting their place.
+
+        Returns whether anything ended.
+        """
+        while self._submissions:
+            self._scheduler.add(self._submissions.popleft())
+        ended = False
+        for generation in [*self._scheduler.running, *self._scheduler.waiting]:
+            if generation.finish_reason is None and generation.stream.cancelled:
+                generation.finish_reason = FinishReason.CANCELLED
+            elif generation.finish_reason is None and generation.expired:
+                generation.finish_reason = FinishReason.LENGTH
+            if generation.finish_reason:
+                self._finish(generation)
+                ended = True
+        for position, generation in enumerate(self._scheduler.waiting, start=1):
+            generation.send_progress(position)
+        return ended
+
+    def _finish(self, generation: Generation) -> None:
+        self._scheduler.remove(generation)
+        self._kv.release(generation)
+        for name, value in (
+            ("prompt", generation.counts.prompt),
+            ("memory", generation.counts.cached_memory),
+            ("disk", generation.counts.cached_disk),
+            ("generated", generation.counts.generated),
+            ("drafted", generation.counts.drafted),
+            ("accepted", generation.counts.accepted),
+        ):
+            self._totals[name] += value
+        generation.send_last()
+
+    def _wake(self) -> None:
+        with self._wakened:
+            self._wakened.notify_all()
+
+    def _loop(self) -> None:
+        try:
+            while not self._closing:
+                if not self.step():
+                    self._wait()
+        except Exception as error:
+            log.exception("The engine stops after an unexpected error")
+            self._failure = f"{type(error).__name__}: {error}"
+            self._end_all(FinishReason.ERROR, error)
+
+    def _wait(self) -> None:
+        """Sleep until somebody submits, cancels or reads; time limits of the idle are looked at every 50 ms."""
+        with self._wakened:
+            if not self._closing and not self._submissions:
+                busy = self._scheduler.running or self._scheduler.waiting
+                self._wakened.wait(0.05 if busy else None)
+
+    def _end_all(self, reason: FinishReason, error: Exception | None) -> None:
+        """End every request without touching the runner, whose state may be lost."""
+        for generation in [*self._scheduler.running, *self._scheduler.waiting, *self._submissions]:
+            generation.finish_reason = reason
+            generation.error = str(error) if error else None
+            generation.send_last()
+        self._scheduler.running.clear()
+        self._scheduler.waiting.clear()
+        self._submissions.clear()

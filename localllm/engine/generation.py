@@ -1,0 +1,207 @@
+"""One request while the engine works on it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.engine.context_policy import FittedPrompt, roll
+from localllm.engine.detokenizer import Detokenizer
+from localllm.engine.prompt_lookup import PromptLookup
+from localllm.engine.request import (
+    ContextPolicy,
+    Counts,
+    FinishReason,
+    GenerationRequest,
+    Progress,
+    Timings,
+    TokenEvent,
+    TokenLogprob,
+)
+from localllm.engine.sampling import Sampler
+from localllm.engine.stream import GenerationStream
+
+
+class Vocabulary(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def eog_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token stands for in text."""
+
+
+class Generation:
+    """The state of one request from its submission to its last event.
+
+    tokens is the prompt and what was generated; the runner's sequence stores the first `computed` of them. Decoding is
+    the case of one pending token, prefill that of many: the scheduler treats both alike.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prompt: FittedPrompt,
+        context: int,
+        sampler: Sampler,
+        vocabulary: Vocabulary,
+        stream: GenerationStream,
+    ) -> None:
+        self.request = request
+        self.context = context
+        self.stream = stream
+        self.tokens = list(prompt.tokens)
+        self.sequence: int | None = None
+        self.computed = 0
+        self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        self.lookup = PromptLookup(self.tokens)
+        self.counts = Counts(
+            prompt=len(self.tokens),
+            dropped_messages=prompt.dropped_messages,
+            dropped_tokens=prompt.dropped_tokens,
+        )
+        self._sampler = sampler
+        self._vocabulary = vocabulary
+        self._eog = np.array(sorted(vocabulary.eog_ids), dtype=np.intp)
+        self._detokenizer = Detokenizer(request.stop)
+        self._unsent: list[tuple[int, TokenLogprob | None]] = []
+        self._text = ""
+        self._progress: Progress | None = None
+        self.submitted = time.monotonic()
+        self._admitted: float | None = None
+        self._first_token: float | None = None
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose KV is not stored yet; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def expired(self) -> bool:
+        """Whether the request's time limit has passed."""
+        limit = self.request.time_limit_s
+        return limit is not None and time.monotonic() - self.submitted >= limit
+
+    @property
+    def tokens_left(self) -> int:
+        """Most tokens that may still be generated."""
+        asked, in_context = self.request.max_tokens, self.context - len(self.tokens)
+        left = self.context if asked is None else asked - self.counts.generated
+        return left if self.request.context_policy is ContextPolicy.ROLLING else min(left, in_context)
+
+    def start(self, sequence: int, cached_memory: int) -> None:
+        """Take a sequence that already stores the first cached_memory tokens."""
+        self.sequence = sequence
+        self.computed = cached_memory
+        if self._admitted is None:
+            self._admitted = time.monotonic()
+            self.counts = replace(self.counts, cached_memory=cached_memory)
+
+    def restored(self, tokens: int) -> None:
+        """Note that the disk tier has filled the sequence up to so many tokens."""
+        gained, self.computed = tokens - self.computed, tokens
+        if self.counts.generated == 0:
+            self.counts = replace(self.counts, cached_disk=self.counts.cached_disk + gained)
+
+    def accept_rows(self, rows: NDArray[np.float32], drafts: Sequence[int]) -> None:
+        """Sample from each row in turn, as long as the token drafted for it is the one sampled.
+
+        A draft is a certainty, so that keeping the target's own sample, and going on only where it equals the draft, is
+        the rejection rule of Leviathan et al. for it: the answer is the one without speculation, seed by seed.
+        """
+        accepted = 0
+        for index, row in enumerate(rows):
+            token_id = self._sample(row)
+            if self.finish_reason or index == len(drafts) or drafts[index] != token_id:
+                break
+            accepted += 1
+        self.lookup.observe(len(drafts), accepted)
+        self.counts = replace(
+            self.counts, drafted=self.counts.drafted + len(drafts), accepted=self.counts.accepted + accepted
+        )
+
+    def _sample(self, row: NDArray[np.float32]) -> int:
+        if self.request.ignore_eos or self.counts.generated < self.request.min_tokens:
+            row = row.copy()
+            row[self._eog] = -np.inf
+        token_id, logprob = self._sampler.sample(row)
+        self._sampler.accept(token_id)
+        self._first_token = self._first_token or time.monotonic()
+        self.tokens.append(token_id)
+        self.lookup.append(token_id)
+        self.counts = replace(self.counts, generated=self.counts.generated + 1)
+        self._unsent.append((token_id, logprob))
+        if token_id in self._vocabulary.eog_ids:
+            self.finish_reason = FinishReason.STOP
+            return token_id
+        self._text += self._detokenizer.push(self._vocabulary.token_bytes(token_id))
+        if self._detokenizer.stopped:
+            self.finish_reason = FinishReason.STOP
+        elif self.tokens_left <= 0:
+            self.finish_reason = FinishReason.LENGTH
+        return token_id
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, which the last event shows."""
+        self.finish_reason = FinishReason.ERROR
+        self.error = str(error)
+
+    def roll_if_full(self) -> bool:
+        """Under ContextPolicy.ROLLING, shorten a full window; True if the stored KV no longer fits the tokens."""
+        if self.request.context_policy is not ContextPolicy.ROLLING or len(self.tokens) < self.context:
+            return False
+        kept = roll(self.tokens, self.context)
+        dropped = self.counts.dropped_tokens + len(self.tokens) - len(kept)
+        self.counts = replace(self.counts, dropped_tokens=dropped)
+        self.tokens, self.computed = kept, 0
+        self.lookup = PromptLookup(kept)
+        return True
+
+    def send_progress(self, queue_position: int) -> None:
+        """Tell the reader how far the request has come before its first token, where that has changed."""
+        progress = Progress(queue_position, self.computed, len(self.tokens))
+        if self._first_token is None and progress != self._progress:
+            self._progress = progress
+            self.stream.push(TokenEvent(counts=self.counts, timings=self.timings(), progress=progress))
+
+    def send_text(self) -> None:
+        """Send what was generated since the last event, if some of its text is certain."""
+        if self._text and self.finish_reason is None:
+            self.stream.push(self._event())
+
+    def send_last(self) -> None:
+        """Send the final event; finish_reason must be set."""
+        self._text += self._detokenizer.flush()
+        self.stream.push(
+            replace(self._event(), finish_reason=self.finish_reason, seed=self._sampler.seed, error=self.error)
+        )
+
+    def _event(self) -> TokenEvent:
+        event = TokenEvent(
+            text=self._text,
+            token_ids=tuple(token_id for token_id, _ in self._unsent),
+            logprobs=tuple(logprob for _, logprob in self._unsent if logprob),
+            counts=self.counts,
+            timings=self.timings(),
+        )
+        self._text = ""
+        self._unsent.clear()
+        return event
+
+    def timings(self) -> Timings:
+        """How long each phase has taken so far."""
+        now = time.monotonic()
+        admitted = self._admitted or now
+        first = self._first_token or now
+        return Timings(
+            queue_s=admitted - self.submitted,
+            prefill_s=first - admitted,
+            decode_s=now - first,
+            ttft_s=first - self.submitted if self._first_token else 0.0,
+        )

@@ -1,0 +1,78 @@
+"""Where a generation's KV comes from and where it goes: prefix cache, running neighbours, disk tier, free pages."""
+
+from collections.abc import Iterable
+
+from localllm.engine.generation import Generation
+from localllm.engine.prefix_cache import PrefixCache, common_prefix
+from localllm.engine.runner import Runner
+
+
+class KVManager:
+    """Hands sequences to generations and takes them back. The engine's thread is the only caller.
+
+    kept_sequences bounds the prefixes kept, so that running generations always find a free handle.
+    background_pages are kept free of cached chats for background requests, which may not evict any.
+    """
+
+    def __init__(self, runner: Runner, kept_sequences: int, background_pages: int) -> None:
+        self._runner = runner
+        self._kept_sequences = kept_sequences
+        self._background_pages = background_pages
+        self.cache = PrefixCache(runner)
+
+    def start(self, generation: Generation, running: Iterable[Generation]) -> bool:
+        """Give the generation the longest prefix known; False if a neighbour is just computing a longer one.
+
+        Waiting for the neighbour computes the common part once. The last token is never reused: its logits are needed.
+        """
+        tokens = generation.tokens[:-1]
+        cached = self.cache.match(tokens)
+        source, computed, coming = None, cached, cached
+        for other in running:
+            if other.sequence is None or not self._runner.can_truncate:
+                continue
+            common = common_prefix(tokens, other.tokens[:-1])
+            coming = max(coming, common if not other.stream.full else 0)
+            if min(common, other.computed) > computed:
+                source, computed = other.sequence, min(common, other.computed)
+        if coming - computed >= self._runner.page_size:
+            return False
+        if not self.make_room(1, generation.request.background):
+            return False
+        if source is None:
+            generation.start(self.cache.fork(tokens, cached), cached)
+        else:
+            generation.start(self._runner.fork_sequence(source, computed), computed)
+        return True
+
+    def make_room(self, pages: int, background: bool) -> bool:
+        """Evict until so many pages are free; False if that cannot be."""
+        while (free := self._runner.pages_free()) < pages:
+            if background or not self.cache.evict(pages - free):
+                return False
+        return True
+
+    def pages_needed(self, generation: Generation, rows: int) -> int:
+        """Pages that the next rows of a started generation take."""
+        assert generation.sequence is not None
+        return self._runner.pages_needed(generation.sequence, rows)
+
+    def release(self, generation: Generation) -> None:
+        """Take the sequence back: into the cache, or free it where it came from a background request."""
+        sequence, generation.sequence = generation.sequence, None
+        if sequence is None:
+            return
+        if generation.request.background:
+            self._runner.free_sequence(sequence)
+            return
+        self.cache.insert(generation.tokens[: generation.computed], sequence)
+        while len(self.cache) > self._kept_sequences:
+            self.cache.drop_oldest()
+        while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:
+            self.cache.evict(self._background_pages - self._runner.pages_free())
+
+    def discard(self, generation: Generation) -> None:
+        """Free the sequence, whose KV is not to be used again."""
+        sequence, generation.sequence = generation.sequence, None
+        if sequence is not None:
+            self._runner.free_sequence(sequence)

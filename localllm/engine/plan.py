@@ -1,0 +1,80 @@
+"""What one step computes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from localllm.engine.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """The rows of one generation: `count` pending tokens, then drafts."""
+
+    generation: Generation
+    count: int
+    drafts: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return self.count + len(self.drafts)
+
+
+@dataclass(slots=True)
+class Plan:
+    """A batch for Runner.run, in the order in which rows were added.
+
+    logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
+    its prompt is unfinished.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    parts: list[PlannedRows] = field(default_factory=list)
+    logits: list[slice] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, part: PlannedRows) -> None:
+        """Add rows of a generation that has a sequence; one part a generation."""
+        generation, start = part.generation, part.generation.computed
+        assert generation.sequence is not None
+        rows = [*generation.tokens[start : start + part.count], *part.drafts]
+        self.tokens += rows
+        self.positions += range(start, start + len(rows))
+        self.sequences += [generation.sequence] * len(rows)
+        wanted = 1 + len(part.drafts) if part.count == generation.pending else 0
+        self.logits.append(slice(len(self.wanted), len(self.wanted) + wanted))
+        self.wanted += range(len(self.tokens) - wanted, len(self.tokens))
+        self.parts.append(part)
+
+
+def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
+    """Share a budget of rows: everybody gets an equal part, and what the modest leave goes to the others."""
+    shares = [0] * len(wants)
+    for served, index in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
+        shares[index] = min(wants[index], budget // (len(wants) - served))
+        budget -= shares[index]
+    return shares
+
+
+class ChunkSize:
+    """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times."""
+
+    TARGET_S = 0.15
+    SMALLEST, FIRST = 16, 64
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._rows_per_s = self.FIRST / self.TARGET_S
+
+    @property
+    def rows(self) -> int:
+        """Rows of the next step."""
+        return min(max(int(self._rows_per_s * self.TARGET_S), self.SMALLEST), self._largest)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from a step. Small ones tell little: their time is that of reading the weights."""
+        if rows >= self.SMALLEST:
+            self._rows_per_s += 0.5 * (rows / max(seconds, 1e-6) - self._rows_per_s)

@@ -1,0 +1,205 @@
+"""Prefixes whose keys and values are still in memory: a radix tree on token ids over the runner's sequences."""
+
+from collections.abc import Iterator, Sequence
+
+from localllm.engine.runner import Runner
+
+
+class _Node:
+    """The end of an edge. The path from the root spells a prefix; a leaf holds the sequence that stores it."""
+
+    __slots__ = ("children", "edge", "last_used", "parent", "sequence", "start")
+
+    def __init__(self, parent: "_Node | None", start: int, edge: list[int], last_used: int) -> None:
+        self.parent = parent
+        self.start = start
+        self.edge = edge
+        self.last_used = last_used
+        self.children: dict[int, _Node] = {}
+        self.sequence: int | None = None
+
+    @property
+    def depth(self) -> int:
+        return self.start + len(self.edge)
+
+
+class PrefixCache:
+    """Keeps the KV of past prompts and answers, and finds the longest known prefix of a new one, to the single token.
+
+    Every leaf owns one sequence of the runner, as long as its path; inner nodes own none, because any leaf below holds
+    their tokens. Pages are shared inside the runner, so that a prefix of many conversations is stored once. What was
+    used least recently is cut first, from its tail on. Not thread-safe: the engine's thread is the only caller.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._root = _Node(None, 0, [], 0)
+        self._leaves: set[_Node] = set()
+        self._clock = 0
+        self.evicted_tokens = 0
+
+    def __len__(self) -> int:
+        """Number of prefixes kept, one sequence each."""
+        return len(self._leaves)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens kept, shared prefixes counted once."""
+        return sum(len(node.edge) for node in self._nodes())
+
+    def match(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens are kept. Changes nothing."""
+        return self._reach(tokens)[1]
+
+    def fork(self, tokens: Sequence[int], length: int) -> int:
+        """Return a new sequence that holds tokens[:length]; length must not exceed match(tokens)."""
+        if length == 0:
+            return self._runner.create_sequence()
+        node, _ = self._walk(tokens[:length])
+        if self._runner.can_truncate:
+            node = self._split(node, length)
+        self._touch(node)
+        leaf = node
+        while leaf.children:
+            leaf = next(iter(leaf.children.values()))
+        assert leaf.sequence is not None  # check_integrity: every leaf has one
+        return self._runner.fork_sequence(leaf.sequence, length)
+
+    def insert(self, tokens: Sequence[int], sequence: int) -> None:
+        """Take over a sequence that holds exactly these tokens; it is freed at once if they are already kept."""
+        node, length = self._walk(tokens)
+        if length == len(tokens):
+            self._runner.free_sequence(sequence)
+            self._touch(self._split(node, length) if self._runner.can_truncate else node)
+            return
+        node = self._split(node, length)
+        if node.sequence is not None:
+            self._runner.free_sequence(node.sequence)
+            node.sequence = None
+            self._leaves.discard(node)
+        leaf = _Node(node, length, list(tokens[length:]), 0)
+        leaf.sequence = sequence
+        node.children[leaf.edge[0]] = leaf
+        self._leaves.add(leaf)
+        self._touch(leaf)
+
+    def evict(self, pages: int) -> bool:
+        """Cut about this many pages (at least one token) off the least recently used prefix; False if none is left."""
+        if not self._leaves:
+            return False
+        leaf = min(self._leaves, key=lambda node: node.last_used)
+        page = self._runner.page_size
+        keep = max(leaf.start, (leaf.depth - max(pages, 1) * page) // page * page)
+        if not self._runner.can_truncate:
+            keep = leaf.start
+        self.evicted_tokens += leaf.depth - keep
+        if keep > leaf.start:
+            assert leaf.sequence is not None
+            self._runner.truncate_sequence(leaf.sequence, keep)
+            leaf.edge = leaf.edge[: keep - leaf.start]
+        else:
+            self._remove(leaf)
+        return True
+
+    def drop_oldest(self) -> bool:
+        """Give one sequence handle back: forget the least recently used prefix whole; False if none is left."""
+        before = len(self._leaves)
+        while self._leaves and len(self._leaves) == before:
+            self.evict(self._runner.pages_total())
+        return len(self._leaves) < before
+
+    def clear(self) -> None:
+        """Forget everything."""
+        while self.drop_oldest():
+            pass
+
+    def check_integrity(self) -> set[int]:
+        """Walk the whole tree, raise RuntimeError where it is wrong, and return the sequences it owns."""
+        owned: set[int] = set()
+        leaves = set()
+        for node in self._nodes():
+            assert node.parent is not None
+            problems = {
+                "an empty edge": not node.edge,
+                "a wrong parent": node.parent.children.get(node.edge[0]) is not node,
+                "a gap": node.start != node.parent.depth,
+                "a parent used before its child": node.parent.last_used < node.last_used,
+                "a leaf without a sequence": not node.children and node.sequence is None,
+                "an inner node with a sequence": bool(node.children) and node.sequence is not None,
+                "a sequence owned twice": node.sequence in owned,
+            }
+            if node.sequence is not None:
+                owned.add(node.sequence)
+                leaves.add(node)
+                problems["a sequence of another length"] = self._runner.sequence_length(node.sequence) != node.depth
+            for problem, found in problems.items():
+                if found:
+                    raise RuntimeError(f"prefix cache: {problem} at depth {node.depth}")
+        if leaves != self._leaves:
+            raise RuntimeError("prefix cache: the list of leaves is not the tree's")
+        return owned
+
+    def _nodes(self) -> Iterator[_Node]:
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
+    def _walk(self, tokens: Sequence[int]) -> tuple[_Node, int]:
+        """Return the node in whose edge the longest known prefix ends, and that prefix's length."""
+        node, length = self._root, 0
+        while length < len(tokens) and (child := node.children.get(tokens[length])):
+            shared = common_prefix(child.edge, tokens[length : length + len(child.edge)])
+            node, length = child, length + shared
+            if shared < len(child.edge):
+                break
+        return node, length
+
+    def _reach(self, tokens: Sequence[int]) -> tuple[_Node, int]:
+        """Like _walk, for reuse: sequences that cannot be cut are of use whole or not at all."""
+        node, length = self._walk(tokens)
+        if not self._runner.can_truncate and (length < node.depth or node.children):
+            return self._root, 0
+        return node, length
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """Return the node that ends at `length`, cutting this one's edge in two where needed."""
+        if length == node.depth:
+            return node
+        assert node.parent is not None  # the root's edge is empty, so that it never splits
+        head = _Node(node.parent, node.start, node.edge[: length - node.start], node.last_used)
+        node.parent.children[head.edge[0]] = head
+        node.parent, node.edge, node.start = head, node.edge[length - node.start :], length
+        head.children[node.edge[0]] = node
+        return head
+
+    def _touch(self, node: _Node | None) -> None:
+        self._clock += 1
+        while node is not None:
+            node.last_used = self._clock
+            node = node.parent
+
+    def _remove(self, leaf: _Node) -> None:
+        """Take a leaf out. Its sequence serves its parent on, if no other child holds the parent's tokens."""
+        parent, sequence = leaf.parent, leaf.sequence
+        assert parent is not None and sequence is not None
+        del parent.children[leaf.edge[0]]
+        self._leaves.discard(leaf)
+        if parent.children or parent is self._root:
+            self._runner.free_sequence(sequence)
+        elif self._runner.can_truncate:
+            self._runner.truncate_sequence(sequence, parent.depth)
+            parent.sequence = sequence
+            self._leaves.add(parent)
+        else:
+            parent.sequence = sequence
+            self._remove(parent)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of leading tokens that two lists share."""
+    for index, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return index
+    return min(len(a), len(b))

@@ -1,0 +1,123 @@
+"""Which rows the next step computes: admission, chunked prefill, decode first, preemption."""
+
+from bisect import insort
+from itertools import count, groupby
+
+from localllm.engine.generation import Generation
+from localllm.engine.kv_manager import KVManager
+from localllm.engine.plan import ChunkSize, Plan, PlannedRows, fair_shares
+from localllm.engine.runner import Runner
+from localllm.errors import OutOfMemoryError
+
+
+class Scheduler:
+    """First come, first served within a priority, several at a time. The engine's thread is the only caller."""
+
+    def __init__(self, runner: Runner, kv: KVManager, max_running: int) -> None:
+        self._runner = runner
+        self._kv = kv
+        self._max_running = max_running
+        self._arrivals = count()
+        self._order: dict[Generation, tuple[int, int]] = {}
+        self.waiting: list[Generation] = []
+        self.running: list[Generation] = []
+        self.chunk = ChunkSize(runner.max_rows)
+        self.preemptions = 0
+
+    def add(self, generation: Generation) -> None:
+        """Put a new generation into the queue."""
+        self._order[generation] = (generation.request.priority, next(self._arrivals))
+        self._enqueue(generation)
+
+    def remove(self, generation: Generation) -> None:
+        """Forget a generation that has finished; its sequence is the caller's to release before."""
+        del self._order[generation]
+        (self.running if generation in self.running else self.waiting).remove(generation)
+
+    def schedule(self) -> Plan:
+        """Return the next step's rows; an empty plan if nothing can run now."""
+        self._admit()
+        plan = Plan()
+        ready = [generation for generation in self.running if not generation.stream.full and self._started(generation)]
+        self._add_decodes(plan, [generation for generation in ready if generation.pending == 1])
+        self._add_prefills(plan, [generation for generation in ready if generation.pending > 1])
+        if not plan.parts and any(not generation.stream.full for generation in self.running):
+            self._preempt(self.running[-1])
+        return plan
+
+    def _admit(self) -> None:
+        for generation in list(self.waiting):
+            if len(self.running) >= self._max_running or not self._fits(generation):
+                if generation.request.background:
+                    continue
+                break
+            self.waiting.remove(generation)
+            insort(self.running, generation, key=self._order.__getitem__)
+        if self.waiting and not self.running:
+            self.waiting[0].fail(
+                OutOfMemoryError("Cached chats fill the KV memory, and a background request evicts none.")
+            )
+
+    def _fits(self, generation: Generation) -> bool:
+        """Whether its pages can be found beside those of the running ones. Cached prefixes can be evicted for it."""
+        needed = self._pages(generation)
+        if generation.request.background:
+            return needed <= self._runner.pages_free()
+        return not self.running or needed + sum(map(self._pages, self.running)) <= self._runner.pages_total()
+
+    def _pages(self, generation: Generation) -> int:
+        return len(generation.tokens) // self._runner.page_size + 2  # the page begun, and one to go on
+
+    def _started(self, generation: Generation) -> bool:
+        return generation.sequence is not None or self._kv.start(generation, self.running)
+
+    def _add_decodes(self, plan: Plan, decoding: list[Generation]) -> None:
+        spare = (self.chunk.rows - len(decoding)) // max(len(decoding), 1)
+        for generation in decoding:
+            if generation.sequence is None:  # preempted for an earlier one in this very step
+                continue
+            if len(plan) == self._runner.max_rows:
+                return
+            room = min(spare, self._runner.max_rows - len(plan) - 1, generation.tokens_left - 1)
+            drafts = generation.lookup.draft(room) if self._runner.can_truncate else []
+            if drafts and self._add(plan, PlannedRows(generation, 1, drafts)):
+                continue
+            while not self._add(plan, PlannedRows(generation, 1)) and self._preempt(self.running[-1]) is not generation:
+                pass
+
+    def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
+        budget = min(self.chunk.rows, self._runner.max_rows) - len(plan)
+        for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
+            members = [generation for generation in group if generation.sequence is not None]
+            shares = fair_shares([generation.pending for generation in members], max(budget, 0))
+            for generation, share in zip(members, shares, strict=True):
+                if share and self._add(plan, PlannedRows(generation, share)):
+                    budget -= share
+
+    def _add(self, plan: Plan, part: PlannedRows) -> bool:
+        """Add rows if their pages, beside those of the rows already planned, can be found."""
+        needed = self._kv.pages_needed(part.generation, len(part))
+        planned = sum(self._kv.pages_needed(other.generation, len(other)) for other in plan.parts)
+        if not self._kv.make_room(planned + needed, part.generation.request.background):
+            return False
+        plan.add(part)
+        return True
+
+    def _preempt(self, generation: Generation) -> Generation:
+        """Let the last in order wait again, or fail if it is the only one; return it.
+
+        Its KV goes to the cache, where it stays unless the pages are needed.
+        """
+        if self.running == [generation]:
+            generation.fail(
+                OutOfMemoryError("The KV memory is used up. Give it more (--kv-memory) or shorten the prompt.")
+            )
+            return generation
+        self.preemptions += 1
+        self.running.remove(generation)
+        self._kv.release(generation)
+        self._enqueue(generation)
+        return generation
+
+    def _enqueue(self, generation: Generation) -> None:
+        insort(self.waiting, generation, key=self._order.__getitem__)

@@ -1,0 +1,137 @@
+"""The stream of one generation's events, from the engine's thread to whoever reads."""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+from localllm.engine.request import FinishReason, TokenEvent, TokenLogprob
+
+CAPACITY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer: a stream's events folded. `last` is the final event, with counts, timings and finish reason."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    last: TokenEvent
+
+
+class GenerationStream:
+    """Events of one request, in order, ending with the one that has a finish_reason.
+
+    Read it from one place: `for event in stream`, `async for event in stream` or `poll()` after a listener's call.
+    A reader that falls CAPACITY events behind pauses the generation of its own request until it catches up. Leaving a
+    loop early does not cancel; call `cancel()`, which any thread may.
+    """
+
+    def __init__(self, wake_engine: Callable[[], None]) -> None:
+        self._wake_engine = wake_engine
+        self._changed = threading.Condition()
+        self._events: deque[TokenEvent] = deque()
+        self._listener: Callable[[], None] | None = None
+        self._cancelled = False
+        self._finished = False
+
+    def cancel(self) -> None:
+        """Ask the engine to stop, whether the request waits, prefills or decodes. The last event still comes."""
+        self._cancelled = True
+        self._wake_engine()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self._cancelled
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader is so far behind that generation must pause."""
+        return len(self._events) >= CAPACITY
+
+    def push(self, event: TokenEvent) -> None:
+        """Add an event; the engine's thread only. Progress that nobody has read yet is replaced by newer progress."""
+        with self._changed:
+            if event.progress and self._events and self._events[-1].progress:
+                self._events.pop()
+            self._events.append(event)
+            self._finished = event.finish_reason is not None
+            listener = self._listener
+            self._changed.notify_all()
+        if listener:
+            listener()
+
+    def set_listener(self, listener: Callable[[], None] | None) -> None:
+        """Have `listener` called on the engine's thread after each new event, and now if events wait.
+
+        It must return at once and not raise; a typical one is `loop.call_soon_threadsafe`, then `poll()`.
+        """
+        with self._changed:
+            self._listener = listener
+            waiting = bool(self._events)
+        if listener and waiting:
+            listener()
+
+    def poll(self) -> list[TokenEvent]:
+        """Return the events that have come since the last read, without waiting."""
+        with self._changed:
+            was_full = self.full
+            events = list(self._events)
+            self._events.clear()
+        if was_full:
+            self._wake_engine()
+        return events
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events)
+            for event in self.poll():
+                yield event
+                if event.finish_reason:
+                    return
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Iterate without a thread. A task that is cancelled while it waits cancels the generation."""
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def notify() -> None:
+            # The loop may have closed between the listener's removal and this call.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(arrived.set)
+
+        self.set_listener(notify)
+        finished = False
+        try:
+            while not finished:
+                await arrived.wait()
+                arrived.clear()
+                for event in self.poll():
+                    finished = event.finish_reason is not None
+                    yield event
+        finally:
+            self.set_listener(None)
+            if not finished:
+                self.cancel()
+
+    def collect(self) -> Completion:
+        """Wait for the end and return the whole answer."""
+        return fold(iter(self))
+
+
+def fold(events: Iterator[TokenEvent]) -> Completion:
+    """Join events to one answer."""
+    text: list[str] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    last = TokenEvent(finish_reason=FinishReason.ERROR, error="the stream ended without its last event")
+    for last in events:
+        text.append(last.text)
+        token_ids += last.token_ids
+        logprobs += last.logprobs
+    return Completion("".join(text), tuple(token_ids), tuple(logprobs), last)

@@ -1,0 +1,253 @@
+"""The life of a request on a runner whose answers depend on the exact history."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from localllm.engine.engine import Engine
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, MessageSpan, SamplingParams
+from localllm.engine.stream import CAPACITY, Completion
+from localllm.errors import ContextOverflowError, LocalLLMError, QueueFullError, RequestError
+from tests.fakes.fake_runner import EOG, FakeRunner
+from tests.fakes.fake_vocabulary import FakeVocabulary
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def request(*prompt: int, max_tokens: int | None = 6, **others: object) -> GenerationRequest:
+    return GenerationRequest(prompt=prompt, sampling=GREEDY, max_tokens=max_tokens, **others)  # type: ignore[arg-type]
+
+
+def expected(runner: FakeRunner, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Greedy continuation computed without any engine."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(int(runner.logits_after(history).argmax()))
+    return tuple(history[len(prompt) :])
+
+
+def run_all(engine: Engine) -> None:
+    while engine.step():
+        engine.check_integrity()
+
+
+def answer(engine: Engine, wanted: GenerationRequest) -> Completion:
+    stream = engine.submit(wanted)
+    run_all(engine)
+    return stream.collect()
+
+
+def test_answers_are_those_of_the_history() -> None:
+    runner = FakeRunner()
+    prompt = tuple(range(1, 40))
+    done = answer(Engine(runner, FakeVocabulary()), request(*prompt))
+    assert done.token_ids == expected(runner, prompt, 6)
+    assert done.text == "".join(chr(0x40 + token) for token in done.token_ids)
+    assert done.last.finish_reason is FinishReason.LENGTH
+    assert done.last.counts.prompt == 39 and done.last.counts.generated == 6
+
+
+def test_second_turn_computes_only_what_is_new() -> None:
+    runner = FakeRunner()
+    engine = Engine(runner, FakeVocabulary())
+    prompt = tuple(range(1, 40))
+    first = answer(engine, request(*prompt))
+    before = runner.rows_computed
+    turn = (*prompt, *first.token_ids, 7, 8, 9)
+    second = answer(engine, request(*turn, max_tokens=1))
+    assert second.token_ids == expected(runner, turn, 1)
+    # The last token of the first answer was never computed, so that four tokens are new.
+    assert runner.rows_computed - before == 4
+    assert second.last.counts.cached_memory == len(turn) - 4
+
+
+def test_a_repeated_prompt_computes_its_last_token_again() -> None:
+    runner = FakeRunner()
+    engine = Engine(runner, FakeVocabulary())
+    first = answer(engine, request(*range(1, 30)))
+    before = runner.rows_computed
+    again = answer(engine, request(*range(1, 30), max_tokens=1))
+    assert runner.rows_computed - before == 1
+    assert again.token_ids == first.token_ids[:1]
+
+
+@pytest.mark.parametrize("can_truncate", [True, False])
+def test_together_as_alone(can_truncate: bool) -> None:
+    runner = FakeRunner(pages=200, can_truncate=can_truncate)
+    engine = Engine(runner, FakeVocabulary())
+    prompts = [tuple(int(token) for token in np.random.default_rng(seed).integers(1, 64, 20)) for seed in range(12)]
+    streams = [engine.submit(request(*prompt)) for prompt in prompts]
+    run_all(engine)
+    assert [stream.collect().token_ids for stream in streams] == [expected(runner, prompt, 6) for prompt in prompts]
+    runner.check_pages(engine.check_integrity())
+
+
+def test_samples_of_one_prompt_share_its_prefill() -> None:
+    runner = FakeRunner(pages=200)
+    engine = Engine(runner, FakeVocabulary())
+    prompt = tuple(range(1, 41))
+    streams = [engine.submit(replace(request(*prompt), sampling=SamplingParams(seed=seed))) for seed in range(4)]
+    run_all(engine)
+    answers = {stream.collect().token_ids for stream in streams}
+    assert len(answers) == 4
+    # 40 rows for the prompt, the last of it again for three, and five decoded tokens each.
+    assert runner.rows_computed <= 40 + 3 * runner.page_size + 4 * 5
+
+
+def test_stop_string_over_token_borders_is_cut() -> None:
+    runner = FakeRunner()
+    prompt = tuple(range(1, 10))
+    tokens = expected(runner, prompt, 6)
+    text = "".join(chr(0x40 + token) for token in tokens)
+    done = answer(Engine(runner, FakeVocabulary()), request(*prompt, max_tokens=20, stop=(text[2:5],)))
+    assert done.text == text[:2]
+    assert done.last.finish_reason is FinishReason.STOP
+
+
+def end_at_once(_: list[int], row: NDArray[np.float32]) -> None:
+    row[EOG] = 50
+
+
+def test_eos_ends_and_min_tokens_delays_it() -> None:
+    runner = FakeRunner(bias=end_at_once)
+    engine = Engine(runner, FakeVocabulary())
+    done = answer(engine, request(1, 2, 3))
+    assert (done.text, done.last.finish_reason, done.last.counts.generated) == ("", FinishReason.STOP, 1)
+    assert answer(engine, request(1, 2, 3, min_tokens=3)).last.counts.generated == 4
+    assert answer(engine, request(1, 2, 3, ignore_eos=True)).last.counts.generated == 6
+
+
+def test_cancel_in_queue_prefill_and_decode() -> None:
+    runner = FakeRunner(max_rows=8)
+    engine = Engine(runner, FakeVocabulary(), max_running=1)
+    running, waiting = engine.submit(request(*range(1, 60))), engine.submit(request(5, 6, 7))
+    engine.step()
+    assert waiting.poll()[-1].progress.queue_position == 1  # type: ignore[union-attr]
+    waiting.cancel()
+    engine.step()
+    assert waiting.collect().last.finish_reason is FinishReason.CANCELLED
+    computed = runner.rows_computed
+    running.cancel()
+    run_all(engine)
+    done = running.collect()
+    assert done.last.finish_reason is FinishReason.CANCELLED and runner.rows_computed == computed
+    # What was prefilled before stays of use.
+    again = engine.submit(request(*range(1, 60)))
+    run_all(engine)
+    assert again.collect().last.counts.cached_memory == computed
+    decoding = engine.submit(request(3, 2, 1, max_tokens=None))
+    for _ in range(5):
+        engine.step()
+    decoding.cancel()
+    run_all(engine)
+    assert decoding.collect().last.counts.generated >= 3
+
+
+def test_short_request_overtakes_a_long_prefill() -> None:
+    engine = Engine(FakeRunner(pages=400, max_rows=32), FakeVocabulary())
+    long = engine.submit(request(*([1, 2, 3, 4, 5, 6, 7] * 100)))
+    engine.step()
+    short = engine.submit(request(9, 8, 7, 6, 5, 4, 3, 2, 1, 10, 11, 12))
+    engine.step()
+    assert short.poll()[-1].token_ids
+    assert long.poll()[-1].progress is not None
+
+
+def test_slow_reader_pauses_only_its_own() -> None:
+    runner = FakeRunner(pages=400)
+    engine = Engine(runner, FakeVocabulary())
+    slow = engine.submit(request(1, 2, 3, max_tokens=CAPACITY + 100))
+    run_all(engine)
+    quick = engine.submit(request(4, 5, 6))
+    run_all(engine)
+    assert quick.collect().last.finish_reason is FinishReason.LENGTH
+    events = slow.poll()
+    assert events[-1].finish_reason is None
+    run_all(engine)
+    tokens = [token for event in [*events, *slow.poll()] for token in event.token_ids]
+    assert tuple(tokens) == expected(runner, (1, 2, 3), CAPACITY + 100)
+
+
+def test_queue_is_bounded_and_bad_requests_are_refused() -> None:
+    engine = Engine(FakeRunner(), FakeVocabulary(), max_waiting=1)
+    engine.submit(request(1))
+    with pytest.raises(QueueFullError):
+        engine.submit(request(2))
+    for bad in (request(), request(64), request(1, max_tokens=-1), request(1, stop=("",))):
+        with pytest.raises(RequestError):
+            engine.submit(bad)
+
+
+def test_context_policies() -> None:
+    runner = FakeRunner(pages=200)
+    engine = Engine(runner, FakeVocabulary(), context_limit=40)
+    long = tuple(int(token) for token in np.random.default_rng(1).integers(1, 64, 60))
+    with pytest.raises(ContextOverflowError, match="60 tokens and the context holds 40"):
+        engine.submit(request(*long))
+    spans = tuple(
+        MessageSpan(role, at * 10, at * 10 + 10)
+        for at, role in enumerate(["system", "user", "assistant", "user", "assistant", "user"])
+    )
+    dropping = request(*long, context_policy=ContextPolicy.DROP_MESSAGES, messages=spans)
+    done = answer(engine, dropping)
+    assert (done.last.counts.dropped_messages, done.last.counts.dropped_tokens) == (4, 40)
+    assert done.token_ids == expected(runner, (*long[:10], *long[50:]), 6)
+    rolling = answer(engine, request(*long, context_policy=ContextPolicy.ROLLING, max_tokens=50))
+    assert rolling.last.counts.generated == 50
+    assert rolling.last.counts.dropped_tokens >= 60 + 50 - 40
+    assert answer(engine, request(*long[:35], max_tokens=None)).last.counts.generated == 5
+
+
+def test_memory_pressure_preempts_and_loses_nothing() -> None:
+    runner = FakeRunner(pages=16)
+    engine = Engine(runner, FakeVocabulary(), background_pages=0)
+    prompts = [(seed, 9, 9, 9, 9) for seed in range(1, 5)]
+    streams = [engine.submit(request(*prompt, max_tokens=25)) for prompt in prompts]
+    run_all(engine)
+    assert [stream.collect().token_ids for stream in streams] == [expected(runner, prompt, 25) for prompt in prompts]
+    assert engine.stats().preemptions > 0
+    runner.check_pages(engine.check_integrity())
+
+
+def test_background_requests_evict_nothing() -> None:
+    runner = FakeRunner(pages=16)
+    engine = Engine(runner, FakeVocabulary(), background_pages=0)
+    answer(engine, request(*range(1, 50)))
+    kept = engine.stats().cached_tokens
+    refused = answer(engine, request(*range(60, 30, -1), background=True))
+    assert refused.last.finish_reason is FinishReason.ERROR and refused.last.error
+    assert engine.stats().cached_tokens == kept
+
+
+def test_threads_and_asyncio_read_the_same_stream() -> None:
+    runner = FakeRunner()
+    engine = Engine(runner, FakeVocabulary())
+    engine.start()
+    assert engine.submit(request(1, 2, 3)).collect().token_ids == expected(runner, (1, 2, 3), 6)
+
+    async def read() -> list[int]:
+        return [token async for event in engine.submit(request(4, 5, 6)) for token in event.token_ids]
+
+    assert tuple(asyncio.run(read())) == expected(runner, (4, 5, 6), 6)
+    endless = engine.submit(request(1, 2, max_tokens=None))
+    engine.close()
+    assert endless.collect().last.finish_reason in {FinishReason.CANCELLED, FinishReason.LENGTH}
+    assert runner.closed
+    with pytest.raises(LocalLLMError, match="stopped"):
+        engine.submit(request(1))
+
+
+def test_a_runner_that_breaks_ends_every_stream(caplog: pytest.LogCaptureFixture) -> None:
+    def break_down(_: list[int], __: NDArray[np.float32]) -> None:
+        raise RuntimeError("the device is gone")
+
+    engine = Engine(FakeRunner(bias=break_down), FakeVocabulary())
+    stream = engine.submit(request(1, 2, 3))
+    engine.start()
+    assert "the device is gone" in (stream.collect().last.error or "")
+    with pytest.raises(LocalLLMError, match="device is gone"):
+        engine.submit(request(1))
+    engine.close()
