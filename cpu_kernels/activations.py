@@ -1,0 +1,234 @@
+"""Activations on their way into a matrix product: normalised or gated, then packed in the forms that weights ask for.
+
+Quantisation is symmetric to int8 with a scale for 32 values (Q8_0's kin) or 256 (Q8_K's). A row's packed values depend
+on that row alone.
+"""
+
+import math
+
+import numpy as np
+
+from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.records import Act, Form, Step, activation, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.simd.arithmetic import (
+    abs_f32,
+    add_f32,
+    add_i32,
+    div_f32,
+    exp2_f32,
+    fma,
+    largest_f32,
+    max_f32,
+    mul_f32,
+    round_i32,
+    sum_f32,
+    sum_i32,
+)
+from cpu_kernels.simd.vectors import (
+    get_f32,
+    get_i32,
+    load_f32,
+    put_f32,
+    put_i16,
+    put_i32,
+    scatter_i8x4,
+    splat_f32,
+    store_f32,
+    zero_f32,
+)
+
+_INT8_MAX = np.float32(127.0)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_MINUS_LOG2E = np.float32(-math.log2(math.e))
+# GELU's tanh form: x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3))); the factor goes into base 2.
+_GELU_EXPONENT = np.float32(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e))
+_GELU_CUBE = np.float32(0.044715)
+
+_Q32, _SCALE32, _SUM32 = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
+_Q256, _SCALE256, _PAIRS256, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
+_FLOATS = int(Act.FLOATS)
+_BLOCKS_32, _BLOCKS_256, _PLAIN = int(Form.BLOCKS_32), int(Form.BLOCKS_256), int(Form.FLOATS)
+_WANTED = int(Step.WANTED)
+
+GATE_SILU, GATE_GELU = 0, 1
+
+
+@inner
+def _scale_and_inverse(largest: np.float32) -> tuple[np.float32, np.float32]:
+    scale = largest / _INT8_MAX
+    return scale, (_ZERO if scale == _ZERO else _ONE / scale)
+
+
+@inner
+def _pack_32(source: int, blocks: int, pitch: int, q: int, scales: int, sums: int) -> None:
+    """Blocks of 32 of one row; pitch = 4 * tile width, the distance between a row's neighbouring entries."""
+    for b in range(blocks):
+        x0 = load_f32(source + b * 128)
+        x1 = load_f32(source + b * 128 + 64)
+        scale, inverse = _scale_and_inverse(largest_f32(max_f32(abs_f32(x0), abs_f32(x1))))
+        factor = splat_f32(inverse)
+        i0 = round_i32(mul_f32(x0, factor))
+        i1 = round_i32(mul_f32(x1, factor))
+        put_f32(scales + b * pitch, scale)
+        scatter_i8x4(q + b * 8 * pitch, pitch, i0)
+        scatter_i8x4(q + (b * 8 + 4) * pitch, pitch, i1)
+        put_i32(sums + b * pitch, -128 * sum_i32(add_i32(i0, i1)))
+
+
+@inner
+def _pack_256(source: int, blocks: int, pitch: int, q: int, scales: int, pairs: int, sums: int) -> None:
+    """Blocks of 256 of one row. Sums of 32 go in pairs (0,2) (1,3) (4,6) (5,7), as the packed minima of weights do."""
+    for b in range(blocks):
+        largest = zero_f32()
+        for g in range(16):
+            largest = max_f32(largest, abs_f32(load_f32(source + b * 1024 + g * 64)))
+        scale, inverse = _scale_and_inverse(largest_f32(largest))
+        factor = splat_f32(inverse)
+        put_f32(scales + b * pitch, scale)
+        for g in range(0, 16, 2):
+            i0 = round_i32(mul_f32(load_f32(source + b * 1024 + g * 64), factor))
+            i1 = round_i32(mul_f32(load_f32(source + b * 1024 + g * 64 + 64), factor))
+            scatter_i8x4(q + (b * 64 + g * 4) * pitch, pitch, i0)
+            scatter_i8x4(q + (b * 64 + g * 4 + 4) * pitch, pitch, i1)
+            s0 = sum_i32(i0)
+            s1 = sum_i32(i1)
+            put_i32(sums + (b * 16 + g) * pitch, -32 * s0)
+            put_i32(sums + (b * 16 + g + 1) * pitch, -32 * s1)
+            j = g // 2
+            put_i16(pairs + (b * 4 + j // 4 * 2 + j % 2) * pitch + j % 4 // 2 * 2, s0 + s1)
+
+
+@inner
+def pack_row(source: int, first: int, last: int, k: int, forms: int, width: int, row: int, act: int) -> None:
+    """Pack values first..last-1 (multiples of 256, or the whole row) of one row of k values into its place.
+
+    source: address of value `first`.
+    """
+    tile, lane = row // width, row % width
+    pitch = 4 * width
+    n = last - first
+    if forms & _BLOCKS_32:
+        values = tile * width * k + first * width + lane * 4
+        blocks = (tile * (k // 32) * width + first // 32 * width + lane) * 4
+        _pack_32(
+            source, n // 32, pitch, field(act, _Q32) + values, field(act, _SCALE32) + blocks, field(act, _SUM32) + blocks
+        )
+    if forms & _BLOCKS_256:
+        values = tile * width * k + first * width + lane * 4
+        blocks = (tile * (k // 256) * width + first // 256 * width) * 4
+        _pack_256(
+            source,
+            n // 256,
+            pitch,
+            field(act, _Q256) + values,
+            field(act, _SCALE256) + blocks + lane * 4,
+            field(act, _PAIRS256) + blocks * 4 + lane * 4,
+            field(act, _SUM16) + blocks * 16 + lane * 4,
+        )
+    if forms & _PLAIN:
+        to = field(act, _FLOATS) + (tile * width * k + first * width + lane) * 4
+        for i in range(n):
+            put_f32(to + i * pitch, get_f32(source + i * 4))
+
+
+@inner
+def norm_row(x: int, weight: int, k: int, padded: int, epsilon: np.float32, out: int) -> None:
+    """out = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm). padded: k rounded up to 16, x and weight zero beyond k."""
+    s0 = zero_f32()
+    s1 = zero_f32()
+    for i in range(0, padded - 16, 32):
+        v = load_f32(x + i * 4)
+        s0 = fma(v, v, s0)
+        v = load_f32(x + i * 4 + 64)
+        s1 = fma(v, v, s1)
+    if padded % 32 != 0:
+        v = load_f32(x + (padded - 16) * 4)
+        s0 = fma(v, v, s0)
+    mean = sum_f32(add_f32(s0, s1)) / np.float32(k)
+    factor = splat_f32(_ONE / np.float32(math.sqrt(mean + epsilon)))
+    for i in range(0, padded, 16):
+        store_f32(out + i * 4, mul_f32(mul_f32(load_f32(x + i * 4), factor), load_f32(weight + i * 4)))
+
+
+@kernel
+def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Normalise rows and pack them.
+
+    Arguments: 0 x, 1 stride in bytes, 2 norm weight or 0, 3 k, 4 forms, 5 descriptors, 6 address of epsilon,
+    7 gather: 1 to take the step's wanted rows of x. With one row every thread packs its own copy.
+    """
+    rows = stage_rows(op, step)
+    width = stage_width(op, step)
+    k = argument(op, 3)
+    weight = argument(op, 2)
+    padded = (k + 15) // 16 * 16
+    act = activation(argument(op, 5), 1, rows, thread)
+    epsilon = get_f32(argument(op, 6))
+    tiles = (rows + width - 1) // width
+    first = share(tiles, thread, threads) * width if rows > 1 else 0
+    last = min(rows, share(tiles, thread + 1, threads) * width) if rows > 1 else 1
+    out = scratch(step, thread)
+    for row in range(first, last):
+        index = get_i32(field(step, _WANTED) + 4 * row) if argument(op, 7) != 0 else row
+        source = argument(op, 0) + index * argument(op, 1)
+        if weight != 0:
+            norm_row(source, weight, k, padded, epsilon, out)
+            source = out
+        pack_row(source, 0, k, k, argument(op, 4), width, row, act)
+
+
+@kernel
+def norm_add(op: int, step: int, thread: int, threads: int) -> None:
+    """x += RMSNorm(y) * weight, row by row. Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 weight, 5 k, 6 epsilon."""
+    rows = stage_rows(op, step)
+    k = argument(op, 5)
+    padded = (k + 15) // 16 * 16
+    out = scratch(step, thread)
+    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+        x = argument(op, 0) + row * argument(op, 1)
+        norm_row(argument(op, 2) + row * argument(op, 3), argument(op, 4), k, padded, get_f32(argument(op, 6)), out)
+        for i in range(0, padded, 16):
+            store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(out + i * 4)))
+
+
+@inner
+def _gate(kind: int, gate: int, up: int, out: int, n: int) -> None:
+    """out = activation(gate) * up; both activations are x / (1 + 2^e(x))."""
+    one = splat_f32(_ONE)
+    silu = splat_f32(_MINUS_LOG2E)
+    gelu = splat_f32(_GELU_EXPONENT)
+    cube = splat_f32(_GELU_CUBE)
+    for i in range(0, n, 16):
+        x = load_f32(gate + i * 4)
+        if kind == GATE_SILU:
+            e = mul_f32(x, silu)
+        else:
+            e = mul_f32(fma(mul_f32(mul_f32(x, x), x), cube, x), gelu)
+        store_f32(out + i * 4, mul_f32(div_f32(x, add_f32(one, exp2_f32(e))), load_f32(up + i * 4)))
+
+
+@kernel
+def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Pack activation(gate) * up into the shared descriptor.
+
+    Arguments: 0 gate, 1 up, 2 stride in bytes, 3 k, 4 forms, 5 descriptors, 6 kind of gate. With one row, threads
+    share out its blocks of 256.
+    """
+    rows = stage_rows(op, step)
+    width = stage_width(op, step)
+    k = argument(op, 3)
+    act = argument(op, 5)
+    out = scratch(step, thread)
+    if rows == 1:
+        blocks = (k + 255) // 256
+        first = share(blocks, thread, threads) * 256
+        last = min(k, share(blocks, thread + 1, threads) * 256)
+        if first < last:
+            _gate(argument(op, 6), argument(op, 0) + first * 4, argument(op, 1) + first * 4, out, last - first)
+            pack_row(out, first, last, k, argument(op, 4), width, 0, act)
+        return
+    tiles = (rows + width - 1) // width
+    for row in range(share(tiles, thread, threads) * width, min(rows, share(tiles, thread + 1, threads) * width)):
+        offset = row * argument(op, 2)
+        _gate(argument(op, 6), argument(op, 0) + offset, argument(op, 1) + offset, out, k)
+        pack_row(out, 0, k, k, argument(op, 4), width, row, act)

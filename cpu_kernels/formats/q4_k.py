@@ -1,0 +1,223 @@
+"""Q4_K: super-blocks of 256 nibbles, eight 6-bit scales and minima, two half-precision factors.
+
+Packed group of 16 rows, per super-block 2368 bytes: 32 vectors of nibbles (low: the first 32 of a 64-value chunk, high:
+the second), scales and minima widened to bytes (two vectors each, four sub-blocks a lane), f16 d and dmin.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.kernel import inner
+from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.records import Act, Form, field
+from cpu_kernels.simd.arithmetic import (
+    add_i32,
+    fma,
+    mask_bits,
+    mul_f32,
+    mul_i32,
+    neg_f32,
+    prefetch_lines,
+    shift_right,
+    to_f32,
+)
+from cpu_kernels.simd.dot import dot2, dot4
+from cpu_kernels.simd.tiles import (
+    tile_dot2,
+    tile_dot4,
+    tile_multiply_add_i32,
+    tile_scale_add_to_memory,
+    tile_store,
+    tile_width,
+)
+from cpu_kernels.simd.vectors import (
+    broadcast_f32,
+    broadcast_i32,
+    get_f16,
+    get_i16,
+    get_i32,
+    get_u8,
+    load_f16,
+    load_i32,
+    put_f32,
+    put_i16,
+    put_i32,
+    put_u8,
+    zero_f32,
+    zero_i32,
+)
+
+_BLOCK_BYTES = 2368
+_SCALES, _MINIMA, _D, _DMIN = 2048, 2176, 2304, 2336
+_SOURCE_BYTES = 144
+_AHEAD = 4096
+_NIBBLES = 0x0F0F0F0F
+_WORDS = 0x00FF00FF
+_Q, _SCALE, _PAIRS = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256)
+
+
+@inner
+def scale_and_minimum(packed: int, j: int) -> tuple[int, int]:
+    """The 6-bit scale and minimum of sub-block j from the twelve bytes that hold all eight of each."""
+    if j < 4:
+        return get_u8(packed + j) & 63, get_u8(packed + j + 4) & 63
+    low, high_scale, high_minimum = get_u8(packed + j + 4), get_u8(packed + j - 4) >> 6, get_u8(packed + j) >> 6
+    return (low & 15) | (high_scale << 4), (low >> 4) | (high_minimum << 4)
+
+
+@inner
+def pack_scales(block: int, scales: int, lane: int, packed: int, d: int) -> None:
+    """Widen a row's scales and minima into their lanes (128 bytes each at packed), and copy d and dmin (32 each at d)."""
+    put_i16(d + lane * 2, get_i16(block))
+    put_i16(d + 32 + lane * 2, get_i16(block + 2))
+    for j in range(8):
+        scale, minimum = scale_and_minimum(scales, j)
+        to = packed + j // 4 * 64 + lane * 4 + j % 4
+        put_u8(to, scale)
+        put_u8(to + 128, minimum)
+
+
+@inner
+def minima(p: int, pairs: int) -> Any:
+    """Sum over sub-blocks of minimum * sum of the activations, for one token."""
+    m0 = load_i32(p)
+    m1 = load_i32(p + 64)
+    total = dot2(zero_i32(), mask_bits(m0, _WORDS), broadcast_i32(pairs))
+    total = dot2(total, mask_bits(shift_right(m0, 8), _WORDS), broadcast_i32(pairs + 4))
+    total = dot2(total, mask_bits(m1, _WORDS), broadcast_i32(pairs + 8))
+    return dot2(total, mask_bits(shift_right(m1, 8), _WORDS), broadcast_i32(pairs + 12))
+
+
+@inner
+def tile_minima(zero: Any, p: int, pairs: int) -> Any:
+    """`minima` for a tile of tokens."""
+    step = 4 * tile_width(zero)
+    m0 = load_i32(p)
+    m1 = load_i32(p + 64)
+    total = tile_dot2(zero, mask_bits(m0, _WORDS), pairs)
+    total = tile_dot2(total, mask_bits(shift_right(m0, 8), _WORDS), pairs + step)
+    total = tile_dot2(total, mask_bits(m1, _WORDS), pairs + 2 * step)
+    return tile_dot2(total, mask_bits(shift_right(m1, 8), _WORDS), pairs + 3 * step)
+
+
+@inner
+def _pack_row(source: int, group: int, lane: int, k: int) -> None:
+    for b in range(k // 256):
+        block = source + b * _SOURCE_BYTES
+        packed = group + b * _BLOCK_BYTES
+        pack_scales(block, block + 4, lane, packed + _SCALES, packed + _D)
+        for i in range(32):
+            put_i32(packed + i * 64 + lane * 4, get_i32(block + 16 + 4 * i))
+
+
+@inner
+def _unpack_row(group: int, lane: int, k: int, out: int) -> None:
+    for b in range(k // 256):
+        packed = group + b * _BLOCK_BYTES
+        d = get_f16(packed + _D + lane * 2)
+        dmin = get_f16(packed + _DMIN + lane * 2)
+        for j in range(8):
+            at = packed + j // 4 * 64 + lane * 4 + j % 4
+            scale = d * np.float32(get_u8(at + _SCALES))
+            minimum = dmin * np.float32(get_u8(at + _MINIMA))
+            for i in range(32):
+                byte = get_u8(packed + (j // 2 * 8 + i // 4) * 64 + lane * 4 + i % 4)
+                nibble = byte >> 4 if j % 2 else byte & 15
+                put_f32(out + (b * 256 + j * 32 + i) * 4, scale * np.float32(nibble) - minimum)
+
+
+@inner
+def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
+    blocks = k // 256
+    q0 = field(act, _Q) + tile * k
+    scales0 = field(act, _SCALE) + tile * blocks * 4
+    pairs0 = field(act, _PAIRS) + tile * blocks * 16
+    for g in range(first, last):
+        p = weights + g * blocks * _BLOCK_BYTES
+        total = zero_f32()
+        for b in range(blocks):
+            products = zero_i32()
+            for half in range(2):
+                scales = load_i32(p + _SCALES + half * 64)
+                for chunk in range(2):
+                    low = zero_i32()
+                    high = zero_i32()
+                    nibbles = p + half * 1024 + chunk * 512
+                    x = q0 + b * 256 + half * 128 + chunk * 64
+                    prefetch_lines(nibbles + _AHEAD, 8)
+                    for i in range(8):
+                        w = load_i32(nibbles + i * 64)
+                        low = dot4(low, mask_bits(w, _NIBBLES), broadcast_i32(x + i * 4))
+                        high = dot4(high, mask_bits(shift_right(w, 4), _NIBBLES), broadcast_i32(x + 32 + i * 4))
+                    products = add_i32(products, mul_i32(low, mask_bits(scales, 0xFF)))
+                    products = add_i32(products, mul_i32(high, mask_bits(shift_right(scales, 8), 0xFF)))
+                    scales = shift_right(scales, 16)
+            prefetch_lines(p + _SCALES + _AHEAD, 5)
+            offsets = minima(p + _MINIMA, pairs0 + b * 16)
+            scale = broadcast_f32(scales0 + 4 * b)
+            total = fma(to_f32(products), mul_f32(load_f16(p + _D), scale), total)
+            total = fma(to_f32(offsets), mul_f32(neg_f32(load_f16(p + _DMIN)), scale), total)
+            p += _BLOCK_BYTES
+        put_sum(total, y + g * 64, addend + g * 64 if addend != 0 else 0)
+
+
+@inner
+def _tile(
+    zero_i: Any,
+    zero_f: Any,
+    group: int,
+    k: int,
+    act: int,
+    tile: int,
+    y: int,
+    y_stride: int,
+    addend: int,
+    addend_stride: int,
+    sums: int,
+) -> None:
+    width = tile_width(zero_i)
+    blocks = k // 256
+    x = field(act, _Q) + tile * width * k
+    scale = field(act, _SCALE) + tile * width * blocks * 4
+    pairs = field(act, _PAIRS) + tile * width * blocks * 16
+    step = 4 * width
+    p = group
+    tile_store(zero_f, sums, 64)
+    for _ in range(blocks):
+        products = zero_i
+        for half in range(2):
+            scales = load_i32(p + _SCALES + half * 64)
+            for chunk in range(2):
+                nibbles = p + half * 1024 + chunk * 512
+                part = zero_i
+                for i in range(8):
+                    part = tile_dot4(part, mask_bits(load_i32(nibbles + i * 64), _NIBBLES), x + i * step)
+                products = tile_multiply_add_i32(products, part, mask_bits(scales, 0xFF))
+                part = zero_i
+                for i in range(8):
+                    w = mask_bits(shift_right(load_i32(nibbles + i * 64), 4), _NIBBLES)
+                    part = tile_dot4(part, w, x + (8 + i) * step)
+                products = tile_multiply_add_i32(products, part, mask_bits(shift_right(scales, 8), 0xFF))
+                scales = shift_right(scales, 16)
+                x += 16 * step
+        tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)
+        tile_scale_add_to_memory(tile_minima(zero_i, p + _MINIMA, pairs), neg_f32(load_f16(p + _DMIN)), scale, sums)
+        p += _BLOCK_BYTES
+        scale += step
+        pairs += 4 * step
+    put_tile(zero_i, sums, y, y_stride, addend, addend_stride)
+
+
+FORMAT = WeightFormat(
+    name="Q4_K",
+    form=Form.BLOCKS_256,
+    group_rows=16,
+    block=256,
+    group_block_bytes=_BLOCK_BYTES,
+    pack_row=_pack_row,
+    unpack_row=_unpack_row,
+    gemv=_gemv,
+    tile=_tile,
+)

@@ -1,0 +1,139 @@
+"""Q8_0: blocks of 32 signed bytes with a half-precision scale.
+
+Packed group of 32 rows, per block 1088 bytes: two halves of 16 rows, each 8 vectors (four k a lane); 32 f16 scales.
+Bytes are stored plus 128, so that they are unsigned; the packed activations' -128 * sum takes that back.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.kernel import inner
+from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.records import Act, Form, field
+from cpu_kernels.simd.arithmetic import fma, mul_f32, prefetch_lines, to_f32
+from cpu_kernels.simd.dot import dot4
+from cpu_kernels.simd.tiles import (
+    tile_broadcast_i32,
+    tile_dot4,
+    tile_scale_add,
+    tile_store,
+    tile_width,
+)
+from cpu_kernels.simd.vectors import (
+    broadcast_f32,
+    broadcast_i32,
+    get_f16,
+    get_i16,
+    get_i32,
+    get_u8,
+    load_f16,
+    load_i32,
+    put_f32,
+    put_i16,
+    put_i32,
+    zero_f32,
+)
+
+_BLOCK_BYTES = 1088
+_SCALES = 1024
+_SOURCE_BYTES = 34
+_AHEAD = 4096
+_Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
+
+
+@inner
+def _pack_row(source: int, group: int, lane: int, k: int) -> None:
+    half, row = lane // 16, lane % 16
+    for b in range(k // 32):
+        block = source + b * _SOURCE_BYTES
+        packed = group + b * _BLOCK_BYTES
+        put_i16(packed + _SCALES + lane * 2, get_i16(block))
+        for i in range(8):
+            put_i32(packed + half * 512 + i * 64 + row * 4, get_i32(block + 2 + 4 * i) ^ 0x80808080)
+
+
+@inner
+def _unpack_row(group: int, lane: int, k: int, out: int) -> None:
+    half, row = lane // 16, lane % 16
+    for b in range(k // 32):
+        packed = group + b * _BLOCK_BYTES
+        scale = get_f16(packed + _SCALES + lane * 2)
+        for i in range(32):
+            value = get_u8(packed + half * 512 + i // 4 * 64 + row * 4 + i % 4) - 128
+            put_f32(out + (b * 32 + i) * 4, scale * np.float32(value))
+
+
+@inner
+def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
+    blocks = k // 32
+    scales0 = field(act, _SCALE) + tile * blocks * 4
+    sums0 = field(act, _SUM) + tile * blocks * 4
+    q0 = field(act, _Q) + tile * k
+    for g in range(first, last):
+        p = weights + g * blocks * _BLOCK_BYTES
+        f0 = zero_f32()
+        f1 = zero_f32()
+        for b in range(blocks):
+            i0 = broadcast_i32(sums0 + 4 * b)
+            i1 = i0
+            prefetch_lines(p + _AHEAD, 17)
+            for i in range(8):
+                x = broadcast_i32(q0 + b * 32 + i * 4)
+                i0 = dot4(i0, load_i32(p + i * 64), x)
+                i1 = dot4(i1, load_i32(p + 512 + i * 64), x)
+            scale = broadcast_f32(scales0 + 4 * b)
+            f0 = fma(to_f32(i0), mul_f32(load_f16(p + _SCALES), scale), f0)
+            f1 = fma(to_f32(i1), mul_f32(load_f16(p + _SCALES + 32), scale), f1)
+            p += _BLOCK_BYTES
+        put_sum(f0, y + g * 128, addend + g * 128 if addend != 0 else 0)
+        put_sum(f1, y + g * 128 + 64, addend + g * 128 + 64 if addend != 0 else 0)
+
+
+@inner
+def _tile(
+    zero_i: Any,
+    zero_f: Any,
+    group: int,
+    k: int,
+    act: int,
+    tile: int,
+    y: int,
+    y_stride: int,
+    addend: int,
+    addend_stride: int,
+    sums: int,
+) -> None:
+    width = tile_width(zero_i)
+    blocks = k // 32
+    for half in range(2):
+        p = group
+        q = field(act, _Q) + tile * width * k
+        scale = field(act, _SCALE) + tile * width * blocks * 4
+        offset = field(act, _SUM) + tile * width * blocks * 4
+        total = zero_f
+        for _ in range(blocks):
+            products = tile_broadcast_i32(zero_i, offset)
+            for i in range(8):
+                products = tile_dot4(products, load_i32(p + half * 512 + i * 64), q + i * 4 * width)
+            total = tile_scale_add(total, products, load_f16(p + _SCALES + half * 32), scale)
+            p += _BLOCK_BYTES
+            q += 32 * width
+            scale += 4 * width
+            offset += 4 * width
+        tile_store(total, sums, 64)
+        put_tile(zero_i, sums, y + half * 64, y_stride, addend + half * 64 if addend != 0 else 0, addend_stride)
+
+
+FORMAT = WeightFormat(
+    name="Q8_0",
+    form=Form.BLOCKS_32,
+    group_rows=32,
+    block=32,
+    group_block_bytes=_BLOCK_BYTES,
+    pack_row=_pack_row,
+    unpack_row=_unpack_row,
+    gemv=_gemv,
+    tile=_tile,
+)

@@ -1,0 +1,45 @@
+"""What the rest of the program knows of a packed weight format."""
+
+from typing import Any
+
+from cpu_kernels.kernel import Kernel
+from cpu_kernels.matmul import gemv_kernel, tile_kernel
+from cpu_kernels.packing import embed_kernel, repack_kernel
+from cpu_kernels.records import TILE_WIDTHS, Form
+
+
+class WeightFormat:
+    """A way to store a matrix so that a vector lane is an output row, and the kernels that read it.
+
+    name: the GGUF block type it is packed from. form: which packed activations it multiplies. Rows stand in groups of
+    group_rows; a row's length must be a multiple of `block`, and each `block` values of a group take group_block_bytes.
+    The functions' signatures are given in cpu_kernels.matmul and cpu_kernels.packing.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        form: Form,
+        group_rows: int,
+        block: int,
+        group_block_bytes: int,
+        pack_row: Any,
+        unpack_row: Any,
+        gemv: Any,
+        tile: Any,
+    ) -> None:
+        self.name = name
+        self.form = form
+        self.group_rows = group_rows
+        self.block = block
+        self._group_block_bytes = group_block_bytes
+        self.repack = repack_kernel(pack_row, name)
+        self.embed = embed_kernel(unpack_row, name)
+        self.matmul: dict[int, Kernel] = {
+            width: gemv_kernel(gemv, name) if width == 1 else tile_kernel(tile, width, name) for width in TILE_WIDTHS
+        }
+
+    def group_bytes(self, k: int) -> int:
+        """Bytes of a group of rows of k values."""
+        return k // self.block * self._group_block_bytes

@@ -1,0 +1,134 @@
+"""Layout of the records of 64-bit integers that kernels read: one a step, one an operation.
+
+STEP  what differs from step to step: how many rows, where their tokens, positions and pages are.
+OP    what is fixed when a program is recorded: kernels, weights, buffers, sizes.
+"""
+
+from enum import IntEnum
+
+from cpu_kernels.kernel import inner
+from cpu_kernels.simd.vectors import get_i64
+
+TILE_WIDTHS = (1, 4, 8, 12)
+"""Tokens that one register tile holds. Twelve leave registers for weights; more would spill."""
+
+
+class Step(IntEnum):
+    """Indices into the step record. ROWS and WIDTH repeat per stage, WIDTH_INDEX picks a column of the op's kernels."""
+
+    ROWS = 0
+    WIDTH = 3
+    WIDTH_INDEX = 6
+    TOKENS = 9
+    POSITIONS = 10
+    ROW_TABLES = 11
+    SEGMENTS = 12
+    SEGMENT_COUNT = 13
+    WANTED = 14
+    ROPE_TABLES = 15
+    SCRATCH = 19
+    SCRATCH_STRIDE = 20
+    PARKED = 21
+    SIZE = 32
+
+
+class Stage(IntEnum):
+    """Which rows an operation runs over."""
+
+    ALL = 0
+    WANTED = 1
+    EXPERT = 2
+
+
+class Op(IntEnum):
+    """Indices into an operation's record: four kernels (one a tile width), when a barrier follows, the stage, arguments."""
+
+    KERNELS = 0
+    BARRIER = 4
+    STAGE = 5
+    ARGUMENTS = 8
+    SIZE = 24
+
+
+class Barrier(IntEnum):
+    """When threads wait for each other after an operation."""
+
+    NEVER = 0
+    ALWAYS = 1
+    MANY_ROWS = 2
+
+
+class Act(IntEnum):
+    """Indices into a descriptor of packed activations: addresses, in the three forms that weight formats ask for.
+
+    Blocks of 32 (int8, f32 scale, int32 -128 * sum), blocks of 256 (int8, f32 scale, paired int16 sums of 32,
+    int32 -32 * sum of 16), and plain f32. All are laid out [tile][k / 4][token][4], [tile][block][token] and
+    [tile][k][token].
+    """
+
+    Q32 = 0
+    SCALE32 = 1
+    SUM32 = 2
+    Q256 = 3
+    SCALE256 = 4
+    PAIRS256 = 5
+    SUM16 = 6
+    FLOATS = 7
+    SIZE = 8
+
+
+class Form(IntEnum):
+    """Bits that say which forms of packed activations an operation's consumers need."""
+
+    BLOCKS_32 = 1
+    BLOCKS_256 = 2
+    FLOATS = 4
+
+
+_ROWS, _WIDTH, _STAGE, _ARGUMENTS = int(Step.ROWS), int(Step.WIDTH), int(Op.STAGE), int(Op.ARGUMENTS)
+_SCRATCH, _SCRATCH_STRIDE = int(Step.SCRATCH), int(Step.SCRATCH_STRIDE)
+_ACT_BYTES = 8 * int(Act.SIZE)
+
+
+@inner
+def field(record: int, index: int) -> int:
+    """The record's integer at an index."""
+    return get_i64(record + 8 * index)
+
+
+@inner
+def argument(op: int, index: int) -> int:
+    """The operation's argument at an index."""
+    return get_i64(op + 8 * (_ARGUMENTS + index))
+
+
+@inner
+def stage_rows(op: int, step: int) -> int:
+    """Rows of the operation's stage in this step."""
+    return get_i64(step + 8 * (_ROWS + get_i64(op + 8 * _STAGE)))
+
+
+@inner
+def stage_width(op: int, step: int) -> int:
+    """Tile width of the operation's stage in this step."""
+    return get_i64(step + 8 * (_WIDTH + get_i64(op + 8 * _STAGE)))
+
+
+@inner
+def scratch(step: int, thread: int) -> int:
+    """Address of this thread's own scratch memory."""
+    return get_i64(step + 8 * _SCRATCH) + thread * get_i64(step + 8 * _SCRATCH_STRIDE)
+
+
+@inner
+def activation(descriptors: int, private: int, rows: int, thread: int) -> int:
+    """The descriptor to use: with one row each thread has packed its own copy, else all share the first."""
+    if private != 0 and rows == 1:
+        return descriptors + _ACT_BYTES * (1 + thread)
+    return descriptors
+
+
+@inner
+def share(count: int, thread: int, threads: int) -> int:
+    """First of `count` items that belong to a thread; its last is share(count, thread + 1, threads)."""
+    return count * thread // threads

@@ -1,0 +1,171 @@
+"""Register tiles: one vector of sixteen output rows for each of `n` tokens, held in a tuple of n vectors.
+
+The width n is part of a tile's type, so one function written over tiles compiles to fully unrolled code for each width.
+Operands of the tokens lie side by side: token t's 32-bit value at p + 4 t.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from cpu_kernels.simd.arithmetic import fused_multiply_add
+from cpu_kernels.simd.dot import multiply_bytes, multiply_pairs
+from cpu_kernels.simd.vectors import F32, I32, I64, address, broadcast, constant, f32x16, i32x16, load, store
+
+Values = list[ir.Value]
+
+
+def _zero(name: str, vector: Any) -> Any:
+    def typer(context: Any, width: Any) -> Any:
+        if not isinstance(width, types.IntegerLiteral):
+            return None
+        tile = types.UniTuple(vector, width.literal_value)
+
+        def codegen(context: Any, builder: ir.IRBuilder, _signature: Any, _args: Any) -> ir.Value:
+            return context.make_tuple(builder, tile, [constant(vector.llvm, 0)] * tile.count)
+
+        return tile(width), codegen
+
+    typer.__name__ = typer.__qualname__ = name
+    return intrinsic(prefer_literal=True)(typer)
+
+
+zero_tile_i32 = _zero("zero_tile_i32", i32x16)
+zero_tile_f32 = _zero("zero_tile_f32", f32x16)
+
+
+def _unpack(builder: ir.IRBuilder, tile: ir.Value, width: int) -> Values:
+    return [builder.extract_value(tile, t) for t in range(width)]
+
+
+def _at(builder: ir.IRBuilder, where: ir.Value, offset: int) -> ir.Value:
+    return builder.add(where, I64(offset))
+
+
+def _map(builder_step: Callable[..., ir.Value], context: Any, builder: Any, sig: Any, args: Any) -> ir.Value:
+    """Apply builder_step(builder, t, tile[t], *rest) to every token and pack the results."""
+    tile, *rest = args
+    kind = sig.args[0]
+    new = [builder_step(builder, t, v, *rest) for t, v in enumerate(_unpack(builder, tile, kind.count))]
+    return context.make_tuple(builder, kind, new)
+
+
+@intrinsic
+def tile_dot4(context: Any, acc: Any, weights: Any, where: Any) -> Any:
+    """acc[t] += dot4(weights, broadcast of the token's four bytes at where + 4 t)."""
+
+    def step(builder: Any, t: int, value: Any, u: Any, p: Any) -> Any:
+        return multiply_bytes(builder, value, u, broadcast(builder, _at(builder, p, 4 * t), I32))
+
+    return acc(acc, weights, where), lambda *a: _map(step, *a)
+
+
+@intrinsic
+def tile_dot2(context: Any, acc: Any, weights: Any, where: Any) -> Any:
+    """acc[t] += dot2(weights, broadcast of the token's two words at where + 4 t)."""
+
+    def step(builder: Any, t: int, value: Any, x: Any, p: Any) -> Any:
+        return multiply_pairs(builder, value, x, broadcast(builder, _at(builder, p, 4 * t), I32))
+
+    return acc(acc, weights, where), lambda *a: _map(step, *a)
+
+
+@intrinsic
+def tile_multiply_add_i32(context: Any, acc: Any, other: Any, factor: Any) -> Any:
+    """acc[t] += other[t] * factor."""
+    width = acc.count
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        pairs = zip(_unpack(builder, args[0], width), _unpack(builder, args[1], width), strict=True)
+        return context.make_tuple(builder, acc, [builder.add(a, builder.mul(b, args[2])) for a, b in pairs])
+
+    return acc(acc, other, factor), codegen
+
+
+@intrinsic
+def tile_broadcast_i32(context: Any, like: Any, where: Any) -> Any:
+    """A tile whose token t holds the 32-bit integer at where + 4 t in every lane."""
+
+    def step(builder: Any, t: int, _value: Any, p: Any) -> Any:
+        return broadcast(builder, _at(builder, p, 4 * t), I32)
+
+    return like(like, where), lambda *a: _map(step, *a)
+
+
+@intrinsic
+def tile_scale_add(context: Any, acc: Any, integers: Any, scale: Any, where: Any) -> Any:
+    """acc[t] = fma(float(integers[t]), scale * f32 at where + 4 t, acc[t])."""
+    width = acc.count
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        new = []
+        pairs = zip(_unpack(builder, args[0], width), _unpack(builder, args[1], width), strict=True)
+        for t, (total, integer) in enumerate(pairs):
+            factor = builder.fmul(args[2], broadcast(builder, _at(builder, args[3], 4 * t), F32))
+            new.append(fused_multiply_add(builder, builder.sitofp(integer, f32x16.llvm), factor, total))
+        return context.make_tuple(builder, acc, new)
+
+    return acc(acc, integers, scale, where), codegen
+
+
+@intrinsic
+def tile_scale_add_to_memory(context: Any, integers: Any, scale: Any, where: Any, sums: Any) -> Any:
+    """tile_scale_add with the accumulators in memory (64 bytes a token at sums): registers stay free for the dots."""
+    width = integers.count
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        for t, integer in enumerate(_unpack(builder, args[0], width)):
+            factor = builder.fmul(args[1], broadcast(builder, _at(builder, args[2], 4 * t), F32))
+            slot = _at(builder, args[3], 64 * t)
+            total = load(builder, slot, f32x16.llvm, 64)
+            new = fused_multiply_add(builder, builder.sitofp(integer, f32x16.llvm), factor, total)
+            store(builder, slot, new, 64)
+        return context.get_dummy_value()
+
+    return types.none(integers, scale, where, sums), codegen
+
+
+@intrinsic(prefer_literal=True)
+def tile_fma_broadcast(context: Any, acc: Any, vector: Any, where: Any, stride: Any) -> Any:
+    """acc[t] = fma(vector, f32 at where + t * stride, acc[t]); stride is a literal number of bytes, or a variable."""
+    literal = stride.literal_value if isinstance(stride, types.IntegerLiteral) else None
+
+    def step(builder: Any, t: int, value: Any, v: Any, p: Any, s: Any) -> Any:
+        offset = I64(literal * t) if literal is not None else builder.mul(s, I64(t))
+        return fused_multiply_add(builder, v, broadcast(builder, builder.add(p, offset), F32), value)
+
+    return acc(acc, vector, where, stride), lambda *a: _map(step, *a)
+
+
+@intrinsic
+def tile_load_scaled(context: Any, like: Any, where: Any, stride: Any, scales: Any) -> Any:
+    """A tile of the vectors at where + t * stride, each times the f32 at scales + 4 t."""
+
+    def step(builder: Any, t: int, _value: Any, p: Any, s: Any, factors: Any) -> Any:
+        vector = load(builder, builder.add(p, builder.mul(s, I64(t))), f32x16.llvm, 4)
+        return builder.fmul(vector, broadcast(builder, _at(builder, factors, 4 * t), F32))
+
+    return like(like, where, stride, scales), lambda *a: _map(step, *a)
+
+
+@intrinsic
+def tile_store(context: Any, tile: Any, where: Any, stride: Any) -> Any:
+    """Store token t's vector at where + t * stride."""
+    width = tile.count
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        for t, value in enumerate(_unpack(builder, args[0], width)):
+            store(builder, builder.add(args[1], builder.mul(args[2], I64(t))), value, 4)
+        return context.get_dummy_value()
+
+    return types.none(tile, address, stride), codegen
+
+
+@intrinsic
+def tile_width(context: Any, tile: Any) -> Any:
+    """The number of tokens in a tile, a constant of its type."""
+    width = tile.count
+    return types.int64(tile), lambda context, builder, sig, args: I64(width)
