@@ -1,0 +1,267 @@
+"""Open model files: real ones against gguf.GGUFReader, split ones, and files that change underneath."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFWriter, quants
+
+from gguf_io import BLOCK_TYPES, ModelFile, open_model
+from gguf_io.errors import ModelFileError
+from gguf_io.metadata import MetadataArray
+from tests.gguf_io.handmade import gguf_file, tensor, text
+
+REAL = [
+    "models/src/stories260K.gguf",
+    "models/gguf/stories260K-F16.gguf",
+    "models/gguf/stories260K-Q4_K_M-fallback.gguf",
+    "models/gguf/stories260K-pad256-Q4_K_M.gguf",
+    "models/gguf/tinystories656K-Q8_0.gguf",
+    "models/gguf/tinystories656K-pad256-Q4_K_M.gguf",
+    "vocab/ggml-vocab-llama-spm.gguf",
+]
+
+
+def write_model(path: Path, tensors: dict[str, np.ndarray[Any, Any]], **options: int) -> None:
+    writer = GGUFWriter(path, "llama", **options)
+    writer.add_name("Small")
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.gguf"
+    rng = np.random.default_rng(1)
+    write_model(path, {f"w{i}": rng.normal(size=(5, 64, 32)).astype(np.float32) for i in range(3)})
+    return path
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> tuple[list[Path], dict[str, np.ndarray[Any, Any]]]:
+    tensors = {f"w{i}": np.full((3, 32), i, np.float32) for i in range(5)}
+    write_model(tmp_path / "big.gguf", tensors, split_max_tensors=2)
+    paths = sorted(tmp_path.glob("big-*-of-00003.gguf"))
+    assert len(paths) == 3
+    return paths, tensors
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files_read_as_ggufs_reader_reads_them(name: str, data_dir: Path) -> None:
+    reader = GGUFReader(data_dir / name)
+    with open_model(data_dir / name) as model:
+        keys = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+        assert {k: list(v) if isinstance(v, MetadataArray) else v for k, v in model.metadata.items()} == keys
+        assert model.architecture == keys["general.architecture"]
+        assert model.alignment == reader.alignment
+        assert list(model.tensors) == [theirs.name for theirs in reader.tensors]
+        for theirs in reader.tensors:
+            ours = model.tensors[theirs.name]
+            assert ours.shape == tuple(theirs.shape[::-1].tolist())
+            assert (ours.type.name, ours.offset, ours.nbytes) == (
+                theirs.tensor_type.name,
+                theirs.data_offset,
+                theirs.n_bytes,
+            )
+            assert np.array_equal(model.data(ours.name).reshape(-1), theirs.data.view(np.uint8).reshape(-1))
+            expected = quants.dequantize(theirs.data, theirs.tensor_type).reshape(ours.shape)
+            assert np.array_equal(model.dequantize(ours.name), expected)
+        assert model.parameter_count == sum(int(theirs.n_elements) for theirs in reader.tensors)
+        assert model.size_bytes == (data_dir / name).stat().st_size
+
+
+@pytest.mark.parametrize("name", ["llama-bpe", "qwen2"])
+def test_a_large_vocabulary_is_not_decoded_until_asked(name: str, data_dir: Path) -> None:
+    with open_model(data_dir / "vocab" / f"ggml-vocab-{name}.gguf") as model:
+        tokens, merges = model.metadata["tokenizer.ggml.tokens"], model.metadata["tokenizer.ggml.merges"]
+        assert isinstance(tokens, MetadataArray)
+        assert isinstance(merges, MetadataArray)
+        assert len(tokens) == len(model.metadata["tokenizer.ggml.token_type"]) > 128_000  # type: ignore[arg-type]
+        assert tokens._items is None
+    vocabulary = set(tokens)  # after closing: it owns its bytes
+    assert len(vocabulary) == len(tokens)
+    assert all(set(merge.split(" ")) <= vocabulary for merge in merges)  # type: ignore[union-attr]
+
+
+def test_version_2_and_the_name_from_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.Q8_0.gguf"
+    path.write_bytes(gguf_file([text("general.architecture", "llama")], version=2))
+    with open_model(str(path)) as model:
+        assert (model.version, model.name, model.architecture, model.paths) == (2, "tiny.Q8_0", "llama", (path,))
+        assert (model.parameter_count, dict(model.tensors)) == (0, {})
+
+
+def test_missing_architecture_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(gguf_file())
+    with open_model(path) as model, pytest.raises(ModelFileError, match=r"x.gguf: general.architecture: is missing"):
+        _ = model.architecture
+
+
+def test_data_is_a_read_only_view_by_rows(small: Path) -> None:
+    with open_model(small) as model:
+        view = model.data("w1")
+        assert (view.shape, view.dtype) == ((5 * 64, 128), np.uint8)
+        with pytest.raises(ValueError, match="read-only"):
+            view[0, 0] = 1
+        values = model.dequantize("w1")
+        assert values.shape == (5, 64, 32)
+        with pytest.raises(KeyError):
+            model.data("absent")
+    assert np.array_equal(view.view(np.float32).reshape(5, 64, 32), values)  # views outlive the file
+    with pytest.raises(ValueError, match=r"small.gguf is closed"):
+        model.data("w1")
+    model.close()
+
+
+def test_split_model_opens_from_any_part(split: tuple[list[Path], dict[str, np.ndarray[Any, Any]]]) -> None:
+    paths, tensors = split
+    for path in paths:
+        with open_model(path) as model:
+            assert model.paths == tuple(paths)
+            assert model.path == paths[0]
+            assert (model.name, model.size_bytes) == ("Small", sum(part.stat().st_size for part in paths))
+            assert [info.part for info in model.tensors.values()] == [0, 0, 1, 1, 2]
+            assert all(np.array_equal(model.dequantize(name), values) for name, values in tensors.items())
+            for name in tensors:
+                model.release(name)
+    assert not open_files(paths)
+
+
+def open_files(paths: list[Path]) -> list[Path]:
+    links = (Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd"))
+    return [link.readlink() for link in links if link.is_symlink() and link.readlink() in paths]
+
+
+def test_split_model_with_a_part_missing_swapped_or_renamed(
+    split: tuple[list[Path], dict[str, np.ndarray[Any, Any]]], tmp_path: Path
+) -> None:
+    paths, _ = split
+    renamed = tmp_path / "renamed.gguf"
+    shutil.copy(paths[0], renamed)
+    with pytest.raises(ModelFileError, match=r"renamed.gguf: split.count: .* renamed-00001-of-00003.gguf"):
+        open_model(renamed)
+    kept = paths[1].read_bytes()
+    shutil.copy(paths[2], paths[1])
+    with pytest.raises(ModelFileError, match=r"00002-of-00003.gguf: split.no: is 2, outside 1..1"):
+        open_model(paths[0])
+    paths[1].unlink()
+    with pytest.raises(ModelFileError, match=r"00002-of-00003.gguf: cannot be opened: No such file"):
+        open_model(paths[0])
+    paths[1].write_bytes(kept.replace(b"w2", b"w0"))
+    with pytest.raises(ModelFileError, match="a name occurs in more than one part"):
+        open_model(paths[0])
+    assert not open_files(paths)
+
+
+def test_a_file_truncated_or_overwritten_while_open(small: Path) -> None:
+    with open_model(small) as model:
+        os.truncate(small, 4096)
+        for read in (model.data, model.dequantize, model.release):
+            with pytest.raises(ModelFileError, match=r"small.gguf: the file was changed while it was open"):
+                read("w2")
+        with pytest.raises(ModelFileError, match="was changed while it was open"):
+            model.identity()
+
+
+def test_overwriting_in_place_is_noticed(small: Path) -> None:
+    with open_model(small) as model, small.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\xff" * 8)
+        file.flush()
+        os.utime(small, ns=(0, 0))  # file clocks tick more coarsely than this test runs
+        with pytest.raises(ModelFileError, match="was changed while it was open"):
+            model.data("w0")
+
+
+def test_replacing_or_deleting_the_path_is_harmless(small: Path, tmp_path: Path) -> None:
+    with open_model(small) as model:
+        before = model.dequantize("w2")
+        other = tmp_path / "other.gguf"
+        other.write_bytes(gguf_file(tensors=[tensor("a", [4])], data=bytes(16)))
+        other.replace(small)
+        assert np.array_equal(model.dequantize("w2"), before)
+        small.unlink()
+        assert np.array_equal(model.dequantize("w2"), before)
+
+
+def test_identity_follows_the_content_not_the_path(small: Path, tmp_path: Path) -> None:
+    def identity(path: Path) -> str:
+        with open_model(path) as model:
+            return model.identity()
+
+    first = identity(small)
+    copy = tmp_path / "copy.gguf"
+    shutil.copy(small, copy)
+    assert identity(copy) == first
+    content = small.read_bytes()
+    copy.write_bytes(content.replace(b"Small", b"Smell"))
+    assert identity(copy) != first
+    with open_model(small) as model:
+        infos = list(model.tensors.values())
+    for info in infos:
+        start = info.offset + (info.nbytes - 1024) // 3
+        copy.write_bytes(content[:start] + b"\x55" * 1024 + content[start + 1024 :])
+        assert identity(copy) != first
+
+
+def test_identities_of_real_files_differ(data_dir: Path) -> None:
+    paths = sorted((data_dir / "models").glob("*/*.gguf"))
+    identities = set()
+    for path in paths:
+        with open_model(path) as model:
+            identities.add(model.identity())
+    assert len(identities) == len(paths) > 10
+
+
+def resident_bytes(path: Path) -> int:
+    """Rss of the mappings of one file in this process."""
+    lines: Iterator[str] = iter(Path("/proc/self/smaps").read_text().splitlines())
+    return sum(
+        int(next(line for line in lines if line.startswith("Rss:")).split()[1]) * 1024
+        for head in lines
+        if head.endswith(str(path))
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="counts resident pages in /proc")
+def test_release_gives_pages_back(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    write_model(path, {name: np.ones((1024, 1024), np.float32) for name in ("a", "b")})
+    with open_model(path) as model:
+        view = model.data("a")
+        assert (int(view.sum()), int(model.data("b").sum())) == (2**20 * 0xBF, 2**20 * 0xBF)
+        assert resident_bytes(path) >= 8 << 20
+        model.release("a")
+        assert 4 << 20 <= resident_bytes(path) < 5 << 20
+        model.release_all()
+        assert resident_bytes(path) == 0
+        assert int(view.sum()) == 2**20 * 0xBF
+
+
+def test_opening_imports_neither_tokenizers_nor_templates_nor_gguf(small: Path) -> None:
+    code = (
+        "import sys, gguf_io; gguf_io.open_model(sys.argv[1]).dequantize('w0');"
+        "print(sorted({'tokenizers', 'jinja2', 'sentencepiece', 'gguf', 'numba'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(small)], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_package_names_what_it_exports() -> None:
+    import gguf_io
+
+    assert gguf_io.ModelFile is ModelFile
+    assert gguf_io.BLOCK_TYPES is BLOCK_TYPES
+    with pytest.raises(AttributeError, match="no attribute 'open_modle'"):
+        _ = gguf_io.open_modle  # type: ignore[attr-defined]
