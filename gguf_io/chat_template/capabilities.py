@@ -1,0 +1,136 @@
+"""What a template takes, found out by rendering small conversations through it and looking for their words."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from gguf_io.chat_template.markers import REASONING, TOOL_CALLS, Marker, find_markers
+from gguf_io.chat_template.sandbox import Outcome, TemplateSandbox
+
+Message = dict[str, Any]
+
+_USER: Message = {"role": "user", "content": "quince"}
+_TYPED_USER: Message = {"role": "user", "content": [{"type": "text", "text": "quince"}]}
+_SYSTEM: Message = {"role": "system", "content": "medlar"}
+_REPLY: Message = {"role": "assistant", "content": "rowan", "reasoning_content": "damson", "thinking": "damson"}
+_RESULT: Message = {"role": "tool", "name": "bullace", "tool_call_id": "call00001", "content": "sorb"}
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "bullace",
+        "description": "Finds fruit.",
+        "parameters": {
+            "type": "object",
+            "properties": {"orchard": {"type": "string", "description": "Where."}},
+            "required": ["orchard"],
+        },
+    },
+}
+
+
+def _call(arguments: object, content: str | None = "") -> Message:
+    function = {"name": "bullace", "arguments": arguments}
+    calls = [{"type": "function", "id": "call00001", "function": function}]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+_OBJECT = {"tree": "service"}
+_TEXT = json.dumps(_OBJECT)
+_PROBES: dict[str, tuple[list[Message], bool]] = {
+    # name: the messages, and whether a tool is offered
+    "user": ([_USER], False),
+    "typed user": ([_TYPED_USER], False),
+    "system": ([_SYSTEM, _USER], False),
+    "reply": ([_USER, _REPLY], False),
+    "tools": ([_USER], True),
+    "tools and system": ([_SYSTEM, _USER], True),
+    "object in call": ([_USER, _call(_OBJECT), _RESULT], True),
+    "text in call": ([_USER, _call(_TEXT), _RESULT], True),
+    "object in null call": ([_USER, _call(_OBJECT, None), _RESULT], True),
+    "text in null call": ([_USER, _call(_TEXT, None), _RESULT], True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What one template takes as it is. Where it does not, `messages.py` reshapes the conversation."""
+
+    variables: frozenset[str]  # names that it reads from outside
+    null_tools: bool  # `tools` null when there are none, rather than an empty list
+    tools: bool
+    system: bool
+    text_content: bool  # content as a string
+    typed_content: bool  # content as a list of {"type": "text", "text": ...}
+    tool_calls: bool
+    empty_calls: bool  # tool calls beside content ""
+    null_calls: bool  # tool calls beside content null
+    text_arguments: bool  # arguments of tool calls as JSON text
+    object_arguments: bool  # arguments of tool calls as objects
+    tool_results: bool
+    reasoning_markers: tuple[Marker, ...]
+    tool_call_markers: tuple[Marker, ...]
+
+
+def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, str]) -> Capabilities:
+    """Render the probes, within the limits of three requests. Raises TemplateError if the template does not compile."""
+    variables = sandbox.variables()
+    outcomes = _render_probes(sandbox, special_tokens, variables, null_tools=True)
+    null_tools = outcomes["user"].refusal is None
+    if not null_tools:
+        outcomes = _render_probes(sandbox, special_tokens, variables, null_tools=False)
+    text = {name: outcome.text for name, outcome in outcomes.items()}
+    shown = source + "".join(text.values())
+    takes_text = "quince" in text["user"]
+    takes_typed = text["typed user"] == text["user"] if takes_text else "quince" in text["typed user"]
+    empty_calls = any(_shows_arguments(text[name]) for name in ("object in call", "text in call"))
+    call = "call" if empty_calls else "null call"
+    with_object, with_text = text[f"object in {call}"], text[f"text in {call}"]
+    takes_object, takes_json = _shows_arguments(with_object), _shows_arguments(with_text)
+    null_call = max(text["object in null call"], text["text in null call"], key=_shows_arguments)
+    return Capabilities(
+        variables=variables,
+        null_tools=null_tools,
+        tools="bullace" in text["tools"] or "bullace" in text["tools and system"],
+        system="medlar" in text["system"],
+        text_content=takes_text or not takes_typed,
+        typed_content=takes_typed,
+        tool_calls=takes_object or takes_json,
+        empty_calls=empty_calls,
+        null_calls=_shows_arguments(null_call) and null_call.count("None") <= with_object.count("None"),
+        text_arguments=takes_json and (with_text == with_object or not takes_object),
+        object_arguments=takes_object,
+        tool_results=any("sorb" in text[name] for name in text if name.endswith("call")),
+        reasoning_markers=find_markers(shown, REASONING),
+        tool_call_markers=find_markers(shown, TOOL_CALLS),
+    )
+
+
+def tool_variables(tools: list[Any], variables: frozenset[str], null_tools: bool) -> dict[str, Any]:
+    """How the template wants to be told of the tools: `tools`, or Firefunction's `functions` and `datetime`."""
+    told: dict[str, Any] = {"tools": None if null_tools and not tools else tools}
+    if "tools" not in variables and "functions" in variables:
+        told["functions"] = json.dumps(tools, indent=2) if tools else ""
+        told["datetime"] = datetime.now(UTC).strftime("%b %d %Y %H:%M:%S GMT")
+    return told
+
+
+def _render_probes(
+    sandbox: TemplateSandbox, special_tokens: Mapping[str, str], variables: frozenset[str], null_tools: bool
+) -> dict[str, Outcome]:
+    renders = [
+        {
+            **special_tokens,
+            **tool_variables([_TOOL] if offered else [], variables, null_tools),
+            "messages": messages,
+            "add_generation_prompt": messages[-1]["role"] != "assistant",
+        }
+        for messages, offered in _PROBES.values()
+    ]
+    return dict(zip(_PROBES, sandbox.render_each(renders), strict=True))
+
+
+def _shows_arguments(text: str) -> bool:
+    """Whether the arguments were written, and neither as Python's repr nor as text quoted twice."""
+    return "service" in text and "{'tree'" not in text and '\\"tree' not in text

@@ -1,0 +1,47 @@
+"""Templates for files that bring none, chosen by the tokens that only one family of models has.
+
+A template that writes control tokens which the model has never seen makes it worse, so a family is recognised by those
+tokens. Where none of them is in the vocabulary, the name tells of the older [INST] models, and the rest, base models
+among them, get lines of "Role: text".
+"""
+
+# ruff: noqa: RUF001 - DeepSeek's tokens are made of such characters
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One default: `name`.jinja beside this file, and the tokens that must all be in the vocabulary."""
+
+    name: str
+    tokens: tuple[str, ...]
+    description: str
+    stop_strings: tuple[str, ...] = ()
+
+    def source(self) -> str:
+        return (files(__name__) / f"{self.name}.jinja").read_text("utf-8")
+
+
+FAMILIES = (
+    Family("chatml", ("<|im_start|>", "<|im_end|>"), "ChatML (Qwen, SmolLM, Hermes and others)"),
+    Family("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "Llama 3"),
+    Family("gemma", ("<start_of_turn>", "<end_of_turn>"), "Gemma"),
+    Family("deepseek", ("<｜User｜>", "<｜Assistant｜>"), "DeepSeek"),
+    Family("phi3", ("<|user|>", "<|assistant|>", "<|end|>"), "Phi 3"),
+)
+INSTRUCT = Family("instruct", ("[INST]", "[/INST]"), "[INST] (Llama 2, Mistral)")
+PLAIN = Family("plain", (), 'plain "Role: text"', stop_strings=("\nUser:", "\nSystem:"))
+
+_INSTRUCT_NAME = re.compile(r"llama.?2.*chat|(mistral|mixtral).*instruct", re.IGNORECASE)
+
+
+def family_of(tokens: Collection[str], model_name: str) -> Family:
+    """The family whose control tokens the vocabulary holds; by name for [INST] models, whose marks are plain text."""
+    for family in (*FAMILIES, INSTRUCT):
+        if all(token in tokens for token in family.tokens):
+            return family
+    return INSTRUCT if _INSTRUCT_NAME.search(model_name) else PLAIN

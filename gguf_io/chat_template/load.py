@@ -1,0 +1,58 @@
+"""The chat template of a model file: the one it brings, or a default by family."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from gguf_io.chat_template.defaults import family_of
+from gguf_io.chat_template.template import ChatTemplate
+from gguf_io.errors import TemplateError
+from gguf_io.model_file import open_model
+
+_KEY = "tokenizer.chat_template"
+
+
+class HasMetadata(Protocol):
+    """An open model file, or anything with its key-value section."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+def load_chat_template(model: HasMetadata | str | Path) -> ChatTemplate:
+    """The template in `tokenizer.chat_template`, and in `tokenizer.chat_template.tool_use` for requests with tools.
+
+    A file without one gets the default of its family, see `defaults`; then `is_default` is true and `warning` says so.
+    Raises ModelFileError for a path that is no model, TemplateError for a template that is no text or too long.
+    """
+    if isinstance(model, str | Path):
+        with open_model(model) as opened:
+            return load_chat_template(opened)
+    metadata = model.metadata
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    bos_token = _token_text(metadata, tokens, "tokenizer.ggml.bos_token_id")
+    eos_token = _token_text(metadata, tokens, "tokenizer.ggml.eos_token_id")
+    source = _text(metadata, _KEY)
+    if source:
+        return ChatTemplate(source, bos_token, eos_token, tool_use_source=_text(metadata, f"{_KEY}.tool_use"))
+    family = family_of(frozenset(tokens), str(metadata.get("general.name", "")))
+    return ChatTemplate(
+        family.source(),
+        bos_token,
+        eos_token,
+        warning=f"this model file brings no chat template; using the default for {family.description} models",
+        stop_strings=family.stop_strings,
+    )
+
+
+def _token_text(metadata: Mapping[str, Any], tokens: Any, key: str) -> str:
+    """The token that `key` names; "" for none and for ids outside the vocabulary, which old files use for none."""
+    index = metadata.get(key)
+    return str(tokens[index]) if isinstance(index, int) and 0 <= index < len(tokens) else ""
+
+
+def _text(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise TemplateError(f"{key} in the model file is not text")
+    return value

@@ -1,0 +1,208 @@
+"""Conversations brought into the shape that a template takes.
+
+`normalised` gives every message the fields that templates expect and clients leave out. `adapted` changes what the
+probes showed that this template cannot take. `milder_forms` are tried only when the template has refused the messages.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gguf_io.chat_template.capabilities import Capabilities, Message
+from gguf_io.errors import TemplateError
+
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+def normalised(messages: Sequence[Mapping[str, Any]], knows_developer: bool) -> list[Message]:
+    """Copies of the messages that lack nothing.
+
+    `developer` becomes `system` unless the template knows it. Reasoning is there under both names that templates read.
+    Tool calls have type, id and name, and results name the call that they answer. Raises TemplateError naming a
+    malformed message.
+    """
+    copies: list[Message] = []
+    open_calls: list[Message] = []
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise TemplateError(f'message {number} is not an object with a "role"')
+        copy = dict(message)
+        if copy["role"] == "developer" and not knows_developer:
+            copy["role"] = "system"
+        reasoning = next((copy[key] for key in _REASONING_KEYS if copy.get(key)), None)
+        if reasoning is not None:
+            copy |= {"reasoning_content": reasoning, "thinking": reasoning}
+        if calls := copy.pop("tool_calls", None):
+            copy["tool_calls"] = [_complete_call(call, number, index) for index, call in enumerate(calls)]
+            open_calls += copy["tool_calls"]
+        if copy["role"] == "tool":
+            _complete_result(copy, open_calls)
+        copies.append({"content": None, **copy})
+    return copies
+
+
+def _complete_call(call: Any, number: int, index: int) -> Message:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise TemplateError(f'message {number}: tool call {index + 1} has no "function" with a "name"')
+    # Nine characters, because Mistral's templates take no other length.
+    made_up = {"id": f"call{number % 1000:03d}{index % 100:02d}", "type": "function"}
+    return {**made_up, **call, "function": {"arguments": {}, **function}}
+
+
+def _complete_result(result: Message, open_calls: list[Message]) -> None:
+    """Link a tool's result to the first open call that its id or name fits, and close that call."""
+    name = result.get("name") or result.get("tool_name")
+    for call in open_calls:
+        if (
+            result.get("tool_call_id", call["id"]) == call["id"]
+            and (name or call["function"]["name"]) == call["function"]["name"]
+        ):
+            result |= {"tool_call_id": call["id"], "name": call["function"]["name"]}
+            open_calls.remove(call)
+            return
+    if name:
+        result["name"] = name
+
+
+def adapted(messages: Sequence[Message], takes: Capabilities) -> list[Message]:
+    """The messages as this template takes them.
+
+    Content becomes text or a list of parts; null becomes "", or beside tool calls the other way round. Arguments of
+    tool calls become objects or JSON text. Where tool calls are not taken they are written as JSON into the content,
+    and results become user messages. Without a system role its text goes before the first user message's.
+    """
+    fitted = [_fit_message(message, takes, number) for number, message in enumerate(messages, start=1)]
+    if not takes.system:
+        fitted = _without_system(fitted)
+    return fitted
+
+
+def _fit_message(message: Message, takes: Capabilities, number: int) -> Message:
+    fitted = dict(message)
+    content = fitted["content"]
+    if not content and "tool_calls" in fitted and takes.null_calls != takes.empty_calls:
+        content = None if takes.null_calls else ""
+    elif content is None and not takes.null_calls:
+        content = ""
+    if isinstance(content, str) and not takes.text_content:
+        content = [{"type": "text", "text": content}]
+    elif isinstance(content, list) and not takes.typed_content:
+        content = _flat_text(content, number)
+    fitted["content"] = content
+    if "tool_calls" in fitted:
+        fitted["tool_calls"] = [_fit_call(call, takes, number) for call in fitted["tool_calls"]]
+        if not takes.tool_calls:
+            written = _calls_as_text(fitted.pop("tool_calls"))
+            fitted["content"] = _join_content(fitted["content"] or "", written)
+    if fitted["role"] == "tool" and not takes.tool_results:
+        fitted = {"role": "user", "content": fitted["content"]}
+    return fitted
+
+
+def _fit_call(call: Message, takes: Capabilities, number: int) -> Message:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str) and not takes.text_arguments:
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise TemplateError(f"message {number}: the arguments of a tool call are no JSON: {error}") from None
+    elif not isinstance(arguments, str) and takes.text_arguments and not takes.object_arguments:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _calls_as_text(calls: Sequence[Message]) -> str:
+    functions = [call["function"] for call in calls]
+    return json.dumps(
+        [{key: function[key] for key in ("name", "arguments")} for function in functions], ensure_ascii=False
+    )
+
+
+def _flat_text(parts: Sequence[Any], number: int) -> str:
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise TemplateError(
+                f"message {number} has a part of type {kind!r}, and this model's chat template takes text"
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def milder_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Forms of the messages that say the same, for a template that has refused them; each differs from those before.
+
+    In turn: neighbouring messages of one role joined; system messages from the middle joined at the front too; tool
+    calls with ids of nine letters and digits too.
+    """
+    tried = list(messages)
+    steps: tuple[Callable[[list[Message]], list[Message]], ...] = (
+        _join_neighbours,
+        _system_to_front,
+        _short_ids,
+    )
+    for step in steps:
+        changed = _join_neighbours(step(tried))
+        if changed != tried:
+            yield changed
+        tried = changed
+
+
+def _join_neighbours(messages: list[Message]) -> list[Message]:
+    joined: list[Message] = []
+    for message in messages:
+        if joined and _can_join(joined[-1], message):
+            joined[-1] = {**joined[-1], "content": _join_content(joined[-1]["content"], message["content"])}
+        else:
+            joined.append(message)
+    return joined
+
+
+def _can_join(first: Message, second: Message) -> bool:
+    plain = not any(key in message for message in (first, second) for key in ("tool_calls", "reasoning_content"))
+    return plain and first["role"] == second["role"] != "tool"
+
+
+def _join_content(first: Any, second: Any) -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(text for text in (first, second) if text)
+    return [*_as_parts(first), *_as_parts(second)]
+
+
+def _as_parts(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _system_to_front(messages: list[Message]) -> list[Message]:
+    system = [message for message in messages if message["role"] == "system"]
+    return _join_neighbours(system) + [message for message in messages if message["role"] != "system"]
+
+
+def _short_ids(messages: list[Message]) -> list[Message]:
+    def shortened(holder: Message, key: str) -> Message:
+        return {**holder, key: hashlib.sha256(str(holder[key]).encode()).hexdigest()[:9]} if key in holder else holder
+
+    return [
+        {**short, "tool_calls": [shortened(call, "id") for call in short["tool_calls"]]}
+        if "tool_calls" in short
+        else short
+        for short in (shortened(message, "tool_call_id") for message in messages)
+    ]
+
+
+def _without_system(messages: list[Message]) -> list[Message]:
+    """Each system message put before the next user message's text; a user message of its own where none follows."""
+    kept: list[Message] = []
+    for message in messages:
+        previous = kept[-1] if kept else None
+        if previous and previous["role"] == "system" and message["role"] in ("system", "user"):
+            kept[-1] = {**message, "content": _join_content(previous["content"], message["content"])}
+        else:
+            kept.append(message)
+    return [{**message, "role": "user"} if message["role"] == "system" else message for message in kept]

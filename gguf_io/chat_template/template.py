@@ -1,0 +1,172 @@
+"""A model's chat template: messages in, the prompt's text out."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from gguf_io.chat_template.capabilities import Capabilities, probe, tool_variables
+from gguf_io.chat_template.limits import MAX_SOURCE_CHARS
+from gguf_io.chat_template.markers import Marker
+from gguf_io.chat_template.messages import adapted, milder_forms, normalised
+from gguf_io.chat_template.sandbox import TemplateRefusalError, TemplateSandbox
+from gguf_io.errors import TemplateError
+
+# How templates spell "think" and "do not think".
+_THINKING_SWITCHES: Mapping[str, tuple[object, object]] = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "thinking_mode": ("enabled", "disabled"),
+    "thinking_budget": (-1, 0),
+    "reasoning": (True, False),
+}
+
+# What a caller may pass beside messages and tools. Everything else that a template reads keeps the template's default.
+EXTRA_ARGUMENTS = frozenset(
+    {
+        "builtin_tools",
+        "custom_tools",
+        "date_string",
+        "documents",
+        "preserve_thinking",
+        "reasoning_effort",
+        "thinking_budget",
+        "tools_in_user_message",
+    }
+)
+
+
+class ChatTemplate:
+    """Renders conversations with a template that is not trusted.
+
+    The Jinja source runs in a child process with bounds on time, memory and output (`limits`); the child starts with
+    the first use of anything but `source`, and ends with this object. Thread-safe. The rendered text begins with the
+    BOS token only if the template writes it: encode it with special tokens parsed, and add BOS unless it is there.
+
+    source: the Jinja text, at most `limits.MAX_SOURCE_CHARS` characters; TemplateError if longer.
+    bos_token, eos_token: their texts, "" where the model has none.
+    tool_use_source: the template to use when tools are given, for files that bring a separate one.
+    warning: set when `source` is a default because the file has no template of its own.
+    stop_strings: texts that end the assistant's turn where no token does.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        bos_token: str = "",
+        eos_token: str = "",
+        *,
+        tool_use_source: str | None = None,
+        warning: str | None = None,
+        stop_strings: tuple[str, ...] = (),
+    ) -> None:
+        if len(source) > MAX_SOURCE_CHARS:
+            raise TemplateError(
+                f"the chat template has {len(source)} characters, and {MAX_SOURCE_CHARS} are the most that is run"
+            )
+        self.source = source
+        self.warning = warning
+        self.stop_strings = stop_strings
+        self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._sandbox = TemplateSandbox(source)
+        self._for_tools = None if tool_use_source is None else ChatTemplate(tool_use_source, bos_token, eos_token)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the file had no template and a default by model family stands in; `warning` says which."""
+        return self.warning is not None
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether offered tools reach the model."""
+        return self._for_tools is not None or self._takes.tools
+
+    @property
+    def supports_thinking(self) -> bool:
+        """Whether `enable_thinking` changes anything."""
+        return not self._takes.variables.isdisjoint(_THINKING_SWITCHES)
+
+    @property
+    def supports_system(self) -> bool:
+        """Whether there is a system role; without one, system text is put before the first user message's."""
+        return self._takes.system
+
+    @property
+    def reasoning_markers(self) -> tuple[Marker, ...]:
+        """(opening, closing) texts around the model's reasoning, such as ("<think>", "</think>"); () if none known."""
+        return self._takes.reasoning_markers
+
+    @property
+    def tool_call_markers(self) -> tuple[Marker, ...]:
+        """(opening, closing) texts around a tool call, enclosing ones first; a closing "" is the end of the turn."""
+        return (self._for_tools or self)._takes.tool_call_markers
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        **extra: Any,
+    ) -> str:
+        """The prompt's text.
+
+        messages: OpenAI's or Ollama's form; role, content (text, parts or null), tool_calls, reasoning. They are
+            reshaped where this template demands it, as `messages.py` says.
+        tools: OpenAI's form, {"type": "function", "function": {...}}; TemplateError where `supports_tools` is false.
+        enable_thinking: None is the template's own default; no effect where `supports_thinking` is false.
+        extra: of EXTRA_ARGUMENTS only.
+
+        Raises TemplateError when the template refuses the messages, naming its line and message, when it does not
+        compile, and when it exceeds a limit.
+        """
+        if tools and self._for_tools is not None:
+            return self._for_tools.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                enable_thinking=enable_thinking,
+                **extra,
+            )
+        if tools and not self._takes.tools:
+            raise TemplateError("this model's chat template has no place for tools; send the request without them")
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            **tool_variables(list(tools or ()), self._takes.variables, self._takes.null_tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._thinking_switches(enable_thinking),
+            **_checked(extra),
+        }
+        fitted = adapted(normalised(messages, "developer" in self.source), self._takes)
+        try:
+            return self._sandbox.render({**variables, "messages": fitted})
+        except TemplateRefusalError as refusal:
+            for milder in milder_forms(fitted):
+                (outcome,) = self._sandbox.render_each([{**variables, "messages": milder}])
+                if outcome.refusal is None:
+                    return outcome.text
+            raise refusal
+
+    def starts_in_reasoning(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends with reasoning opened, so that the model's first text continues it."""
+        return any(prompt.rstrip().endswith(opening) for opening, _ in self.reasoning_markers)
+
+    @cached_property
+    def _takes(self) -> Capabilities:
+        return probe(self._sandbox, self.source, self._special_tokens)
+
+    def _thinking_switches(self, enabled: bool | None) -> dict[str, object]:
+        if enabled is None:
+            return {}
+        read = self._takes.variables
+        return {name: on if enabled else off for name, (on, off) in _THINKING_SWITCHES.items() if name in read}
+
+
+def _checked(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in extra.keys() - EXTRA_ARGUMENTS:
+        near = difflib.get_close_matches(name, EXTRA_ARGUMENTS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(EXTRA_ARGUMENTS))}"
+        raise TemplateError(f"unknown template argument {name!r}{hint}")
+    return extra
