@@ -6,7 +6,7 @@ bound the work that a hostile file can ask for. Python's integers do not overflo
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -28,24 +28,12 @@ MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
 SUPPORTED_VERSIONS = (2, 3)
 
-_DAMAGED = "The file is truncated or damaged: download or convert it again."
+_DAMAGED = "The file is damaged or hostile: download or convert it again."
 _STRING, _ARRAY = 8, 9
-_SCALARS = {
-    type_id: struct.Struct(f"<{code}")
-    for type_id, code in {
-        0: "B",
-        1: "b",
-        2: "H",
-        3: "h",
-        4: "I",
-        5: "i",
-        6: "f",
-        7: "?",
-        10: "Q",
-        11: "q",
-        12: "d",
-    }.items()
-}
+# Value types that are one number, as struct codes: ids 0 to 7 are uint8 int8 uint16 int16 uint32 int32 float32 bool,
+# 10 to 12 uint64 int64 float64.
+_CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+_SCALARS = {type_id: struct.Struct(f"<{code}") for type_id, code in _CODES.items()}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -115,13 +103,13 @@ class _HeaderReader:
     def read_version(self) -> int:
         magic = bytes(self.buffer[:4])
         if magic != b"GGUF":
-            raise ModelFileError(f"{self.path}: is not a GGUF file (it begins with {magic!r}). Choose a .gguf model.")
+            self.fail("magic", f"is {magic!r}, so this is not a GGUF file", "Choose a .gguf model.")
         self.position = 4
         version = self.number(_U32, "version")
         if version and version & 0xFFFF == 0:
-            self.fail("version", "the file is big-endian. Get its little-endian edition")
+            self.fail("version", "the file is big-endian", "Get the model's little-endian edition.")
         if version not in SUPPORTED_VERSIONS:
-            self.fail("version", f"GGUF version {version} is not supported, only 2 and 3. Convert the model again")
+            self.fail("version", f"GGUF {version} is not supported, only 2 and 3 are", "Convert the model again.")
         return version
 
     def value(self, key: str) -> Value:
@@ -197,11 +185,8 @@ class _HeaderReader:
                 self.fail(field, f"lies at offset {tensor.offset}, which is not aligned to {alignment}")
             offset = data_start + tensor.offset
             if offset + tensor.nbytes > self.size:
-                self.fail(
-                    field,
-                    f"ends at byte {offset + tensor.nbytes} and the file has {self.size}. {_DAMAGED[:-1]}",
-                )
-            placed.append(TensorInfo(tensor.name, tensor.shape, tensor.type, offset, tensor.nbytes, tensor.part))
+                self.fail(field, f"ends at byte {offset + tensor.nbytes} and the file has {self.size}")
+            placed.append(replace(tensor, offset=offset))
         by_offset = sorted(placed, key=lambda tensor: tensor.offset)
         for before, after in pairwise(by_offset):
             if before.offset + before.nbytes > after.offset:
@@ -242,7 +227,7 @@ class _HeaderReader:
         try:
             return self.buffer[start : self.position].decode()
         except UnicodeDecodeError as error:
-            raise ModelFileError(f"{self.path}: {field}: is not UTF-8 text ({error.reason}). {_DAMAGED}") from error
+            self.fail(field, f"is not UTF-8 text ({error.reason})")
 
     def identifier(self, field: str, cap: int) -> str:
         """A key or a tensor's name: printable, so that neither C nor a terminal reads it as something else."""
@@ -259,7 +244,7 @@ class _HeaderReader:
     def past_end(self, field: str) -> NoReturn:
         if self.end < self.size:
             self.fail(field, f"runs past the cap of {MAX_HEADER_BYTES} bytes for a header")
-        raise ModelFileError(f"{self.path}: {field}: runs past the end of the file ({self.size} bytes). {_DAMAGED}")
+        self.fail(field, f"runs past the end of the file ({self.size} bytes)")
 
-    def fail(self, field: str, problem: str) -> NoReturn:
-        raise ModelFileError(f"{self.path}: {field}: {problem}.")
+    def fail(self, field: str, problem: str, advice: str = _DAMAGED) -> NoReturn:
+        raise ModelFileError(f"{self.path}: {field}: {problem}. {advice}")

@@ -143,7 +143,7 @@ class Metadata(Mapping[str, Value]):
     def _value(self, key: str, default: Scalar | None) -> Value:
         value = self._values.get(key, default)
         if value is None:
-            self._fail(key, "is missing. The file is incomplete or of another kind: convert it again")
+            self._fail(key, "is missing")
         return value
 
     def _in_range(self, key: str, value: NumberT, minimum: NumberT, maximum: NumberT) -> NumberT:
@@ -152,7 +152,7 @@ class Metadata(Mapping[str, Value]):
         return value
 
     def _fail(self, key: str, problem: str) -> NoReturn:
-        raise ModelFileError(f"{self._path}: {key}: {problem}.")
+        raise ModelFileError(f"{self._path}: {key}: {problem}. Convert the model again or get another edition of it.")
 
 
 def _kind(value: Value) -> str:
