@@ -1,0 +1,172 @@
+"""Text to token ids and back, as the model's file defines it."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Protocol
+
+from gguf_io.errors import TokenizerError
+from gguf_io.metadata import Metadata
+from gguf_io.tokenizer.partition import Partition
+from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from gguf_io.tokenizer.streaming import StreamDecoder
+from gguf_io.tokenizer.vocabulary import read_vocabulary
+
+# GPT-2 spells bytes as characters: printable ones as themselves, the others from U+0100 on, in order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_BYTE_OF = {chr(value): bytes([value]) for value in _PRINTABLE} | {
+    chr(256 + index): bytes([value]) for index, value in enumerate(_OTHERS)
+}
+
+
+class Encoder(Protocol):
+    """Encodes text that holds no special tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the text."""
+
+
+class Tokenizer:
+    """A model's tokenizer; cheap to make, since what encoding needs is built on first use.
+
+    Ids and text agree with llama.cpp's, save that text never becomes a control token unless asked for and that
+    characters which the vocabulary cannot express are not fatal. Several threads may use it at once.
+
+    eog_ids: the tokens after which generation stops. pre: `tokenizer.ggml.pre`, "default" where the file has none.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        vocabulary = self._vocabulary = read_vocabulary(metadata)
+        special = vocabulary.special
+        self.vocab_size: int = len(vocabulary.tokens)
+        self.pre: str = vocabulary.pre
+        self.add_bos: bool = vocabulary.add_bos
+        self.add_eos: bool = vocabulary.add_eos
+        self.eog_ids: frozenset[int] = vocabulary.end_ids
+        self.bos_id: int | None = special.bos_id
+        self.eos_id: int | None = special.eos_id
+        self.eot_id: int | None = special.eot_id
+        self.eom_id: int | None = special.eom_id
+        self.unk_id: int | None = special.unk_id
+        self.pad_id: int | None = special.pad_id
+        self.fim_prefix_id: int | None = special.fim_prefix_id
+        self.fim_suffix_id: int | None = special.fim_suffix_id
+        self.fim_middle_id: int | None = special.fim_middle_id
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        add_special: begin and end with the tokens that the model wants there, such as BOS. parse_special: read
+        "<|im_end|>" and the like as tokens; without it they are text, as whatever a user wrote must be. Tokens that
+        the file calls user-defined are found either way. Lone surrogates count as U+FFFD. TokenizerError where the
+        text or the vocabulary cannot be encoded.
+        """
+        partition = self._all_special if parse_special else self._user_defined
+        ids: list[int] = []
+        after_special = True
+        for part in partition.split(_without_surrogates(text)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                prefix = " " if after_special and self._vocabulary.add_space_prefix else ""
+                ids += self._encoder.encode(prefix + part)
+            after_special = isinstance(part, int)
+        if add_special:
+            before, after = self._frame
+            ids = before + ids + after
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """The tokens' bytes as text, with U+FFFD for what is not UTF-8; `skip_special` leaves control tokens out.
+
+        Nothing is trimmed: a SentencePiece model's text begins with the space that `encode` put there.
+        """
+        return b"".join(self.token_bytes(token, skip_special) for token in ids).decode("utf-8", "replace")
+
+    def stream_decoder(self, skip_special: bool = False) -> StreamDecoder:
+        """A decoder for one stream of tokens."""
+        return StreamDecoder(lambda token: self.token_bytes(token, skip_special))
+
+    def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
+        """What a token adds to a text: often a part of a character, nothing for unused tokens.
+
+        Control and unknown tokens are written as they are called, or left out with `skip_special`. TokenizerError for
+        an id outside the vocabulary.
+        """
+        self._check(token)
+        text, kind = self._vocabulary.tokens[token], self._vocabulary.kinds[token]
+        if kind in (CONTROL, UNKNOWN):
+            return b"" if skip_special else text.encode()
+        if kind == BYTE:
+            return _byte(text)
+        if kind == USER_DEFINED:
+            return text.encode()
+        if kind != NORMAL:
+            return b""
+        if self._vocabulary.spells_bytes:
+            return b"".join(_BYTE_OF.get(character) or character.encode() for character in text)
+        return text.replace("\u2581", " ").encode()
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token steers the model and is no text. TokenizerError for an id outside the vocabulary."""
+        self._check(token)
+        return self._vocabulary.kinds[token] in (CONTROL, UNKNOWN)
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.vocab_size:
+            raise TokenizerError(f"token {token} is outside the vocabulary of {self.vocab_size}.")
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        # Imported here: decoding and `localllm show` do without these libraries.
+        if self._vocabulary.pre_tokenizer is not None:
+            from gguf_io.tokenizer.byte_pairs import BytePairs
+
+            return BytePairs(self._vocabulary, self._vocabulary.pre_tokenizer)
+        if self._vocabulary.model == "bert":
+            from gguf_io.tokenizer.word_pieces import WordPieces
+
+            return WordPieces(self._vocabulary)
+        from gguf_io.tokenizer.sentence_pieces import SentencePieces
+
+        return SentencePieces(self._vocabulary)
+
+    @cached_property
+    def _all_special(self) -> Partition:
+        return self._partition(CONTROL, UNKNOWN, USER_DEFINED)
+
+    @cached_property
+    def _user_defined(self) -> Partition:
+        return self._partition(USER_DEFINED)
+
+    def _partition(self, *kinds: int) -> Partition:
+        vocabulary = self._vocabulary
+        tokens = {vocabulary.tokens[index]: index for index, kind in enumerate(vocabulary.kinds) if kind in kinds}
+        return Partition(tokens, vocabulary.lstrip, vocabulary.rstrip)
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What add_special puts before and after."""
+        special = self._vocabulary.special
+        if self._vocabulary.model == "bert":
+            frame = (special.bos_id, special.sep_id)
+        else:
+            frame = (special.bos_id if self.add_bos else None, special.eos_id if self.add_eos else None)
+        before, after = ([] if token is None else [token] for token in frame)
+        return before, after
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if not text.isascii() else text
+
+
+def _byte(text: str) -> bytes:
+    """The byte that <0xNN> stands for."""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        try:
+            return bytes.fromhex(text[3:5])
+        except ValueError:
+            pass
+    raise TokenizerError(
+        f"tokenizer.ggml.tokens: {text[:80]!r} should be a byte, as <0x0A>. The file is damaged: convert it again."
+    )

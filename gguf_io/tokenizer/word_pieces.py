@@ -1,0 +1,81 @@
+"""Word pieces ("bert"): words by character class, then the longest tokens from the left.
+
+A port of no library's rules but llama.cpp's, whose vocabularies write "▁" before tokens that begin a word, where the
+original writes "##" before those that do not.
+"""
+
+import unicodedata
+
+from gguf_io.tokenizer.vocabulary import Vocabulary
+
+# Ideographs are words of their own.
+_IDEOGRAPHS = (
+    range(0x4E00, 0xA000),
+    range(0x3400, 0x4DC0),
+    range(0x20000, 0x2A6E0),
+    range(0x2A700, 0x2B740),
+    range(0x2B740, 0x2B820),
+    range(0x2B920, 0x2CEB0),
+    range(0xF900, 0xFB00),
+    range(0x2F800, 0x2FA20),
+)
+
+
+class WordPieces:
+    """Encodes text without special tokens in it; a word that tokens cannot spell is one unknown token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        get_bool = vocabulary.metadata.get_bool
+        self._ids = vocabulary.ids
+        self._unk_id = vocabulary.special.unk_id
+        self._longest = max(map(len, vocabulary.ids), default=0)
+        self._lowercase = get_bool("tokenizer.ggml.normalizer.lowercase", True)
+        self._strip_accents = get_bool("tokenizer.ggml.normalizer.strip_accents", self._lowercase)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the text."""
+        ids: list[int] = []
+        for word in self._words(text):
+            ids += self._pieces("\u2581" + word)
+        return ids
+
+    def _pieces(self, word: str) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        while start < len(word):
+            for end in range(min(len(word), start + self._longest), start, -1):
+                token = self._ids.get(word[start:end])
+                if token is not None:
+                    ids.append(token)
+                    start = end
+                    break
+            else:
+                return [] if self._unk_id is None else [self._unk_id]
+        return ids
+
+    def _words(self, text: str) -> list[str]:
+        """Words in lower case and without accents, as the file wants it; signs and ideographs stand alone."""
+        words: list[str] = []
+        word = ""
+        for character in text:
+            base = unicodedata.normalize("NFD", character)[0] if self._strip_accents else character
+            category = unicodedata.category(base)
+            if base.isspace():
+                words.append(word)
+                word = ""
+            elif base == "\ufffd" or category[0] == "C" or (self._strip_accents and category[0] == "M"):
+                continue
+            else:
+                lowered = base.lower() if self._lowercase else base
+                if category[0] == "P" or (category[0] == "S" and base < "\x7f") or _is_ideograph(base):
+                    words += [word, lowered]
+                    word = ""
+                else:
+                    word += lowered
+        words.append(word)
+        return [word for word in words if word]
+
+
+def _is_ideograph(character: str) -> bool:
+    code = ord(character)
+    return any(code in block for block in _IDEOGRAPHS)
