@@ -61,10 +61,13 @@ _Q, _SCALE, _PAIRS = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256)
 @inner
 def scale_and_minimum(packed: int, j: int) -> tuple[int, int]:
     """The 6-bit scale and minimum of sub-block j from the twelve bytes that hold all eight of each."""
-    if j < 4:
-        return get_u8(packed + j) & 63, get_u8(packed + j + 4) & 63
-    low, high_scale, high_minimum = get_u8(packed + j + 4), get_u8(packed + j - 4) >> 6, get_u8(packed + j) >> 6
-    return (low & 15) | (high_scale << 4), (low >> 4) | (high_minimum << 4)
+    scale = get_u8(packed + j) & 63
+    minimum = get_u8(packed + j + 4) & 63
+    if j >= 4:
+        low = get_u8(packed + j + 4)
+        scale = (low & 15) | (get_u8(packed + j - 4) >> 6) << 4
+        minimum = (low >> 4) | (get_u8(packed + j) >> 6) << 4
+    return scale, minimum
 
 
 @inner
