@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,6 +165,24 @@ def test_split_model_with_a_part_missing_swapped_or_renamed(
     assert not open_files(paths)
 
 
+@pytest.mark.parametrize(
+    ("part", "key", "old", "new"),
+    [
+        (0, b"split.tensors.count", struct.pack("<Ii", 5, 5), struct.pack("<Ii", 5, 6)),
+        (1, b"split.count", struct.pack("<IH", 2, 3), struct.pack("<IH", 2, 4)),
+    ],
+)
+def test_split_parts_that_disagree(
+    split: tuple[list[Path], dict[str, np.ndarray[Any, Any]]], part: int, key: bytes, old: bytes, new: bytes
+) -> None:
+    paths, _ = split
+    content = paths[part].read_bytes()
+    assert content.count(key + old) == 1
+    paths[part].write_bytes(content.replace(key + old, key + new))
+    with pytest.raises(ModelFileError, match=rf"{paths[part].name}: {key.decode()}: is {new[4]}, outside"):
+        open_model(paths[0])
+
+
 def test_a_file_truncated_or_overwritten_while_open(small: Path) -> None:
     with open_model(small) as model:
         os.truncate(small, 4096)
@@ -206,6 +225,8 @@ def test_identity_follows_the_content_not_the_path(small: Path, tmp_path: Path) 
     assert identity(copy) == first
     content = small.read_bytes()
     copy.write_bytes(content.replace(b"Small", b"Smell"))
+    assert identity(copy) != first
+    copy.write_bytes(content + b"\0")
     assert identity(copy) != first
     with open_model(small) as model:
         infos = list(model.tensors.values())
