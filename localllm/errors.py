@@ -9,6 +9,7 @@ __all__ = [
     "OutOfMemoryError",
     "QueueFullError",
     "RequestError",
+    "SettingsError",
     "TemplateError",
     "TokenizerError",
 ]
@@ -39,3 +40,7 @@ class QueueFullError(LocalLLMError):
 
 class OutOfMemoryError(LocalLLMError):
     """The plan of memory does not fit. The message shows the sums."""
+
+
+class SettingsError(LocalLLMError):
+    """A setting that does not exist or has a value of the wrong kind. The message names its source."""

@@ -1,0 +1,57 @@
+"""The entry point: commands, and how their errors reach the user.
+
+Exit codes: 0 done; 1 something failed inside localllm; 2 what was asked cannot be done, and the message says why;
+130 interrupted by Ctrl-C.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from localllm.cli import terminal
+from localllm.cli.run import run
+from localllm.cli.show import show
+from localllm.errors import LocalLLMError
+
+EXIT_FAILURE = 1
+EXIT_REFUSED = 2
+
+app = typer.Typer(
+    name="localllm",
+    epilog="Settings come from flags, else from variables LOCALLLM_*, else from the user's config.toml.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(run)
+app.command()(show)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        terminal.answer(f"localllm {version('localllm')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Runs language models on the machine in front of you."""
+
+
+def main() -> None:
+    """Run the command line. Every error ends in one sentence on stderr and an exit code; --debug adds the traceback."""
+    try:
+        app()
+    except LocalLLMError as error:
+        terminal.fail(str(error), error)
+        sys.exit(EXIT_REFUSED)
+    except Exception as error:
+        terminal.fail(f"{type(error).__name__}: {error}. This is a defect in localllm; --debug shows where.", error)
+        sys.exit(EXIT_FAILURE)

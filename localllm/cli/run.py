@@ -1,0 +1,132 @@
+"""localllm run: one prompt, one answer."""
+
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.options import AsJson, Debug, Model
+
+if TYPE_CHECKING:
+    from localllm.engine.loaded_model import LoadedModel
+    from localllm.engine.request import GenerationRequest
+    from localllm.settings import Settings
+
+EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
+
+
+def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    model: Model,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; --file and standard input are appended.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message for the chat template.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Stop after N tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help="0 takes the likeliest token (0.8).")] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="N", help="Sample from the N likeliest; 0 is off (40).")] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="X", help="Nucleus sampling; 1 is off (0.95).")] = None,
+    min_p: Annotated[float | None, typer.Option(metavar="X", help="Least share of the best; 0 is off (0.05).")] = None,
+    repeat_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1 avoids repetition (1).")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Makes the answer reproducible.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
+    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end.")] = False,
+    as_json: AsJson = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print speed and memory on stderr afterwards.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Answer one prompt.
+
+    Exits with 0 when the answer is complete, 2 when the model or the request cannot be served, 130 after Ctrl-C, which
+    keeps what was written so far. Values in brackets are the defaults.
+    """
+    from localllm.cli import generation, terminal
+    from localllm.cli.prompt import check_text, read_prompt
+    from localllm.engine.loaded_model import load_model
+    from localllm.engine.request import FinishReason
+    from localllm.engine.stream import fold
+    from localllm.library import resolve
+    from localllm.settings import load_settings
+
+    settings = load_settings(
+        {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repeat_penalty": repeat_penalty,
+            "seed": seed,
+            "ctx": ctx,
+            "threads": threads,
+        }
+    )
+    text = read_prompt(prompt, file)
+    for argument in (system or "", *(stop or ())):
+        check_text(argument)
+
+    began = monotonic()
+    with terminal.StatusLine() as status, load_model(resolve(model), settings, status.share) as loaded:
+        load_s = monotonic() - began
+        request = _request(loaded, settings, text, system=system, raw=raw, stop=stop or [], ignore_eos=ignore_eos)
+        stream = loaded.engine.submit(request)
+        with generation.interrupt_cancels(stream):
+            events = generation.with_progress(stream, status)
+            completion = fold(events if as_json else generation.written(events))
+        backend = loaded.engine.runner.backend
+        last = completion.last
+        if last.finish_reason is FinishReason.ERROR:
+            terminal.fail(last.error or "the engine stopped without a reason")
+            raise typer.Exit(EXIT_FAILURE)
+        if as_json:
+            generation.write_json(completion, model, backend, load_s)
+        if stats:
+            generation.write_stats(last, backend, load_s)
+        if last.finish_reason is FinishReason.CANCELLED:
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _request(
+    loaded: "LoadedModel",
+    settings: "Settings",
+    text: str,
+    *,
+    system: str | None,
+    raw: bool,
+    stop: list[str],
+    ignore_eos: bool,
+) -> "GenerationRequest":
+    """The request for a prompt: a conversation where the model has a chat template, else the text as it is.
+
+    Raises RequestError for a system message that has no place, and TemplateError.
+    """
+    from localllm.engine.request import GenerationRequest, SamplingParams
+    from localllm.errors import RequestError
+
+    converses = not raw and not loaded.template.is_default
+    if system is not None and not converses:
+        reason = "--raw leaves the chat template out" if raw else "this model has no chat template"
+        raise RequestError(f"--system has no place: {reason}. Put its text into the prompt.")
+    if converses:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        chat = loaded.chat_prompt([*messages, {"role": "user", "content": text}])
+        tokens, stop = chat.tokens, [*stop, *chat.stop]
+    else:
+        tokens = loaded.tokenise(text)
+    return GenerationRequest(
+        prompt=tokens,
+        sampling=SamplingParams(
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            repeat_penalty=settings.repeat_penalty,
+            seed=settings.seed,
+        ),
+        max_tokens=settings.max_tokens,
+        stop=tuple(stop),
+        ignore_eos=ignore_eos,
+    )

@@ -1,0 +1,104 @@
+"""localllm show: what is in a model file."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from localllm.cli.options import AsJson, Debug, Model
+from localllm.cli.terminal import answer, human_bytes, human_count
+
+if TYPE_CHECKING:
+    from gguf_io.metadata import Metadata, Value
+    from localllm.library.summary import ModelSummary
+
+MAX_SHOWN_ITEMS = 16
+MAX_SHOWN_CHARS = 100
+
+
+def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Show what is in a model file: metadata, tensors by type, parameters, context, template, memory needed."""
+    from gguf_io import open_model
+    from localllm.library import resolve
+    from localllm.library.summary import summarize
+
+    with open_model(resolve(model)) as file:
+        summary = summarize(file)
+        if as_json:
+            answer(json.dumps(_as_object(summary, file.metadata), ensure_ascii=False) + "\n")
+        else:
+            answer("\n".join(_as_text(summary, file.metadata)) + "\n")
+
+
+def _as_object(summary: "ModelSummary", metadata: "Metadata") -> dict[str, object]:
+    memory = summary.memory_bytes(summary.context or 0)
+    return asdict(summary) | {
+        "memory_bytes": memory,
+        "metadata": {key: _json_value(value) for key, value in metadata.items()},
+    }
+
+
+def _json_value(value: "Value") -> object:
+    """Long arrays (a vocabulary, say) are replaced by their length; JSON has no infinity and no NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str | int | float | bool):
+        return value
+    return list(value) if len(value) <= MAX_SHOWN_ITEMS else {"items": len(value)}
+
+
+def _as_text(summary: "ModelSummary", metadata: "Metadata") -> Iterator[str]:
+    parameters = f"{human_count(summary.parameters)} parameters"
+    yield f"{summary.name}: {summary.architecture}, {parameters}, {summary.quantization}"
+    yield ""
+    yield from _table(
+        ("file", human_bytes(summary.file_bytes)),
+        ("context", _known(summary.context, " tokens")),
+        ("vocabulary", _known(summary.vocabulary, " tokens")),
+        ("layers", _known(summary.layers)),
+        ("width", _known(summary.width)),
+        ("heads", _known(summary.heads)),
+        ("chat template", f"{len(summary.chat_template)} characters" if summary.chat_template else "none"),
+    )
+    yield "\nTensors"
+    yield from _table(
+        *((group.type, f"{group.tensors:>5}  {human_bytes(group.bytes)}") for group in summary.tensor_groups)
+    )
+    yield "\nMemory needed"
+    yield from _table(("weights", human_bytes(summary.weights_bytes)), *_memory(summary))
+    yield "\nMetadata"
+    yield from _table(*((key, _short(value)) for key, value in metadata.items() if key != "tokenizer.chat_template"))
+    if summary.chat_template:
+        yield f"\nChat template\n{summary.chat_template}"
+
+
+def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:
+    per_token = summary.kv_bytes_per_token
+    if per_token is None:
+        yield "keys and values", "unknown for this architecture"
+        return
+    yield "keys and values", f"{human_bytes(per_token)} a token in f16"
+    total = summary.memory_bytes(summary.context or 0)
+    if total is not None and summary.context:
+        yield "together", f"{human_bytes(total)} at {summary.context} tokens"
+
+
+def _table(*rows: tuple[str, str]) -> Iterator[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        yield f"  {name:<{width}}  {value}"
+
+
+def _known(number: int | None, unit: str = "") -> str:
+    return "unknown" if number is None else f"{number}{unit}"
+
+
+def _short(value: "Value") -> str:
+    if isinstance(value, str | int | float | bool):
+        text = str(value).replace("\n", "\\n")
+    elif len(value) <= MAX_SHOWN_ITEMS:
+        text = ", ".join(map(str, value))
+    else:
+        text = f"[{len(value)} items]"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

@@ -1,0 +1,125 @@
+"""How commands speak: answers on stdout, everything else on stderr.
+
+Nothing here depends on the width of a terminal. Progress is drawn on terminals only, colour on terminals without
+NO_COLOR (https://no-color.org).
+"""
+
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Self
+
+CLEAR_LINE = "\r\033[K"
+
+# C0, DEL and C1 without tab and newline: text from a model or its file must not move the cursor or set a title.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def answer(text: str) -> None:
+    """Write a piece of the command's result to stdout at once; a terminal gets no control characters in it."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Tell the user something that is no part of the result."""
+    sys.stderr.write(f"{harmless(text)}\n")
+
+
+def warn(text: str) -> None:
+    """Tell the user that something is not as it should be, while the command goes on."""
+    sys.stderr.write(f"{_coloured('warning:', 33)} {harmless(text)}\n")
+
+
+def fail(text: str, error: BaseException | None = None) -> None:
+    """Tell the user why the command ends; with --debug, also where the error came from."""
+    sys.stderr.write(f"{_coloured('error:', 31)} {harmless(text)}\n")
+    if error and logging.getLogger().isEnabledFor(logging.DEBUG):
+        sys.stderr.write("".join(traceback.format_exception(error)))
+
+
+def log_to_stderr(debug: bool) -> None:
+    """Show log messages as warnings and errors; with debug, all of them and with tracebacks."""
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[_LogHandler()], force=True)
+    logging.getLogger("numba").setLevel(logging.WARNING)  # it tells of every byte code it compiles
+
+
+class _LogHandler(logging.Handler):
+    """Log records in the words of this module."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING:
+            note(f"{record.name}: {record.getMessage()}")
+        elif record.levelno < logging.ERROR:
+            warn(record.getMessage())
+        else:
+            fail(record.getMessage(), record.exc_info[1] if record.exc_info else None)
+
+
+def harmless(text: str) -> str:
+    """The text with U+FFFD for every control character that could act on a terminal."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+class StatusLine:
+    """One line on stderr that is drawn over and over, and leaves nothing behind. Silent where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._active = sys.stderr.isatty()
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.clear()
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if self._active and text != self._shown:
+            sys.stderr.write(f"{CLEAR_LINE}{harmless(text)}")
+            sys.stderr.flush()
+            self._shown = text
+
+    def share(self, what: str, done: float) -> None:
+        """Replace the line by what is being done and how much of it is done, 0 to 1; at 1 the line goes."""
+        if done < 1:
+            self.show(f"{what}: {done:.0%}")
+        else:
+            self.clear()
+
+    def clear(self) -> None:
+        """Remove the line. Twice is fine."""
+        if self._shown:
+            sys.stderr.write(CLEAR_LINE)
+            sys.stderr.flush()
+            self._shown = ""
+
+
+def _coloured(text: str, colour: int) -> str:
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        return text
+    return f"\033[{colour}m{text}\033[0m"
+
+
+def human_bytes(size: int) -> str:
+    """A size with a binary unit: 512 B, 1.5 MiB, 12 GiB."""
+    return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def human_count(count: int) -> str:
+    """A count with a decimal unit: 512, 260 K, 1.1 B."""
+    return _scaled(count, 1000, ("", "K", "M", "B", "T"))
+
+
+def _scaled(number: int, base: int, units: Sequence[str]) -> str:
+    """Three significant digits; 999.6 K is written as the 1 M that it rounds to."""
+    power = 0
+    value = float(number)
+    while power < len(units) - 1 and round(value) >= 1000:
+        value /= base
+        power += 1
+    return f"{value:.3g} {units[power]}".strip()

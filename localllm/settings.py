@@ -1,0 +1,137 @@
+"""The settings: one flat, typed object, from flags over environment over a TOML file.
+
+The field `ctx` is set by the flag --ctx, else by LOCALLLM_CTX, else by `ctx = ...` in the file, else by its default.
+A name that no field has is an error which tells the nearest one, so that a typo never passes for a setting.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+import platformdirs
+
+from localllm.errors import SettingsError
+
+PREFIX = "LOCALLLM_"
+
+# Variables that are read where they act, because no flag or file could set them in time.
+OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_TEST_DATA"})
+
+Backend = Literal["auto", "native", "llama"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every setting. None means that the model or the machine decides.
+
+    ctx and max_tokens count tokens; threads counts threads; the rest are llama.cpp's sampling parameters and defaults.
+    """
+
+    backend: Backend = "auto"
+    ctx: int | None = None
+    threads: int | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("ctx", 1), ("threads", 1), ("max_tokens", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SettingsError(f"{name} is {value}; the least is {least}.")
+
+
+def config_path() -> Path:
+    """Where the file is looked for, e.g. ~/.config/localllm/config.toml. It need not exist."""
+    return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / "config.toml"
+
+
+def load_settings(
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> Settings:
+    """Merge the three sources. A flag that is None was not given.
+
+    flags: by field name, already typed. environment defaults to the process's, file to config_path().
+    Raises SettingsError, naming the source and the setting, for an unknown name or a value of the wrong type.
+    """
+    values = _from_file(file or config_path())
+    values |= _from_environment(os.environ if environment is None else environment)
+    values |= {name: value for name, value in flags.items() if value is not None}
+    return Settings(**values)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from error
+    except ValueError as error:  # tomllib's errors and UnicodeDecodeError are both
+        raise SettingsError(f"{path}: is not valid TOML: {error}.") from error
+    return {_known(name, str(path)): _checked(name, value, str(path)) for name, value in content.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if variable.startswith(PREFIX) and variable not in OTHER_VARIABLES:
+            name = _known(variable.removeprefix(PREFIX).lower(), variable)
+            values[name] = _parsed(name, text, variable)
+    return values
+
+
+def _known(name: str, where: str) -> str:
+    if name in _TYPES:
+        return name
+    nearest = difflib.get_close_matches(name, _TYPES, n=1, cutoff=0.5)
+    hint = f"Did you mean {nearest[0]}?" if nearest else f"There are: {', '.join(_TYPES)}."
+    raise SettingsError(f"{where}: there is no setting {name!r}. {hint}")
+
+
+def _parsed(name: str, text: str, where: str) -> Any:
+    """Read a variable's text as the field's type; the text of a Literal or a string is taken as it is."""
+    for kind in _TYPES[name]:
+        if kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                raise _wrong_type(name, text, where) from None
+    return _checked(name, text, where)
+
+
+def _checked(name: str, value: object, where: str) -> Any:
+    """Return the value if it is one of the field's type; an integer counts as a float, true and false do not."""
+    allowed = _TYPES[name]
+    if value in [kind for kind in allowed if isinstance(kind, str)]:
+        return value
+    if type(value) in allowed:
+        return value
+    if type(value) is int and float in allowed:
+        return float(value)
+    raise _wrong_type(name, value, where)
+
+
+def _wrong_type(name: str, value: object, where: str) -> SettingsError:
+    names = {int: "an integer", float: "a number"}
+    wanted = " or ".join(names.get(kind, repr(kind)) for kind in _TYPES[name])
+    return SettingsError(f"{where}: {name} should be {wanted} and is {value!r}.")
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """What a field may hold: types, or the strings of a Literal. None cannot be written in any source."""
+    if isinstance(kind, UnionType) or get_origin(kind) is Literal:
+        return tuple(part for part in get_args(kind) if part is not type(None))
+    return (kind,)
+
+
+_TYPES: dict[str, tuple[Any, ...]] = {field.name: _alternatives(field.type) for field in fields(Settings)}

@@ -1,0 +1,55 @@
+import io
+from pathlib import Path
+
+import pytest
+
+from localllm.cli.prompt import check_text, read_prompt
+from localllm.errors import RequestError
+
+
+class Stdin(io.TextIOWrapper):
+    def __init__(self, data: bytes, terminal: bool = False) -> None:
+        super().__init__(io.BytesIO(data), encoding="utf-8")
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def with_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes, terminal: bool = False) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin(data, terminal))
+
+
+def test_argument_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_stdin(monkeypatch, b"never read", terminal=True)
+    assert read_prompt(" once\n", None) == " once\n"
+
+
+def test_file_and_stdin_are_appended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes("zwei ä\n".encode())
+    with_stdin(monkeypatch, b"three\n\n")
+    assert read_prompt("one", tmp_path / "f") == "one\n\nzwei ä\n\nthree\n"
+    with_stdin(monkeypatch, b"only\n")
+    assert read_prompt(None, None) == "only"
+
+
+def test_no_prompt_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for data, terminal in ((b"", False), (b"\n", False), (b"", True)):
+        with_stdin(monkeypatch, data, terminal)
+        with pytest.raises(RequestError, match="There is no prompt"):
+            read_prompt(None, None)
+
+
+def test_closed_stdin_is_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert read_prompt("one", None) == "one"
+
+
+def test_sources_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_stdin(monkeypatch, b"ab\xff")
+    with pytest.raises(RequestError, match=r"standard input: is not UTF-8 text \(byte 2\)"):
+        read_prompt("one", None)
+    with pytest.raises(RequestError, match="missing: cannot be read: No such file"):
+        read_prompt(None, tmp_path / "missing")
+    with pytest.raises(RequestError, match=r"not UTF-8 text \(character 1\)"):
+        check_text("a\udcff")

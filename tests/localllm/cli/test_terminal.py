@@ -1,0 +1,105 @@
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from localllm.cli import terminal
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return stream
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1023 * 1024, "0.999 MiB"), (3 * 2**40, "3 TiB")],
+)
+def test_bytes_for_people(size: int, text: str) -> None:
+    assert terminal.human_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (260032, "260 K"), (999_999, "1 M"), (1_100_048_384, "1.1 B"), (2 * 10**15, "2e+03 T")],
+)
+def test_counts_for_people(count: int, text: str) -> None:
+    assert terminal.human_count(count) == text
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = on_screen(monkeypatch)
+    terminal.answer("a\x1b[2Jb\tc\n\x9b\r\x07")
+    assert screen.getvalue() == "a\ufffd[2Jb\tc\n\ufffd\ufffd\ufffd"
+
+
+def test_a_pipe_gets_the_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.answer("a\x1b[2J\r\n")
+    assert capsys.readouterr().out == "a\x1b[2J\r\n"
+
+
+def test_colour_on_terminals_only_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = on_screen(monkeypatch)
+    terminal.fail("x")
+    assert "\x1b[31m" in screen.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.truncate(0)
+    terminal.fail("x")
+    assert "\x1b" not in screen.getvalue()
+
+
+def test_diagnostics_go_to_stderr_without_colour_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.fail("bad")
+    terminal.warn("odd")
+    terminal.note("so")
+    assert capsys.readouterr() == ("", "error: bad\nwarning: odd\nso\n")
+
+
+def test_progress_is_drawn_on_terminals_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = on_screen(monkeypatch)
+    with terminal.StatusLine() as status:
+        status.share("loading", 0.5)
+        assert screen.getvalue().endswith("loading: 50%")
+    assert screen.getvalue().endswith(terminal.CLEAR_LINE)
+
+
+def test_progress_in_a_pipe_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.StatusLine() as status:
+        status.share("loading", 0.5)
+        status.share("loading", 1.0)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_logs_show_tracebacks_with_debug_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for debug in (False, True):
+        terminal.log_to_stderr(debug)
+        log = logging.getLogger("localllm.test")
+        log.debug("detail")
+        log.warning("careful")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            log.exception("stopped")
+        error = capsys.readouterr().err
+        assert "warning: careful\nerror: stopped\n" in error
+        assert ("Traceback" in error) == debug
+        assert ("localllm.test: detail" in error) == debug

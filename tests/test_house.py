@@ -1,0 +1,117 @@
+"""What holds for the repository as a whole."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("localllm", "gguf_io", "cpu_kernels", "models", "gpu_offload", "tui")
+CODE = sorted(path for folder in (*PACKAGES, "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"])
+MAX_LINES = 400
+
+# The product is described as it is: no work left in the code, no tracker numbers, no paths of one machine.
+UNWANTED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b|\bissues? ?#?\d|(?<![\w.])/(?:work|root|home/\w+)/")
+
+HEAVY = ("numba", "llvmlite", "textual", "fastapi", "llama_cpp", "torch", "tokenizers", "jinja2", "numpy")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", CODE, ids=relative)
+def test_files_are_short(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_LINES, f"{relative(path)} has {lines} lines; split it by idea"
+
+
+@pytest.mark.parametrize("path", [*CODE, *DOCUMENTS], ids=relative)
+def test_files_speak_of_the_product(path: Path) -> None:
+    if path == Path(__file__):
+        return
+    found = UNWANTED.search(path.read_text(encoding="utf-8"))
+    assert found is None, f"{relative(path)} says {found.group()!r}"
+
+
+def test_unwanted_words_are_recognised() -> None:
+    for text in ("# TODO: later", "see issue 12", "issue #3", "open('/work/shared/x')"):
+        assert UNWANTED.search(text), text
+    for text in ("the issue with floats", "work/life", "https://host/work/page"):
+        assert not UNWANTED.search(text), text
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["show", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import json, sys\n"
+        "from localllm.cli.main import main\n"
+        f"sys.argv[1:] = {arguments!r}\n"
+        "try:\n    main()\n"
+        "finally:\n    sys.stderr.write(json.dumps(sorted(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = {name.partition(".")[0] for name in json.loads(result.stderr)}
+    assert result.stdout
+    assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
+
+
+def test_readme_names_real_make_targets() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for document in ("README.md", "CONTRIBUTING.md", "docs/benchmarks.md"):
+        text = (ROOT / document).read_text(encoding="utf-8")
+        named = set(re.findall(r"^    make ([a-z-]+)|`make ([a-z-]+)", text, re.MULTILINE))
+        assert {first or second for first, second in named} <= targets, document
+    assert {"run", "test", "check", "bench", "clean", "install"} <= targets
+
+
+def test_continuous_integration_runs_the_readme_test_command() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert script.read_text(encoding="utf-8").splitlines()[-1] == "make test"
+    assert "    make test " in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_documents_link_to_files_that_exist() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{relative(document)} links to {target}"
+
+
+def test_architecture_page_names_real_files() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name in set(re.findall(rf"`((?:{'|'.join(PACKAGES)}|tests|benchmarks)/[\w/.-]+)`", text)):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_environment_variable_is_a_setting_or_declared() -> None:
+    from dataclasses import fields
+
+    from localllm.settings import OTHER_VARIABLES, PREFIX, Settings
+
+    known = {f"{PREFIX}{field.name.upper()}" for field in fields(Settings)} | OTHER_VARIABLES
+    for path in CODE:
+        if path.parts[len(ROOT.parts)] in PACKAGES:
+            assert set(re.findall(rf"{PREFIX}[A-Z_]+", path.read_text(encoding="utf-8"))) <= known, relative(path)
+
+
+def test_every_dependency_is_pinned() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    names = {normal(re.match(r"[\w.-]+", item).group()) for item in wanted}  # type: ignore[union-attr]
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert names <= {normal(line.partition("==")[0]) for line in pins if "==" in line}
+
+
+def normal(name: str) -> str:
+    """Names compare as PEP 503 says."""
+    return re.sub(r"[-_.]+", "-", name).lower()
