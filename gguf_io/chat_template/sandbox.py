@@ -25,10 +25,10 @@ class TemplateRefusalError(TemplateError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One rendering: the text, or the refusal that the template raised instead."""
+    """One rendering: the text, or "" and what the template raised instead."""
 
     text: str
-    refusal: TemplateRefusalError | None = None
+    refusal: str | None = None
 
 
 class TemplateSandbox:
@@ -47,16 +47,14 @@ class TemplateSandbox:
         """The template's text for these variables. Raises TemplateRefusalError, or TemplateError beyond a limit."""
         (outcome,) = self.render_each([variables])
         if outcome.refusal is not None:
-            raise outcome.refusal
+            raise TemplateRefusalError(outcome.refusal)
         return outcome.text
 
     def render_each(self, renders: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         """Several renderings within the limits of one request."""
         reply = self._ask({"source": self._source, "renders": renders})
         return [
-            Outcome(outcome["text"])
-            if "text" in outcome
-            else Outcome("", TemplateRefusalError(_located(outcome["error"], outcome["line"])))
+            Outcome(outcome["text"]) if "text" in outcome else Outcome("", _located(outcome["error"], outcome["line"]))
             for outcome in reply["outcomes"]
         ]
 
