@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.engine.context_policy import fit_prompt
+from localllm.engine.disk_cache import DiskCache
 from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.plan import Plan
@@ -19,6 +20,9 @@ from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError, QueueFullError, RequestError
+
+# While requests run, KV is copied out for the disk only between so many steps; when idle, at once.
+SPILL_EVERY = 16
 
 log = logging.getLogger(__name__)
 
@@ -59,22 +63,27 @@ class Engine:
         context_limit: int | None = None,
         max_running: int = 8,
         max_waiting: int = 64,
-        background_pages: int = 32,
+        background_tokens: int = 512,
+        disk: DiskCache | None = None,
     ) -> None:
         self.runner = runner
         self._vocabulary = vocabulary
+        self._wakened = threading.Event()
         self.context = min(context_limit or runner.max_context, runner.max_context)
         self._max_waiting = max_waiting
         max_running = max(min(max_running, runner.max_sequences // 2, runner.max_rows), 1)
         self._kv = KVManager(
             runner,
             kept_sequences=runner.max_sequences - max_running,
-            background_pages=min(background_pages, runner.pages_total() // 8),
+            background_pages=min(background_tokens // runner.page_size, runner.pages_total() // 8),
+            disk=disk,
+            wake_engine=self._wake,
         )
         self._scheduler = Scheduler(runner, self._kv, max_running)
         self._submissions: deque[Generation] = deque()
-        self._wakened = threading.Condition()
-        self._closing = False
+        self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
+        self._steps = 0
+        self._closing = self._closed = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._totals = dict.fromkeys(("prompt", "memory", "disk", "generated", "drafted", "accepted"), 0)
@@ -94,13 +103,13 @@ class Engine:
         stream = GenerationStream(self._wake)
         sampler = Sampler(request.sampling, self.runner.vocab_size, request.prompt, self._vocabulary.token_bytes)
         generation = Generation(request, prompt, context, sampler, self._vocabulary, stream)
-        with self._wakened:
+        with self._lock:
             if self._closing or self._failure:
                 raise LocalLLMError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
             if len(self._scheduler.waiting) + len(self._submissions) >= self._max_waiting:
                 raise QueueFullError(f"{self._max_waiting} requests are waiting already. Try again in a moment.")
             self._submissions.append(generation)
-            self._wakened.notify_all()
+        self._wake()
         return stream
 
     def step(self) -> bool:
@@ -108,12 +117,18 @@ class Engine:
         self._settle()
         plan = self._scheduler.schedule()
         if not plan.parts:
-            return self._settle()
+            return self._settle() or plan.restored or self._spill()
         began = time.monotonic()
         logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
         self._scheduler.chunk.observe(len(plan), time.monotonic() - began)
         self._commit(plan, logits)
+        self._steps += 1
+        if self._steps % SPILL_EVERY == 0:
+            self._spill()
         return True
+
+    def _spill(self) -> bool:
+        return self._kv.spiller is not None and self._kv.spiller.spill()
 
     def stats(self) -> EngineStats:
         """Return how busy the engine is and what it has done."""
@@ -137,13 +152,16 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Cancel everything, stop the thread and close the runner. Idempotent."""
-        with self._wakened:
+        """Cancel everything, write what the disk tier is due, stop the thread and close the runner. Idempotent."""
+        with self._lock:
             self._closing = True
-            self._wakened.notify_all()
+        self._wake()
         if self._thread.is_alive():
             self._thread.join()
         self._end_all(FinishReason.CANCELLED, None)
+        if self._kv.spiller and not self._failure and not self._closed:
+            self._kv.spiller.close()
+        self._closed = True
         self.runner.close()
 
     def check_integrity(self) -> set[int]:
@@ -238,25 +256,21 @@ class Engine:
         generation.send_last()
 
     def _wake(self) -> None:
-        with self._wakened:
-            self._wakened.notify_all()
+        self._wakened.set()
 
     def _loop(self) -> None:
         try:
             while not self._closing:
+                self._wakened.clear()
                 if not self.step():
-                    self._wait()
+                    # Woken by submissions, cancels, readers and the writer; time limits are looked at meanwhile.
+                    busy = self._scheduler.running or self._scheduler.waiting
+                    self._wakened.wait(0.05 if busy else None)
         except Exception as error:
             log.exception("The engine stops after an unexpected error")
-            self._failure = f"{type(error).__name__}: {error}"
+            with self._lock:
+                self._failure = f"{type(error).__name__}: {error}"
             self._end_all(FinishReason.ERROR, error)
-
-    def _wait(self) -> None:
-        """Sleep until somebody submits, cancels or reads; time limits of the idle are looked at every 50 ms."""
-        with self._wakened:
-            if not self._closing and not self._submissions:
-                busy = self._scheduler.running or self._scheduler.waiting
-                self._wakened.wait(0.05 if busy else None)
 
     def _end_all(self, reason: FinishReason, error: Exception | None) -> None:
         """End every request without touching the runner, whose state may be lost."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from localllm.engine.context_policy import FittedPrompt, roll
 from localllm.engine.detokenizer import Detokenizer
+from localllm.engine.disk_cache import Segment
 from localllm.engine.prompt_lookup import PromptLookup
 from localllm.engine.request import (
     ContextPolicy,
@@ -40,7 +41,8 @@ class Generation:
     """The state of one request from its submission to its last event.
 
     tokens is the prompt and what was generated; the runner's sequence stores the first `computed` of them. Decoding is
-    the case of one pending token, prefill that of many: the scheduler treats both alike.
+    the case of one pending token, prefill that of many: the scheduler treats both alike. `restoring` are the segments
+    still to be read from the disk tier before anything is computed.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Generation:
         self.tokens = list(prompt.tokens)
         self.sequence: int | None = None
         self.computed = 0
+        self.restoring: list[Segment] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.lookup = PromptLookup(self.tokens)

@@ -1,24 +1,43 @@
 """Where a generation's KV comes from and where it goes: prefix cache, running neighbours, disk tier, free pages."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 
+from localllm.engine.disk_cache import DiskCache
 from localllm.engine.generation import Generation
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import Runner
+from localllm.engine.spill import Spiller
+
+log = logging.getLogger(__name__)
+
+# Reading fewer tokens than this from the disk is not worth it.
+LEAST_RESTORED = 16
 
 
 class KVManager:
     """Hands sequences to generations and takes them back. The engine's thread is the only caller.
 
     kept_sequences bounds the prefixes kept, so that running generations always find a free handle.
-    background_pages are kept free of cached chats for background requests, which may not evict any.
+    background_pages are kept free of cached chats for background requests, which may not evict any. wake_engine is
+    called when the disk tier can take more.
     """
 
-    def __init__(self, runner: Runner, kept_sequences: int, background_pages: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        kept_sequences: int,
+        background_pages: int,
+        disk: DiskCache | None,
+        wake_engine: Callable[[], None],
+    ) -> None:
         self._runner = runner
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
         self.cache = PrefixCache(runner)
+        # Sequences that can only be used whole gain nothing from segments.
+        self._disk = disk if runner.can_truncate else None
+        self.spiller = Spiller(runner, self.cache, self._disk, wake_engine) if self._disk else None
 
     def start(self, generation: Generation, running: Iterable[Generation]) -> bool:
         """Give the generation the longest prefix known; False if a neighbour is just computing a longer one.
@@ -39,11 +58,35 @@ class KVManager:
             return False
         if not self.make_room(1, generation.request.background):
             return False
-        if source is None:
-            generation.start(self.cache.fork(tokens, cached), cached)
+        segments = self._disk.find(tokens) if self._disk and len(tokens) - computed >= LEAST_RESTORED else []
+        if segments and segments[-1].useful - computed >= LEAST_RESTORED:
+            generation.restoring = [segment for segment in segments if segment.stop > computed]
+            computed = min(computed, generation.restoring[0].start)
+        if source is None or computed <= cached:
+            generation.start(self.cache.fork(tokens, computed), computed)
         else:
             generation.start(self._runner.fork_sequence(source, computed), computed)
         return True
+
+    def restore(self, generation: Generation) -> None:
+        """Read one segment from the disk. What cannot be read will be computed."""
+        segment, *generation.restoring = generation.restoring
+        sequence, tokens = generation.sequence, segment.stop - segment.start
+        assert self._disk is not None and sequence is not None
+        room = self.make_room(self._runner.pages_needed(sequence, tokens), generation.request.background)
+        data = self._disk.load(segment) if room else None
+        if data is None:
+            generation.restoring = []
+            return
+        try:
+            self._runner.import_kv(sequence, segment.start, segment.stop, data)
+        except ValueError as error:
+            log.warning("Computing again what %s should hold: %s", segment.path, error)
+            generation.restoring = []
+            return
+        if segment.useful < segment.stop:
+            self._runner.truncate_sequence(sequence, segment.useful)
+        generation.restored(segment.useful)
 
     def make_room(self, pages: int, background: bool) -> bool:
         """Evict until so many pages are free; False if that cannot be."""
@@ -65,7 +108,10 @@ class KVManager:
         if generation.request.background:
             self._runner.free_sequence(sequence)
             return
-        self.cache.insert(generation.tokens[: generation.computed], sequence)
+        tokens = generation.tokens[: generation.computed]
+        self.cache.insert(tokens, sequence)
+        if self.spiller and generation.request.persist:
+            self.spiller.later(tokens)
         while len(self.cache) > self._kept_sequences:
             self.cache.drop_oldest()
         while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:

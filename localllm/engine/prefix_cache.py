@@ -59,11 +59,12 @@ class PrefixCache:
         if self._runner.can_truncate:
             node = self._split(node, length)
         self._touch(node)
-        leaf = node
-        while leaf.children:
-            leaf = next(iter(leaf.children.values()))
-        assert leaf.sequence is not None  # check_integrity: every leaf has one
-        return self._runner.fork_sequence(leaf.sequence, length)
+        return self._runner.fork_sequence(_sequence_below(node), length)
+
+    def holder(self, tokens: Sequence[int]) -> int | None:
+        """Return a sequence that begins with all these tokens, or None. It stays the cache's."""
+        node, length = self._walk(tokens)
+        return _sequence_below(node) if 0 < length == len(tokens) else None
 
     def insert(self, tokens: Sequence[int], sequence: int) -> None:
         """Take over a sequence that holds exactly these tokens; it is freed at once if they are already kept."""
@@ -195,6 +196,13 @@ class PrefixCache:
         else:
             parent.sequence = sequence
             self._remove(parent)
+
+
+def _sequence_below(node: _Node) -> int:
+    while node.children:
+        node = next(iter(node.children.values()))
+    assert node.sequence is not None  # check_integrity: every leaf has one
+    return node.sequence
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -38,10 +38,17 @@ class Scheduler:
         """Return the next step's rows; an empty plan if nothing can run now."""
         self._admit()
         plan = Plan()
-        ready = [generation for generation in self.running if not generation.stream.full and self._started(generation)]
+        active = [generation for generation in self.running if not generation.stream.full]
+        ready = [generation for generation in active if self._started(generation)]
+        for generation in ready:
+            if generation.restoring:
+                self._kv.restore(generation)
+                generation.send_progress(0)
+                plan.restored = True
+        ready = [generation for generation in ready if not generation.restoring]
         self._add_decodes(plan, [generation for generation in ready if generation.pending == 1])
         self._add_prefills(plan, [generation for generation in ready if generation.pending > 1])
-        if not plan.parts and any(not generation.stream.full for generation in self.running):
+        if active and not plan.parts and not plan.restored:
             self._preempt(self.running[-1])
         return plan
 

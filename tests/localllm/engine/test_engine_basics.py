@@ -203,7 +203,7 @@ def test_context_policies() -> None:
 
 def test_memory_pressure_preempts_and_loses_nothing() -> None:
     runner = FakeRunner(pages=16)
-    engine = Engine(runner, FakeVocabulary(), background_pages=0)
+    engine = Engine(runner, FakeVocabulary(), background_tokens=0)
     prompts = [(seed, 9, 9, 9, 9) for seed in range(1, 5)]
     streams = [engine.submit(request(*prompt, max_tokens=25)) for prompt in prompts]
     run_all(engine)
@@ -214,7 +214,7 @@ def test_memory_pressure_preempts_and_loses_nothing() -> None:
 
 def test_background_requests_evict_nothing() -> None:
     runner = FakeRunner(pages=16)
-    engine = Engine(runner, FakeVocabulary(), background_pages=0)
+    engine = Engine(runner, FakeVocabulary(), background_tokens=0)
     answer(engine, request(*range(1, 50)))
     kept = engine.stats().cached_tokens
     refused = answer(engine, request(*range(60, 30, -1), background=True))

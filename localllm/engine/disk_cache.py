@@ -1,0 +1,204 @@
+"""KV that survives a restart: segments of conversations as files, found by their token ids.
+
+A segment holds the KV of tokens start..stop-1 behind the tokens 0..start-1. Its file is named by two digests,
+<tokens before>.<tokens up to its end>.kv, so that the segments of all conversations form a tree on disk. It repeats all
+its token ids, which are compared before use: nothing is ever restored for other tokens. Files appear under their name
+complete or not at all and carry a checksum; several processes may share the folder, and a crash leaves at most a
+temporary file behind. A full or broken disk turns the cache off, with one warning.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from localllm.engine.prefix_cache import common_prefix
+
+log = logging.getLogger(__name__)
+
+SEGMENT_TOKENS = 256
+DEFAULT_BYTES = 4 * 2**30
+DEFAULT_SHARE = 0.05
+
+_MAGIC = b"LLMKV\x00\x00\x01"
+_DIGEST = 16
+_STALE_S = 3600.0
+_ROOT = "0" * (2 * _DIGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A file that holds KV for tokens start..stop-1, of which the first `useful` - start are those asked for."""
+
+    path: Path
+    start: int
+    stop: int
+    useful: int
+
+
+class DiskCache:
+    """The segments of one kv_identity in a folder below `root`.
+
+    limit_bytes bounds all identities together; None takes 4 GiB or 5 % of the free disk, whichever is less. Reading
+    belongs to the engine's thread, `store` to one writing thread.
+    """
+
+    def __init__(self, root: Path, kv_identity: str, limit_bytes: int | None = None) -> None:
+        self._root = root
+        self._folder = root / hashlib.blake2b(kv_identity.encode(), digest_size=_DIGEST).hexdigest()
+        self.enabled = True
+        try:
+            for folder in (root, self._folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if limit_bytes is None:
+                limit_bytes = min(DEFAULT_BYTES, int(shutil.disk_usage(root).free * DEFAULT_SHARE))
+            self._remove_stale()
+        except OSError as error:
+            self._turn_off(error)
+        self._limit = limit_bytes or 0
+
+    def find(self, tokens: Sequence[int]) -> list[Segment]:
+        """Return the chain of segments that begins at 0 and follows the tokens furthest. Reads headers only."""
+        chain: list[Segment] = []
+        parent, at = _ROOT, 0
+        while self.enabled and at < len(tokens):
+            best: tuple[int, int, Path] | None = None
+            for path in self._children(parent):
+                stored = _read_tokens(path)
+                if stored is None or stored[:at] != list(tokens[:at]):
+                    continue
+                common = common_prefix(stored, tokens)
+                if common > at and (best is None or (common, -len(stored)) > (best[0], -best[1])):
+                    best = common, len(stored), path
+            if best is None:
+                break
+            common, stop, path = best
+            chain.append(Segment(path, at, stop, common))
+            if common < stop:
+                break
+            parent, at = path.name.split(".")[1], stop
+        return chain
+
+    def load(self, segment: Segment) -> bytes | None:
+        """Return a segment's KV and mark it as used; None if it is gone, and it is removed if it is damaged."""
+        try:
+            data = segment.path.read_bytes()
+            os.utime(segment.path)
+        except OSError as error:
+            log.info("A KV segment cannot be read: %s", error)
+            return None
+        body, checksum = data[:-_DIGEST], data[-_DIGEST:]
+        if _checksum(body) != checksum:
+            log.warning("Removing %s: its checksum is wrong", segment.path)
+            segment.path.unlink(missing_ok=True)
+            return None
+        return body[len(_MAGIC) + 4 + 4 * segment.stop :]
+
+    def missing(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of the segments that must be stored so that all tokens are on disk."""
+        start = 0
+        for segment in self.find(tokens):
+            if segment.useful == segment.stop and (segment.stop % SEGMENT_TOKENS == 0 or segment.stop == len(tokens)):
+                start = segment.stop
+        while start < len(tokens):
+            stop = min(start + SEGMENT_TOKENS, len(tokens))
+            yield start, stop
+            start = stop
+
+    def store(self, tokens: Sequence[int], start: int, kv: bytes) -> None:
+        """Write the KV of tokens[start:] as one segment, then delete what is over the limit."""
+        if not self.enabled:
+            return
+        stop = len(tokens)
+        parent = _digest(tokens[:start]) if start else _ROOT
+        header = _MAGIC + stop.to_bytes(4, "little") + np.array(tokens, "<i4").tobytes()
+        body = header + kv
+        try:
+            _write_whole(self._folder / f"{parent}.{_digest(tokens)}.kv", body + _checksum(body))
+            self._remove_shorter(parent, tokens)
+            self._shrink()
+        except OSError as error:
+            self._turn_off(error)
+
+    def _children(self, parent: str) -> list[Path]:
+        try:
+            return [Path(entry.path) for entry in os.scandir(self._folder) if entry.name.startswith(f"{parent}.")]
+        except OSError as error:
+            self._turn_off(error)
+            return []
+
+    def _remove_shorter(self, parent: str, tokens: Sequence[int]) -> None:
+        """A conversation's last segment is stored again when it has grown: the shorter one is of no more use."""
+        for path in self._children(parent):
+            stored = _read_tokens(path)
+            if stored is not None and len(stored) < len(tokens) and stored == list(tokens[: len(stored)]):
+                path.unlink(missing_ok=True)
+
+    def _shrink(self) -> None:
+        """Delete the least recently used segments of all models until the limit is kept."""
+        files = []
+        for path in self._root.glob("*/*.kv"):
+            try:
+                state = path.stat()
+            except FileNotFoundError:  # another process deleted it
+                continue
+            files.append((state.st_mtime_ns, state.st_size, path))
+        excess = sum(size for _, size, _ in files) - self._limit
+        for _, size, path in sorted(files):
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= size
+
+    def _remove_stale(self) -> None:
+        for path in self._folder.glob("*.tmp"):
+            if path.stat().st_mtime < time.time() - _STALE_S:
+                path.unlink(missing_ok=True)
+
+    def _turn_off(self, error: OSError) -> None:
+        if self.enabled:
+            self.enabled = False
+            log.warning("KV is no longer kept on disk: %s: %s", self._root, error.strerror)
+
+
+def _read_tokens(path: Path) -> list[int] | None:
+    """The token ids of a segment file, or None if it is gone or not one."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                return None
+            count = int.from_bytes(file.read(4), "little")
+            data = file.read(4 * count) if 4 * count < path.stat().st_size else b""
+    except OSError:
+        return None
+    ids: list[int] = np.frombuffer(data, "<i4").tolist() if len(data) == 4 * count else []
+    return ids or None
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file that nobody ever sees half done."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _digest(tokens: Sequence[int]) -> str:
+    return hashlib.blake2b(np.array(tokens, "<i4").tobytes(), digest_size=_DIGEST).hexdigest()
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST).digest()

@@ -1,0 +1,126 @@
+"""A model ready to answer: its file, tokenizer, chat template and engine. What every front end holds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
+from gguf_io.chat_template import ChatTemplate
+from gguf_io.tokenizer import Tokenizer
+from localllm.engine.backends import open_runner
+from localllm.engine.engine import Engine
+from localllm.engine.request import MessageSpan
+from localllm.errors import TemplateError
+from localllm.settings import Settings
+
+# Told what is being done and which share of it is done, 0 to 1.
+LoadProgress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation: fields of a GenerationRequest, and whether the answer begins inside the reasoning."""
+
+    text: str
+    tokens: tuple[int, ...]
+    messages: tuple[MessageSpan, ...]
+    stop: tuple[str, ...]
+    starts_in_reasoning: bool
+
+
+class LoadedModel:
+    """One model. Thread-safe, except that close is for one thread; made by `load_model`."""
+
+    def __init__(self, file: ModelFile, tokenizer: Tokenizer, template: ChatTemplate, engine: Engine) -> None:
+        self.file = file
+        self.tokenizer = tokenizer
+        self.template = template
+        self.engine = engine
+
+    def tokenise(self, text: str) -> tuple[int, ...]:
+        """Token ids of a raw prompt: BOS where the model wants it, special tokens' names are plain text."""
+        return tuple(self.tokenizer.encode(text))
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = None,
+        context_limit: int | None = None,
+        **extra: Any,
+    ) -> ChatPrompt:
+        """Render and tokenise a conversation that the assistant answers next. Raises TemplateError.
+
+        Message spans are worked out only for prompts above half of the context, where dropping may become due.
+        """
+        options = {"tools": tools, "enable_thinking": enable_thinking, **extra}
+        text = self.template.render(messages, **options)
+        tokens = self._encode_rendered(text)
+        context = min(context_limit or self.engine.context, self.engine.context)
+        spans = self._spans(messages, options, text, tokens) if len(tokens) > context // 2 else ()
+        return ChatPrompt(text, tokens, spans, self.template.stop_strings, self.template.starts_in_reasoning(text))
+
+    def close(self) -> None:
+        """Cancel what runs and free everything. Idempotent."""
+        self.engine.close()
+        self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _encode_rendered(self, text: str) -> tuple[int, ...]:
+        """Token ids with one BOS where the model wants it, whether the template wrote it or not."""
+        ids = tuple(self.tokenizer.encode(text, add_special=False, parse_special=True))
+        bos = self.tokenizer.bos_id
+        return (bos, *ids) if self.tokenizer.add_bos and bos is not None and ids[:1] != (bos,) else ids
+
+    def _spans(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], text: str, tokens: Sequence[int]
+    ) -> tuple[MessageSpan, ...]:
+        """Where each message stands in the tokens.
+
+        A message ends where the rendering of the conversation up to it ends. Where that is no beginning of the whole,
+        in text or in tokens, there is no clean cut, and the message counts as a part of the next one.
+        """
+        spans: list[MessageSpan] = []
+        start, role = 0, ""
+        for count, message in enumerate(messages, start=1):
+            role = role or str(message["role"])
+            shorter = self._prefix(messages[:count], options, text)
+            ids = self._encode_rendered(shorter) if shorter else ()
+            if len(ids) > start and tuple(tokens[: len(ids)]) == ids:
+                spans.append(MessageSpan(role, start, len(ids)))
+                start, role = len(ids), ""
+        return tuple(spans)
+
+    def _prefix(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], text: str) -> str:
+        """The rendering of these messages, or "" where the template refuses them alone or writes something else."""
+        try:
+            shorter = self.template.render(messages, **options, add_generation_prompt=False)
+        except TemplateError:
+            return ""
+        return shorter if text.startswith(shorter) else ""
+
+
+def load_model(path: str | Path, settings: Settings, progress: LoadProgress | None = None) -> LoadedModel:
+    """Open, plan, load and start. Raises ModelFileError, TokenizerError, TemplateError or OutOfMemoryError.
+
+    progress is called on this thread.
+    """
+    file = open_model(path)
+    try:
+        tokenizer = load_tokenizer(file)
+        template = load_chat_template(file)
+        runner = open_runner(file, settings, progress)
+    except BaseException:
+        file.close()
+        raise
+    engine = Engine(runner, tokenizer, context_limit=settings.ctx)
+    engine.start()
+    return LoadedModel(file, tokenizer, template, engine)

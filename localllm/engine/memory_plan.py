@@ -1,0 +1,55 @@
+"""The memory that a model needs in main memory, shown and checked before anything is loaded."""
+
+from dataclasses import dataclass
+
+import psutil
+
+from localllm.errors import OutOfMemoryError
+
+# Left to the rest of the machine, and the least that a conversation can do with.
+RESERVE_BYTES = 512 * 2**20
+LEAST_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Sums in bytes. available is what the machine can give without swapping; kv is the budget of the page pool."""
+
+    available: int
+    weights: int
+    kv: int
+    kv_bytes_per_token: int
+    reserve: int = RESERVE_BYTES
+
+    def __str__(self) -> str:
+        rows = [
+            ("available", self.available),
+            ("weights", self.weights),
+            ("KV cache", self.kv),
+            ("reserve", self.reserve),
+        ]
+        return "\n".join(f"  {name:10}{size / 2**20:10,.0f} MiB" for name, size in rows)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV budget holds."""
+        return self.kv // self.kv_bytes_per_token
+
+
+def plan_memory(
+    weights: int, kv_bytes_per_token: int, kv_bytes: int | None = None, available: int | None = None
+) -> MemoryPlan:
+    """Decide the KV budget. kv_bytes None takes all that is left beside weights and reserve.
+
+    available None asks the machine. Raises OutOfMemoryError with the sums where even LEAST_TOKENS do not fit.
+    """
+    if available is None:
+        available = psutil.virtual_memory().available
+    left = available - weights - RESERVE_BYTES
+    plan = MemoryPlan(available, weights, left if kv_bytes is None else kv_bytes, kv_bytes_per_token)
+    if plan.kv > left or plan.kv_tokens < LEAST_TOKENS:
+        raise OutOfMemoryError(
+            f"The model does not fit into memory:\n{plan}\n"
+            "Close other programs, choose a smaller quantisation, or lower the KV budget."
+        )
+    return plan
