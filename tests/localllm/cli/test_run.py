@@ -1,0 +1,239 @@
+"""localllm run against a scripted engine: what it asks for, what it prints, how it ends."""
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localllm.cli.main import main
+from localllm.engine.request import Counts, FinishReason, GenerationRequest, Progress, Timings, TokenEvent
+from localllm.engine.stream import GenerationStream
+from localllm.errors import ContextOverflowError, OutOfMemoryError
+from localllm.settings import Settings
+
+COUNTS = Counts(prompt=5, cached_memory=2, cached_disk=1, generated=3)
+TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, ttft_s=0.75)
+ANSWER = [
+    TokenEvent(progress=Progress(queue_position=0, prefilled=1, total=5)),
+    TokenEvent(text="On", token_ids=(7,)),
+    TokenEvent(text="ce é", token_ids=(8, 9)),
+    TokenEvent(finish_reason=FinishReason.STOP, counts=COUNTS, timings=TIMINGS, seed=42),
+]
+
+
+class ScriptedModel:
+    """A loaded model whose engine answers with given events; records the request and that it was closed."""
+
+    def __init__(self, events: Sequence[TokenEvent] = ANSWER, has_template: bool = True) -> None:
+        self.events = list(events)
+        self.template = SimpleNamespace(is_default=not has_template)
+        self.engine = SimpleNamespace(submit=self.submit, runner=SimpleNamespace(backend="scripted"))
+        self.request = GenerationRequest(prompt=())
+        self.messages: list[dict[str, str]] = []
+        self.settings = Settings()
+        self.closed = False
+        self.refusal: Exception | None = None
+
+    def __enter__(self) -> "ScriptedModel":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.closed = True
+
+    def load(self, path: Path, settings: Settings, progress: Callable[[str, float], None]) -> "ScriptedModel":
+        self.settings = settings
+        progress("loading", 0.5)
+        return self
+
+    def tokenise(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> Any:
+        self.messages = messages
+        return SimpleNamespace(tokens=(1, 2, 3), stop=("<end>",))
+
+    def submit(self, request: GenerationRequest) -> GenerationStream:
+        if self.refusal:
+            raise self.refusal
+        self.request = request
+        stream = GenerationStream(lambda: stream.push(TokenEvent(finish_reason=FinishReason.CANCELLED)))
+        for event in self.events:
+            stream.push(event)
+        return stream
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    """Run the command line on a scripted model and return the exit code."""
+
+    def call(model: ScriptedModel, *arguments: str, stdin: bytes | None = None) -> int:
+        monkeypatch.setattr("localllm.engine.loaded_model.load_model", model.load)
+        monkeypatch.setattr("localllm.settings.config_path", lambda: tmp_path / "config.toml")
+        monkeypatch.setattr("sys.stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setattr("sys.argv", ["localllm", "run", "model.gguf", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
+
+    return call
+
+
+def test_the_answer_is_all_that_goes_to_stdout(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    model = ScriptedModel()
+    assert run(model, "Hello") == 0
+    assert capsys.readouterr() == ("Once é\n", "")
+    assert model.closed
+    assert model.messages == [{"role": "user", "content": "Hello"}]
+    assert model.request.prompt == (1, 2, 3)
+    assert model.request.stop == ("<end>",)
+
+
+def test_every_flag_reaches_the_request(run: Callable[..., int]) -> None:
+    model = ScriptedModel()
+    flags = "--max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.6 --min-p 0.1 --repeat-penalty 1.2 --seed 11"
+    assert run(model, "Hi", *flags.split(), "--stop", "A", "--stop", "B", "--ignore-eos", "--system", "Be brief.") == 0
+    sampling = model.request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.6, 0.1)
+    assert (sampling.repeat_penalty, sampling.seed, model.request.max_tokens) == (1.2, 11, 9)
+    assert model.request.stop == ("A", "B", "<end>")
+    assert model.request.ignore_eos
+    assert model.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+
+
+def test_ctx_and_threads_reach_the_loader(run: Callable[..., int]) -> None:
+    model = ScriptedModel()
+    assert run(model, "Hi", "--ctx", "77", "--threads", "3") == 0
+    assert (model.settings.ctx, model.settings.threads) == (77, 3)
+
+
+def test_without_a_template_the_prompt_is_continued(run: Callable[..., int]) -> None:
+    for model, flags in ((ScriptedModel(has_template=False), []), (ScriptedModel(), ["--raw"])):
+        assert run(model, "Hi", *flags) == 0
+        assert model.request.prompt == tuple(b"Hi")
+        assert model.messages == []
+
+
+def test_stdin_is_appended(run: Callable[..., int]) -> None:
+    model = ScriptedModel()
+    assert run(model, "Translate:", stdin=b"Guten Tag\n") == 0
+    assert model.messages[0]["content"] == "Translate:\n\nGuten Tag"
+
+
+def test_json_is_one_object(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ScriptedModel(), "Hi", "--json") == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert err == ""
+    assert result["timings"].pop("load_s") >= 0
+    assert result == {
+        "text": "Once é",
+        "token_ids": [7, 8, 9],
+        "prompt_tokens": 5,
+        "cached_tokens": 3,
+        "completion_tokens": 3,
+        "finish_reason": "stop",
+        "model": "model.gguf",
+        "backend": "scripted",
+        "timings": {"queue_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0, "ttft_s": 0.75},
+    }
+
+
+def test_stats_go_to_stderr(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ScriptedModel(), "Hi", "--stats") == 0
+    out, err = capsys.readouterr()
+    assert out == "Once é\n"
+    # 5 - 3 tokens in 0.5 s, 3 - 1 tokens in 1 s
+    for words in ("TTFT 0.750 s", "prefill 4.0 tok/s", "decode 2.0 tok/s", "memory ", "seed 42", "(3 cached)"):
+        assert words in err
+
+
+class Interrupting:
+    """Stdout that receives Ctrl-C while the first text is written."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        if not self.text:
+            os.kill(os.getpid(), signal.SIGINT)
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_ctrl_c_keeps_what_was_written_and_exits_130(run: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    model = ScriptedModel(ANSWER[:2])
+    out = Interrupting()
+    monkeypatch.setattr(sys, "stdout", out)
+    assert run(model, "Hi") == 130
+    assert out.text == "On\n"
+    assert model.closed
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_while_loading_exits_130(run: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScriptedModel()
+    monkeypatch.setattr(model, "load", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert run(model, "Hi") == 130
+
+
+@pytest.mark.parametrize("refusal", [ContextOverflowError(600, 512), OutOfMemoryError("The model does not fit.")])
+def test_a_refused_request_prints_a_sentence_and_exits_2(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], refusal: Exception
+) -> None:
+    model = ScriptedModel()
+    model.refusal = refusal
+    assert run(model, "Hi", "--json") == 2
+    assert capsys.readouterr() == ("", f"error: {refusal}\n")
+    assert model.closed
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--raw", "--system", "x"], ["--top-k", "many"], ["--temprature", "1"], ["--ctx", "0"]]
+)
+def test_impossible_flags_exit_2(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert run(ScriptedModel(), "Hi", *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert arguments[-2].lstrip("-") in err
+    assert "Traceback" not in err
+
+
+def test_system_needs_a_template(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ScriptedModel(has_template=False), "Hi", "--system", "x") == 2
+    assert "this model has no chat template" in capsys.readouterr().err
+
+
+def test_an_engine_that_fails_exits_1(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    failed = TokenEvent(finish_reason=FinishReason.ERROR, error="logits are not numbers")
+    assert run(ScriptedModel([*ANSWER[:2], failed]), "Hi") == 1
+    assert capsys.readouterr() == ("On\n", "error: logits are not numbers\n")
+    assert run(ScriptedModel([*ANSWER[:2], failed]), "Hi", "--json") == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_a_defect_shows_its_traceback_with_debug_alone(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ScriptedModel()
+    model.refusal = ZeroDivisionError("division by zero")
+    for flags, shown in (([], False), (["--debug"], True)):
+        assert run(model, "Hi", *flags) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("error: ZeroDivisionError: division by zero. This is a defect")
+        assert ("Traceback" in err) == shown
