@@ -40,7 +40,8 @@ class Setup:
     """How llama.cpp computes. The default is its plainest path: one thread, no flash attention, f16 keys and values.
 
     kv types are ggml names in lower case ("f32", "f16", "bf16", "q8_0", "q4_0", ...); a quantised type_v needs
-    flash_attention. repack lets llama.cpp rearrange weights for this processor, which changes the last bits.
+    flash_attention. repack lets llama.cpp rearrange weights for this processor, which changes the last bits, and on
+    some processors with AMX ends the process at the first batch of several tokens.
     ubatch is the most rows computed together.
     """
 

@@ -1,0 +1,96 @@
+"""The devices that the installed llama.cpp can compute on, as its ggml backends report them."""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpu_offload.library import ggml, llama
+
+
+class DeviceKind(StrEnum):
+    """What a device is, after ggml_backend_dev_type. Integrated GPUs share the machine's memory."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    INTEGRATED_GPU = "integrated gpu"
+    ACCELERATOR = "accelerator"
+    OTHER = "other"
+
+
+_KINDS = (DeviceKind.CPU, DeviceKind.GPU, DeviceKind.INTEGRATED_GPU, DeviceKind.ACCELERATOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device. backend is ggml's word ("CUDA", "ROCm", "Metal", "Vulkan", "SYCL", "CPU"); memory is in bytes.
+
+    free_bytes is a moment's figure: other programs, the desktop among them, share it.
+    """
+
+    name: str
+    description: str
+    backend: str
+    kind: DeviceKind
+    total_bytes: int
+    free_bytes: int
+
+
+def devices() -> list[Device]:
+    """Return every device, in llama.cpp's order. Raises LlamaCppMissingError without the llama extra."""
+    llama()
+    registry = _registry()
+    count = registry.ggml_backend_dev_count()
+    return [_device(registry.ggml_backend_dev_get(index)) for index in range(count)]
+
+
+def gpus() -> list[Device]:
+    """Return the devices worth giving layers to, as main_gpu and tensor_split number them; empty where there is none.
+
+    Integrated GPUs count only where no other GPU exists, as llama.cpp has it.
+    """
+    found = devices()
+    return [device for device in found if device.kind is DeviceKind.GPU] or [
+        device for device in found if device.kind is DeviceKind.INTEGRATED_GPU
+    ]
+
+
+def _device(handle: int) -> Device:
+    base = _base()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    base.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+    number = base.ggml_backend_dev_type(handle)
+    backend = base.ggml_backend_reg_name(base.ggml_backend_dev_backend_reg(handle))
+    return Device(
+        name=base.ggml_backend_dev_name(handle).decode(),
+        description=base.ggml_backend_dev_description(handle).decode().strip(),
+        backend="Metal" if backend == b"MTL" else backend.decode(),
+        kind=_KINDS[number] if number < len(_KINDS) else DeviceKind.OTHER,
+        total_bytes=total.value,
+        free_bytes=free.value,
+    )
+
+
+@functools.cache
+def _registry() -> ctypes.CDLL:
+    library = ggml("ggml")
+    library.ggml_backend_dev_count.restype = ctypes.c_size_t
+    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    return library
+
+
+@functools.cache
+def _base() -> ctypes.CDLL:
+    library = ggml("ggml-base")
+    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+        getattr(library, name).restype = ctypes.c_char_p
+    library.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    library.ggml_backend_dev_type.restype = ctypes.c_int
+    library.ggml_backend_dev_backend_reg.argtypes = [ctypes.c_void_p]
+    library.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
+    size_p = ctypes.POINTER(ctypes.c_size_t)
+    library.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size_p, size_p]
+    library.ggml_backend_dev_memory.restype = None
+    return library

@@ -1,0 +1,95 @@
+"""Access to llama.cpp itself: loaded on first use, its log routed into `logging`."""
+
+import ctypes
+import functools
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from gpu_offload.errors import LlamaCppMissingError
+
+logger = logging.getLogger("localllm.llama_cpp")
+
+# ggml_log_level; its information fills pages, so it counts as debugging. 5 continues the line before it.
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+_CONTINUE = 5
+_RECENT_ERRORS = 8
+
+
+class _Log:
+    """Joins llama.cpp's pieces of text into lines, logs them, and remembers the last complaints."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self._pending = ""
+        self._level = logging.DEBUG
+
+    def take(self, level: int, text: bytes | None, _user_data: object) -> None:
+        if level != _CONTINUE:
+            self._level = _LEVELS.get(level, logging.DEBUG)
+        *lines, self._pending = (self._pending + (text or b"").decode("utf-8", "replace")).split("\n")
+        for line in lines:
+            if not line.strip():
+                continue
+            logger.log(self._level, "%s", line)
+            if self._level >= logging.WARNING:
+                self.complaints = [*self.complaints, line][-_RECENT_ERRORS:]
+
+
+_log = _Log()
+
+
+@functools.cache
+def llama() -> Any:
+    """Return llama-cpp-python's low-level module, its backend started.
+
+    Raises LlamaCppMissingError where the package is absent or its library does not load.
+    """
+    try:
+        from llama_cpp import llama_cpp  # takes a fifth of a second, and may be absent
+    except ImportError as error:
+        raise LlamaCppMissingError("the package llama-cpp-python is not installed") from error
+    except (OSError, RuntimeError) as error:  # a library of another platform, or one of its dependencies
+        raise LlamaCppMissingError(f"its library does not load: {error}") from error
+    llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@functools.cache
+def _log_callback() -> Any:
+    """Return the callback that C holds a bare pointer to; the cache keeps it alive."""
+    from llama_cpp import llama_cpp
+
+    return llama_cpp.llama_log_callback(_log.take)
+
+
+def route_log() -> None:
+    """Send llama.cpp's log to the logger "localllm.llama_cpp" again, whoever took it since, and forget complaints."""
+    llama().llama_log_set(_log_callback(), ctypes.c_void_p(0))
+    _log.complaints = []
+
+
+def complaints() -> str:
+    """Return the last warnings and errors of llama.cpp since route_log(), one a line, for error messages."""
+    return "\n".join(_log.complaints) or "it gave no reason"
+
+
+@functools.cache
+def ggml(library: str) -> ctypes.CDLL:
+    """Return ggml's "ggml" (registry of devices) or "ggml-base" library, which llama-cpp-python ships unbound."""
+    module = llama()
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(module.__file__).parent / "lib"))
+    for name in (f"lib{library}.so", f"lib{library}.dylib", f"{library}.dll", f"lib{library}.dll"):
+        if (folder / name).exists():
+            return ctypes.CDLL(str(folder / name))
+    raise LlamaCppMissingError(f"{folder} holds no {library} library")
+
+
+def type_id(name: str) -> int:
+    """Return ggml's number of a tensor type named like "f16" or "q8_0". Raises ValueError for other names."""
+    value = getattr(llama(), f"GGML_TYPE_{name.upper()}", None)
+    if not isinstance(value, int):
+        raise ValueError(f"llama.cpp knows no tensor type {name!r}")
+    return value

@@ -1,0 +1,110 @@
+"""A model and its context, opened as LlamaOptions say and closed in the right order."""
+
+import ctypes
+import functools
+from typing import Any
+
+import psutil
+
+from gguf_io.model_file import ModelFile
+from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
+from gpu_offload.library import complaints, ggml, llama, route_log, type_id
+from gpu_offload.options import LlamaOptions
+
+# Rows of logits that one llama_decode may return. Its compute buffer holds them all, 4 bytes a vocabulary entry, on the
+# device that holds the output layer; asking for more aborts the process.
+OUTPUT_ROWS = 64
+
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
+_FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type
+_OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "alloc_tensor_range")
+
+
+class _BufferOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override, which the binding leaves out."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def output_rows(options: LlamaOptions) -> int:
+    """Return how many rows of logits one llama_decode of such a context may return."""
+    return min(options.batch_rows, max(OUTPUT_ROWS, options.max_sequences))
+
+
+@functools.cache
+def can_repack() -> bool:
+    """Return whether llama.cpp may rearrange weights for this processor.
+
+    A build with AMX kernels may not: they end the process at the first batch on several processors (llama.cpp's issue
+    20824), and the choice between its rearrangements is not ours.
+    """
+    return not ggml("ggml-cpu").ggml_cpu_has_amx_int8()
+
+
+def load_model(model: ModelFile, options: LlamaOptions) -> Any:
+    """Return a llama_model pointer; free it with llama_model_free.
+
+    Raises LlamaCppMemoryError where a device's memory does not suffice, LlamaCppError for whatever else llama.cpp
+    dislikes, and LlamaCppMissingError without the llama extra.
+    """
+    library = llama()
+    route_log()
+    params = library.llama_model_default_params()
+    params.use_extra_bufts = can_repack()
+    params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
+    params.main_gpu = options.main_gpu
+    params.split_mode = _SPLIT_MODES[options.split_mode]
+    if options.tensor_split:
+        split = (ctypes.c_float * library.llama_max_devices())(*options.tensor_split)
+        params.tensor_split = ctypes.cast(split, ctypes.POINTER(ctypes.c_float))
+    overrides = _expert_overrides(options.cpu_expert_layers)
+    if overrides is not None:
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+    handle = library.llama_model_load_from_file(str(model.path).encode(), params)
+    if not handle:
+        raise _failure(f"llama.cpp cannot load {model.path}")
+    return handle
+
+
+def open_context(handle: Any, options: LlamaOptions) -> Any:
+    """Return a llama_context pointer with one sequence more than asked for; free it with llama_free.
+
+    Raises LlamaCppMemoryError or LlamaCppError.
+    """
+    library = llama()
+    params = library.llama_context_default_params()
+    params.n_ctx = options.context_tokens
+    params.n_batch = params.n_ubatch = options.batch_rows
+    params.n_seq_max = options.max_sequences + 1
+    params.n_outputs_max = output_rows(options)
+    params.kv_unified = True
+    params.swa_full = options.full_window_cache
+    params.type_k = type_id(options.type_k)
+    params.type_v = type_id(options.type_v)
+    params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
+    params.n_threads = params.n_threads_batch = options.threads or psutil.cpu_count(logical=False) or 1
+    context = library.llama_init_from_model(handle, params)
+    if not context:
+        raise _failure(
+            f"llama.cpp cannot make a context of {options.context_tokens} tokens "
+            f"with {options.type_k} keys and {options.type_v} values"
+        )
+    return context
+
+
+def _expert_overrides(layers: int) -> Any:
+    """Return the list that keeps the experts of the first layers in main memory, or None where there is none."""
+    if layers == 0:
+        return None
+    base = ggml("ggml-base")
+    base.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
+    pattern = rf"^blk\.({'|'.join(map(str, range(layers)))})\.ffn_\w+_(ch)?exps\b".encode()
+    return (_BufferOverride * 2)(_BufferOverride(pattern, base.ggml_backend_cpu_buffer_type()))
+
+
+def _failure(what: str) -> LlamaCppError:
+    reason = complaints()
+    if any(phrase in reason.lower() for phrase in _OUT_OF_MEMORY):
+        advice = "Give it fewer GPU layers, a shorter context or smaller KV types."
+        return LlamaCppMemoryError(f"{what}: not enough memory. {advice} llama.cpp said:\n{reason}")
+    return LlamaCppError(f"{what}. It said:\n{reason}")

@@ -1,0 +1,261 @@
+"""What a model file needs: bytes of weights by layer and part, and bytes of keys and values by layer.
+
+The geometry of the KV cache follows llama.cpp (src/llama-hparams.cpp, src/llama-kv-cache.cpp).
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from gguf_io.blocks import BLOCK_TYPES
+from gguf_io.errors import ModelFileError
+from gguf_io.metadata import MetadataArray
+from gguf_io.model_file import ModelFile
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_EXPERTS = re.compile(r"ffn_\w+_(ch)?exps\b")
+_BY_NAME = {block.name.lower(): block for block in BLOCK_TYPES.values()}
+
+# Layers between two of full attention, that one included, where the file does not say (llama.cpp's load_arch_hparams).
+_WINDOW_PERIODS = {
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3n": 5,
+    "gpt-oss": 2,
+    "cohere2": 4,
+    "exaone4": 4,
+    "olmo2": 4,
+    "smallthinker": 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Bytes of one repeating layer. experts: mixture-of-experts matrices, which may stay in main memory; rest: others.
+
+    largest is the biggest single matrix that is not an expert's; largest_expert the biggest expert matrix.
+    """
+
+    rest: int = 0
+    experts: int = 0
+    largest: int = 0
+    largest_expert: int = 0
+
+    @property
+    def total(self) -> int:
+        """All bytes of the layer."""
+        return self.rest + self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What one layer stores. key_items and value_items: numbers per token, 0 where it stores none.
+
+    window: tokens that a sliding-window layer looks back, None for full attention. state_bytes: float32 state of a
+    recurrent layer, per sequence and whatever its length.
+    """
+
+    key_items: int = 0
+    value_items: int = 0
+    window: int | None = None
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes that the compute buffers depend on."""
+
+    embedding: int
+    feed_forward: int
+    heads: int
+    vocabulary: int
+    key_length: int
+    value_length: int
+    experts_used: int
+    expert_feed_forward: int
+
+
+class ModelNeeds:
+    """Sizes of one model, read from its header alone."""
+
+    def __init__(self, model: ModelFile) -> None:
+        """Raises ModelFileError where the metadata lacks what every model has."""
+        self.model = model
+        self.name = model.name
+        self.architecture = model.architecture
+        self.layer_count = self._int("block_count")
+        self.trained_context = self._int("context_length")
+
+    @cached_property
+    def layers(self) -> list[LayerWeights]:
+        """Weights of each repeating layer."""
+        sums = [[0, 0, 0, 0] for _ in range(self.layer_count)]
+        for name, tensor in self.model.tensors.items():
+            match = _BLOCK.match(name)
+            if match is None:
+                continue
+            if int(match[1]) >= self.layer_count:
+                raise ModelFileError(f"{self.model.path}: {name}: beyond the {self.layer_count} layers of the model.")
+            part = 1 if _EXPERTS.match(match[2]) else 0
+            layer = sums[int(match[1])]
+            layer[part] += tensor.nbytes
+            layer[2 + part] = max(layer[2 + part], tensor.nbytes)
+        return [LayerWeights(*layer) for layer in sums]
+
+    @cached_property
+    def embedding_bytes(self) -> int:
+        """Weights of the input layer, which llama.cpp always keeps in main memory."""
+        return sum(
+            tensor.nbytes
+            for name, tensor in self.model.tensors.items()
+            if name.startswith(("token_embd", "per_layer_token_embd", "token_types", "position_embd"))
+        )
+
+    @cached_property
+    def output_bytes(self) -> int:
+        """Weights of the output layer; a copy of the embeddings where the model ties them."""
+        tensors = self.model.tensors
+        rest = sum(tensor.nbytes for name, tensor in tensors.items() if not _BLOCK.match(name)) - self.embedding_bytes
+        return rest + (tensors["token_embd.weight"].nbytes if self.tied and "token_embd.weight" in tensors else 0)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer uses the input embeddings' matrix."""
+        return "output.weight" not in self.model.tensors
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(tensor.nbytes for tensor in self.model.tensors.values())
+
+    @cached_property
+    def caches(self) -> list[LayerCache]:
+        """What each repeating layer stores per token or per sequence."""
+        return [self._cache(layer) for layer in range(self.layer_count)]
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Sizes that the compute buffers depend on; the widest layer's where layers differ."""
+        tensors = self.model.tensors
+        vocabulary = tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0
+        return Shape(
+            embedding=self._int("embedding_length"),
+            feed_forward=max(self._per_layer("feed_forward_length", 0)),
+            heads=max(self._per_layer("attention.head_count", 0)),
+            vocabulary=vocabulary,
+            key_length=self._key_length,
+            value_length=self._value_length,
+            experts_used=self._int("expert_used_count", 0),
+            expert_feed_forward=self._int("expert_feed_forward_length", 0),
+        )
+
+    def _int(self, key: str, default: int | None = None) -> int:
+        return self.model.metadata.get_int(f"{self.architecture}.{key}", default)
+
+    def _per_layer(self, key: str, default: int) -> list[int]:
+        """A number for every layer; files give one for all or an array."""
+        full = f"{self.architecture}.{key}"
+        if isinstance(self.model.metadata.get(full), MetadataArray):
+            return self.model.metadata.get_list(full, int, length=self.layer_count)
+        return [self.model.metadata.get_int(full, default)] * self.layer_count
+
+    @cached_property
+    def _kv_heads(self) -> list[int]:
+        heads = self._per_layer("attention.head_count", 0)
+        return self._per_layer("attention.head_count_kv", 0) if self._has("attention.head_count_kv") else heads
+
+    def _has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.model.metadata
+
+    @cached_property
+    def _key_length(self) -> int:
+        heads = max(self._per_layer("attention.head_count", 0))
+        return self._int("attention.key_length", self._int("embedding_length") // heads if heads else 0)
+
+    @cached_property
+    def _value_length(self) -> int:
+        heads = max(self._per_layer("attention.head_count", 0))
+        return self._int("attention.value_length", self._int("embedding_length") // heads if heads else 0)
+
+    @cached_property
+    def _windows(self) -> list[int | None]:
+        """Window of each layer, None for full attention."""
+        window = self._int("attention.sliding_window", 0)
+        key = f"{self.architecture}.attention.sliding_window_pattern"
+        pattern = self.model.metadata.get(key)
+        if window == 0:
+            return [None] * self.layer_count
+        if isinstance(pattern, MetadataArray):
+            return [window if slides else None for slides in self._flags(pattern)]
+        period = _WINDOW_PERIODS.get(self.architecture, 0) if pattern is None else self.model.metadata.get_int(key)
+        return [window if period and layer % period < period - 1 else None for layer in range(self.layer_count)]
+
+    def _flags(self, pattern: MetadataArray) -> list[bool]:
+        return [bool(flag) for flag in pattern][: self.layer_count] + [False] * (self.layer_count - len(pattern))
+
+    def _cache(self, layer: int) -> LayerCache:
+        tensors = self.model.tensors
+        recurrent = f"blk.{layer}.ssm_conv1d.weight" in tensors
+        attends = any(f"blk.{layer}.{name}.weight" in tensors for name in ("attn_k", "attn_kv_a_mqa")) or (
+            f"blk.{layer}.attn_qkv.weight" in tensors and not recurrent
+        )
+        if layer >= self.layer_count - self._int("attention.shared_kv_layers", 0):
+            attends = False
+        window = self._windows[layer]
+        state = self._state_bytes if recurrent else 0
+        if not attends:
+            return LayerCache(window=window, state_bytes=state)
+        # Multi-head latent attention stores one compressed row; its values are a part of it.
+        latent = self._has("attention.key_length_mla") and self._has("attention.value_length_mla")
+        heads = self._kv_heads[layer]
+        keys, values = self._key_length, self._value_length
+        if window is not None:
+            keys = self._int("attention.key_length_swa", keys)
+            values = self._int("attention.value_length_swa", values)
+        return LayerCache(heads * keys, 0 if latent else heads * values, window, state)
+
+    @cached_property
+    def _state_bytes(self) -> int:
+        """Bytes of a state-space layer's convolution and scan state for one sequence (float32)."""
+        inner, state = self._int("ssm.inner_size", 0), self._int("ssm.state_size", 0)
+        convolution = max(self._int("ssm.conv_kernel", 1) - 1, 0) * (
+            inner + 2 * self._int("ssm.group_count", 0) * state
+        )
+        return 4 * (convolution + inner * state)
+
+
+def cells_of(cache: LayerCache, context_tokens: int, sequences: int, batch_rows: int, *, full_window: bool) -> int:
+    """Return the cells that llama.cpp allocates for a layer in a context shared by `sequences` sequences."""
+    total = _pad(context_tokens)
+    if cache.window is None or full_window:
+        return total
+    return min(total, _pad(cache.window * sequences + batch_rows))
+
+
+def row_bytes(items: int, type_name: str) -> int:
+    """Return the bytes of `items` numbers in a ggml type named in lower case; raises ValueError where they do not fit.
+
+    A row of keys or values that is no multiple of the type's block cannot be stored in it.
+    """
+    block = _BY_NAME.get(type_name)
+    if block is None:
+        raise ValueError(f"there is no tensor type {type_name!r}")
+    if items % block.items:
+        raise ValueError(f"rows of {items} keys or values are no multiple of {block.items}, as {type_name} wants")
+    return block.row_bytes(items)
+
+
+def layer_cache_bytes(cache: LayerCache, cells: int, sequences: int, type_k: str, type_v: str) -> int:
+    """Return the bytes of one layer's cache."""
+    per_cell = row_bytes(cache.key_items, type_k) + row_bytes(cache.value_items, type_v)
+    return cells * per_cell + sequences * cache.state_bytes
+
+
+def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
+    """Return the bytes that one token's keys and values take over all layers."""
+    return sum(layer_cache_bytes(cache, 1, 0, type_k, type_v) for cache in ModelNeeds(model).caches)
+
+
+def _pad(tokens: int) -> int:
+    """Round up to 256 cells, as llama.cpp does."""
+    return (tokens + 255) // 256 * 256

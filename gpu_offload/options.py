@@ -1,0 +1,39 @@
+"""How a model is placed and run: what the planner proposes and the runner obeys."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+SplitMode = Literal["none", "layer", "row"]
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaOptions:
+    """Settings of one llama.cpp model and its context.
+
+    context_tokens: cells of the KV cache, shared by all sequences; llama.cpp rounds it up to 256.
+    max_sequences: sequences alive at once, at most 255.
+    batch_rows: most rows of one run, and of one pass of the computation.
+    threads: None takes one per physical core.
+    gpu_layers: layers on GPUs, counted from the end, where the output layer is the first. None takes all, 0 none.
+    main_gpu, split_mode, tensor_split: which GPU, or how layers ("layer") or matrices ("row") are spread over several;
+    tensor_split gives the proportions, empty means by free memory.
+    cpu_expert_layers: layers whose mixture-of-experts weights stay in main memory, counted from the first.
+    type_k, type_v: ggml types of stored keys and values; a quantised type_v needs flash attention.
+    flash_attention: None lets llama.cpp choose.
+    full_window_cache: keep every position for layers with a sliding window, which prefix reuse and truncation need;
+    False keeps the window only, which saves memory.
+    """
+
+    context_tokens: int = 4096
+    max_sequences: int = 8
+    batch_rows: int = 512
+    threads: int | None = None
+    gpu_layers: int | None = None
+    main_gpu: int = 0
+    split_mode: SplitMode = "layer"
+    tensor_split: tuple[float, ...] = ()
+    cpu_expert_layers: int = 0
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: bool | None = None
+    full_window_cache: bool = True

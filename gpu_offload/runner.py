@@ -1,0 +1,330 @@
+"""The engine's Runner on llama.cpp: any architecture it knows, on any device it was built for.
+
+Sequences are llama.cpp's own: a fork shares cells of one unified KV cache, and a cell is a page of one token. One
+sequence number beyond the engine's serves as a desk on which ranges are laid for export and import.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_io.model_file import ModelFile
+from gpu_offload.batch import Batch
+from gpu_offload.cells import CellBook
+from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
+from gpu_offload.library import complaints, llama, route_log
+from gpu_offload.loading import load_model, open_context, output_rows
+from gpu_offload.memory import kv_bytes_per_token
+from gpu_offload.options import LlamaOptions
+
+MAX_SEQUENCES = 255  # llama.cpp's 256, less the desk
+_LAYOUT = 1  # of exported KV; a new number retires what older versions stored
+
+
+class LlamaCppRunner:
+    """Sequences of tokens in, logits out; see localllm.engine.runner.Runner, whose contract this fulfils.
+
+    Logits are llama.cpp's: equal to its own for one sequence, and equal but for the last bits when a batch holds
+    others. Recurrent and hybrid models, and a window cache that is not kept full, set can_truncate to False: their
+    sequences can be forked, exported and imported only whole, and truncated only to nothing.
+    """
+
+    def __init__(self, model: ModelFile, options: LlamaOptions) -> None:
+        """Load the model and make its context. Raises LlamaCppError and its kin, or ValueError for a bad option."""
+        if not 1 <= options.max_sequences <= MAX_SEQUENCES:
+            raise ValueError(f"max_sequences is {options.max_sequences}, outside 1..{MAX_SEQUENCES}")
+        self._lib = llama()
+        self._options = options
+        self._model: Any = load_model(model, options)
+        self._open_context: Any = None
+        try:
+            if self._lib.llama_model_has_encoder(self._model):
+                raise LlamaCppError(f"{model.path} has an encoder and does not continue text by itself.")
+            self._open_context = open_context(self._model, options)
+            self._memory = self._lib.llama_get_memory(self._context)
+            if not self._memory:
+                raise LlamaCppError(f"{model.path} keeps no keys and values, so it does not generate text.")
+        except BaseException:
+            self.close()
+            raise
+        self._book = CellBook(self._lib.llama_n_ctx(self._context))
+        self._desk = options.max_sequences
+        self._batch = Batch(options.batch_rows)
+        self._output_rows = output_rows(options)
+        self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
+        self._max_context = int(self._lib.llama_model_n_ctx_train(self._model))
+        self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
+        self._kv_identity = self._identity(model)
+        windowed = self._lib.llama_model_n_swa(self._model) > 0 and not options.full_window_cache
+        recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
+        self._can_truncate = not (windowed or recurrent)
+
+    @property
+    def backend(self) -> str:
+        """Short name for people."""
+        return "llama.cpp"
+
+    @property
+    def vocab_size(self) -> int:
+        """Length of a row of logits."""
+        return self._vocab_size
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence the model was trained for, in tokens."""
+        return self._max_context
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows that one `run` takes."""
+        return self._options.batch_rows
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequence handles alive at once."""
+        return self._options.max_sequences
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page: 1, llama.cpp's cell."""
+        return 1
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes over all layers."""
+        return self._kv_bytes
+
+    @property
+    def kv_identity(self) -> str:
+        """Model file, KV types, llama.cpp's and our own layout versions."""
+        return self._kv_identity
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether sequences can be cut back, forked and exported at any length."""
+        return self._can_truncate
+
+    def pages_free(self) -> int:
+        """Cells that no sequence holds."""
+        return self._book.free
+
+    def pages_total(self) -> int:
+        """Cells of the cache."""
+        return self._book.total
+
+    def pages_needed(self, sequence: int, tokens: int) -> int:
+        """Cells that appending this many tokens takes: as many, since a shared cell is never written."""
+        self._check_sequence(sequence)
+        return tokens
+
+    def create_sequence(self) -> int:
+        """Return the handle of a new, empty sequence. Raises LlamaCppError when max_sequences are alive."""
+        sequence = self._new_handle()
+        self._book.create(sequence)
+        return sequence
+
+    def fork_sequence(self, source: int, length: int) -> int:
+        """Return a new sequence that shares the first `length` tokens of `source`; it takes no cell."""
+        self._check_cut(source, length)
+        target = self._new_handle()
+        if length:
+            self._lib.llama_memory_seq_cp(self._memory, source, target, 0, self._end(source, length))
+        self._book.create(target)
+        self._book.share(source, target, length)
+        return target
+
+    def truncate_sequence(self, sequence: int, length: int) -> None:
+        """Forget all positions from `length` on."""
+        self._check_cut(sequence, length)
+        if length < self._book.length(sequence):
+            self._forget(sequence, length)
+            self._book.truncate(sequence, length)
+
+    def free_sequence(self, sequence: int) -> None:
+        """Give the handle and the cells that no other sequence shares back."""
+        self._check_sequence(sequence)
+        self._forget(sequence, 0)
+        self._book.remove(sequence)
+
+    def sequence_length(self, sequence: int) -> int:
+        """Number of positions stored."""
+        self._check_sequence(sequence)
+        return self._book.length(sequence)
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        wanted: Sequence[int],
+    ) -> NDArray[np.float32]:
+        """Append rows to sequences and return the logits of the wanted ones: float32[len(wanted), vocab_size].
+
+        The result is valid until the next call, close included. Raises ValueError, or LlamaCppMemoryError when cells
+        run out, before anything is changed; LlamaCppError when the computation fails, with the rows taken back.
+        """
+        rows = np.array([tokens, positions, sequences], dtype=np.int64)
+        outputs = np.array(wanted, dtype=np.int64)
+        appended = self._check_rows(rows, outputs)
+        before = {sequence: self._book.length(sequence) for sequence in appended}
+        for sequence, count in appended.items():
+            self._book.append(sequence, count)
+        try:
+            return self._decode(rows, outputs)
+        except LlamaCppError:
+            for sequence, length in before.items():
+                kept = length if self._forget(sequence, length) else 0
+                self._book.truncate(sequence, kept)
+            raise
+
+    def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
+        """Return the keys and values of positions start..stop-1 as llama.cpp writes a sequence's state."""
+        self._check_cut(sequence, stop)
+        if not 0 <= start < stop or (start and not self._can_truncate):
+            raise ValueError(f"cannot export positions {start}..{stop} of sequence {sequence}")
+        try:
+            self._lib.llama_memory_seq_cp(self._memory, sequence, self._desk, start, self._end(sequence, stop))
+            size = self._lib.llama_state_seq_get_size(self._context, self._desk)
+            buffer = (ctypes.c_uint8 * size)()
+            written = self._lib.llama_state_seq_get_data(self._context, buffer, size, self._desk)
+        finally:
+            self._forget(self._desk, 0)
+        if written != size:
+            raise LlamaCppError(f"llama.cpp wrote {written} of {size} bytes of a sequence's state:\n{complaints()}")
+        return bytes(buffer)
+
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+        """Append what export_kv returned for the same positions; start must equal the sequence's length.
+
+        Raises ValueError for data of other positions, another size, model or KV type, and LlamaCppMemoryError when
+        cells run out; the sequence is then as before.
+        """
+        self._check_sequence(sequence)
+        if start != self._book.length(sequence) or stop <= start or (start and not self._can_truncate):
+            raise ValueError(f"cannot import positions {start}..{stop} into sequence {sequence}")
+        self._check_room(stop - start)
+        route_log()
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        try:
+            taken = self._lib.llama_state_seq_set_data(self._context, buffer, len(data), self._desk)
+            first = self._lib.llama_memory_seq_pos_min(self._memory, self._desk)
+            last = self._lib.llama_memory_seq_pos_max(self._memory, self._desk)
+            # A recurrent state knows only its last position, so the first is checked where it means something.
+            if taken != len(data) or last != stop - 1 or (self._can_truncate and first != start):
+                raise ValueError(f"the data is not KV of positions {start}..{stop} of this model: {complaints()}")
+            self._lib.llama_memory_seq_cp(self._memory, self._desk, sequence, -1, -1)
+        finally:
+            self._forget(self._desk, 0)
+        self._book.append(sequence, stop - start)
+
+    def close(self) -> None:
+        """Free the context and the model. Idempotent."""
+        if self._open_context is not None:
+            self._lib.llama_free(self._open_context)
+            self._open_context = None
+        if self._model is not None:
+            self._lib.llama_model_free(self._model)
+            self._model = None
+
+    @property
+    def _context(self) -> Any:
+        if self._open_context is None:
+            raise ValueError("this runner is closed")
+        return self._open_context
+
+    def _identity(self, model: ModelFile) -> str:
+        options, library = self._options, self._lib
+        types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}/full={options.full_window_cache}"
+        return f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}/{model.identity()}"
+
+    def _new_handle(self) -> int:
+        _ = self._context  # closed runners have no sequences
+        for sequence in range(self.max_sequences):
+            if sequence not in self._book:
+                return sequence
+        raise LlamaCppError(f"all {self.max_sequences} sequences are in use; free one or raise max_sequences.")
+
+    def _end(self, sequence: int, stop: int) -> int:
+        """Return stop as llama.cpp wants it: -1 for the whole sequence, the only range recurrent models copy."""
+        return -1 if stop == self._book.length(sequence) else stop
+
+    def _forget(self, sequence: int, start: int) -> bool:
+        """Remove positions from `start` on, or all of them where the model cannot be cut there; say which."""
+        if start and self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1):
+            return True
+        self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        return start == 0
+
+    def _check_sequence(self, sequence: int) -> None:
+        _ = self._context
+        if sequence not in self._book:
+            raise ValueError(f"there is no sequence {sequence}")
+
+    def _check_cut(self, sequence: int, length: int) -> None:
+        self._check_sequence(sequence)
+        stored = self._book.length(sequence)
+        if not 0 <= length <= stored:
+            raise ValueError(f"sequence {sequence} has {stored} positions, not {length}")
+        if length not in (0, stored) and not self._can_truncate:
+            raise ValueError(f"this model's state cannot be cut: sequence {sequence} is {stored} positions or none")
+
+    def _check_room(self, cells: int) -> None:
+        if cells > self._book.free:
+            raise LlamaCppMemoryError(
+                f"{cells} tokens do not fit: {self._book.free} of {self._book.total} cells of the KV cache are free."
+            )
+
+    def _check_rows(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> dict[int, int]:
+        """Check everything that llama.cpp would abort or misbehave on; return the number of new rows by sequence."""
+        tokens, positions, sequences = rows
+        count = len(tokens)
+        if not 1 <= count <= self.max_rows:
+            raise ValueError(f"{count} rows, outside 1..{self.max_rows}")
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            raise ValueError(f"token ids {tokens.min()}..{tokens.max()} are outside 0..{self._vocab_size - 1}")
+        if len(outputs) and (outputs[0] < 0 or outputs[-1] >= count or (np.diff(outputs) <= 0).any()):
+            raise ValueError(f"wanted rows must ascend within 0..{count - 1}")
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(sequences)) + 1, [count]])
+        appended: dict[int, int] = {}
+        for first, end in pairwise(starts):
+            sequence, length = int(sequences[first]), int(end - first)
+            self._check_sequence(sequence)
+            if sequence in appended:
+                raise ValueError(f"the rows of sequence {sequence} do not stand together")
+            stored = self._book.length(sequence)
+            if (positions[first:end] != np.arange(stored, stored + length)).any():
+                raise ValueError(f"the positions of sequence {sequence} do not continue its length, {stored}")
+            if stored + length > self._max_context:
+                raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
+            appended[sequence] = length
+        self._check_room(count)
+        return appended
+
+    def _decode(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Compute the rows, in as many calls as the output buffer demands: nearly always one."""
+        if len(outputs) <= self._output_rows:
+            return self._decode_piece(rows, outputs)
+        count = rows.shape[1]
+        last_outputs = outputs[self._output_rows - 1 :: self._output_rows]
+        cuts = [0, *(int(row) + 1 for row in last_outputs if row + 1 < count), count]
+        pieces = []
+        for first, end in pairwise(cuts):
+            inside = outputs[(outputs >= first) & (outputs < end)] - first
+            pieces.append(self._decode_piece(rows[:, first:end], inside).copy())
+        return np.concatenate(pieces)
+
+    def _decode_piece(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
+        """One llama_decode; the result is a view of llama.cpp's buffer."""
+        self._batch.fill(rows[0], rows[1], rows[2], outputs)
+        status = self._lib.llama_decode(self._context, self._batch.struct)
+        if status:
+            raise LlamaCppError(f"llama_decode failed with status {status}:\n{complaints()}")
+        if not len(outputs):
+            self._lib.llama_synchronize(self._context)
+            return np.empty((0, self._vocab_size), dtype=np.float32)
+        logits = self._lib.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(logits, shape=(len(outputs), self._vocab_size))

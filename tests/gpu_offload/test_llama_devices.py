@@ -1,0 +1,81 @@
+"""Devices as ggml reports them, and what a user reads when llama.cpp is not there."""
+
+import builtins
+import sys
+
+import psutil
+import pytest
+
+from gpu_offload import devices as devices_module
+from gpu_offload import library
+from gpu_offload.devices import DeviceKind, devices, gpus
+from gpu_offload.errors import LlamaCppMissingError, install_command
+from localllm.errors import LocalLLMError
+from tests.oracle import llama_oracle
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_the_processor_is_a_device_with_the_machines_memory():
+    processor = next(device for device in devices() if device.kind is DeviceKind.CPU)
+    assert processor.backend == "CPU"
+    assert processor.description
+    assert processor.total_bytes == pytest.approx(psutil.virtual_memory().total, rel=0.01)
+    assert 0 < processor.free_bytes <= processor.total_bytes
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_gpus_exist_only_where_the_build_offloads():
+    if gpus():
+        assert llama_oracle.api().llama_supports_gpu_offload()
+        assert all(gpu.total_bytes > 0 for gpu in gpus())
+
+
+def test_integrated_gpus_count_only_alone(monkeypatch):
+    def device(name: str, kind: DeviceKind) -> devices_module.Device:
+        return devices_module.Device(name, name, "Vulkan", kind, 8, 4)
+
+    processor = device("cpu", DeviceKind.CPU)
+    shared, own = device("shared", DeviceKind.INTEGRATED_GPU), device("own", DeviceKind.GPU)
+    for found, expected in [([processor], []), ([processor, shared], [shared]), ([shared, own, processor], [own])]:
+        monkeypatch.setattr(devices_module, "devices", lambda found=found: found)
+        assert gpus() == expected
+
+
+@pytest.fixture
+def without_llama_cpp(monkeypatch):
+    """An interpreter in which llama_cpp is not installed."""
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: object, **named: object) -> object:
+        if name.split(".")[0] == "llama_cpp":
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    library.llama.cache_clear()
+    yield
+    library.llama.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("platform", "words"),
+    [
+        ("linux", ["extra-index-url", "/cu124", 'CMAKE_ARGS="-DGGML_VULKAN=on"', 'CMAKE_ARGS="-DGGML_HIP=on"']),
+        ("win32", ["/cu124", '$env:CMAKE_ARGS="-DGGML_VULKAN=on"; pip install']),
+        ("darwin", ["pip install", "/cpu"]),
+    ],
+)
+def test_without_the_extra_the_error_says_how_to_install_it(without_llama_cpp, monkeypatch, platform, words):
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(LlamaCppMissingError) as caught:
+        devices()
+    assert isinstance(caught.value, LocalLLMError)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_apple_silicon_is_told_of_metal(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert install_command("metal") in str(LlamaCppMissingError("no reason"))
