@@ -88,7 +88,8 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
     ),
     ("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", PreTokenizer(_DIGIT_GPT2)),
     (
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 megrez hunyuan grok-2 solar-open",
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 megrez hunyuan grok-2 solar-open "
+        "bailingmoe bailingmoe2 llada-moe",
         PreTokenizer((_QWEN2,)),
     ),
     (
@@ -107,15 +108,11 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
         PreTokenizer((rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)),
     ),
     (
-        "bailingmoe bailingmoe2 llada-moe",
-        PreTokenizer((rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SIGNS}|\s*[\r\n]|\s+(?!\S)|\s+",)),
-    ),
-    (
         "exaone-moe",
         PreTokenizer(
             (
                 rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
-                r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+                rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|{_SPACES}",
             )
         ),
     ),
@@ -230,7 +227,6 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
         PreTokenizer((_LINES,), add_bos=True, byte_level=False, escape_spaces=True, whole_newlines=True),
     ),
     ("sarvam-moe", PreTokenizer((_LINES,), byte_level=False, escape_spaces=True)),
-    ("whitespace", PreTokenizer((r"\S+",), byte_level=False)),
 ]
 
 PRE_TOKENIZERS = {name: row for names, row in _ROWS for name in names.split()}

@@ -110,7 +110,7 @@ class Tokenizer:
     def is_control(self, token: int) -> bool:
         """Whether a token steers the model and is no text. TokenizerError for an id outside the vocabulary."""
         self._check(token)
-        return self._vocabulary.kinds[token] in (CONTROL, UNKNOWN)
+        return self._vocabulary.kinds[token] == CONTROL
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.vocab_size:

@@ -60,13 +60,13 @@ class WordPieces:
         for character in text:
             base = unicodedata.normalize("NFD", character)[0] if self._strip_accents else character
             category = unicodedata.category(base)
-            if base.isspace():
+            if category[0] == "Z" or base in "\t\n\v\f\r\x85":
                 words.append(word)
                 word = ""
             elif base == "\ufffd" or category[0] == "C" or (self._strip_accents and category[0] == "M"):
                 continue
             else:
-                lowered = base.lower() if self._lowercase else base
+                lowered = base.lower()[0] if self._lowercase else base
                 if category[0] == "P" or (category[0] == "S" and base < "\x7f") or _is_ideograph(base):
                     words += [word, lowered]
                     word = ""
