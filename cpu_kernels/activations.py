@@ -21,6 +21,7 @@ from cpu_kernels.simd.arithmetic import (
     max_f32,
     mul_f32,
     round_i32,
+    sub_f32,
     sum_f32,
     sum_i32,
 )
@@ -43,6 +44,7 @@ _MINUS_LOG2E = np.float32(-math.log2(math.e))
 # GELU's tanh form: x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3))); the factor goes into base 2.
 _GELU_EXPONENT = np.float32(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e))
 _GELU_CUBE = np.float32(0.044715)
+_TWO_LOG2E = np.float32(2.0 * math.log2(math.e))
 
 _Q32, _SCALE32, _SUM32 = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 _Q256, _SCALE256, _PAIRS256, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
@@ -232,3 +234,18 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
         offset = row * argument(op, 2)
         _gate(argument(op, 6), argument(op, 0) + offset, argument(op, 1) + offset, out, k)
         pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+
+
+@kernel
+def soft_cap(op: int, step: int, thread: int, threads: int) -> None:
+    """y = cap * tanh(y / cap). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 address of the cap."""
+    rows = stage_rows(op, step)
+    cap = get_f32(argument(op, 3))
+    vectors = (argument(op, 2) + 15) // 16
+    one, two = splat_f32(_ONE), splat_f32(np.float32(2.0))
+    for row in range(rows):
+        y = argument(op, 0) + row * argument(op, 1)
+        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
+            power = exp2_f32(mul_f32(load_f32(y + v * 64), splat_f32(_TWO_LOG2E / cap)))
+            tanh = sub_f32(one, div_f32(two, add_f32(one, power)))
+            store_f32(y + v * 64, mul_f32(splat_f32(cap), tanh))

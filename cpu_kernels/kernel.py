@@ -103,11 +103,15 @@ class Kernel:
         """Whether the kernel has an address already."""
         return self._compiled is not None
 
-    @property
-    def address(self) -> int:
-        """Address of the compiled code; compiles or loads it from the cache on first use (seconds at worst)."""
+    def compile(self) -> None:
+        """Compile, or load from the cache (seconds at worst), unless that is done."""
         if self._compiled is None:
             self._compiled = _compile(self._function, self.name)
+
+    @property
+    def address(self) -> int:
+        """Address of the compiled code; compiles on first use."""
+        self.compile()
         return int(self._compiled.address)
 
     def __call__(self, op: int, step: int, thread: int, threads: int) -> None:

@@ -10,7 +10,7 @@ _POINTER = I64.as_pointer()
 
 
 def _add(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> ir.Value:
-    return builder.atomic_rmw("add", builder.inttoptr(where, _POINTER), value, "acq_rel")
+    return builder.atomic_rmw("add", builder.inttoptr(where, _POINTER), value, "seq_cst")
 
 
 def _load(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
@@ -37,3 +37,4 @@ atomic_add = define("atomic_add", types.int64(address, types.int64), _add)
 atomic_load = define("atomic_load", types.int64(address), _load)
 atomic_store = define("atomic_store", types.none(address, types.int64), _store)
 pause = define("pause", types.none(), _pause)
+call_kernel = define("call_kernel", types.none(address, address, address, types.int64, types.int64), _call_kernel)

@@ -56,6 +56,7 @@ def define(name: str, signature: Signature, emit: Emit) -> Any:
         2: lambda context, a, b: typed,
         3: lambda context, a, b, c: typed,
         4: lambda context, a, b, c, d: typed,
+        5: lambda context, a, b, c, d, e: typed,
     }
     typer = typers[len(signature.args)]
     typer.__name__ = typer.__qualname__ = name

@@ -1,0 +1,141 @@
+"""Mixtures of experts: choosing experts for each row, gathering rows by expert, and adding their answers up.
+
+A slot is a (row, expert) pair. Slots stand in order of expert and then of row, and each expert's begin at a tile's first
+lane, so that products run tile by tile with one expert's weights.
+"""
+
+import math
+
+import numpy as np
+
+from cpu_kernels.activations import norm_row, pack_row
+from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.records import Stage, Step, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.simd.arithmetic import fma
+from cpu_kernels.simd.vectors import (
+    get_f32,
+    get_i32,
+    load_f32,
+    put_f32,
+    put_i32,
+    put_i64,
+    splat_f32,
+    store_f32,
+)
+
+_EXPERT_ROWS = 8 * (int(Step.ROWS) + int(Stage.EXPERT))
+_EXPERT_WIDTH = int(Step.WIDTH) + int(Stage.EXPERT)
+_ALL_ROWS = int(Step.ROWS)
+_LOWEST = np.float32(-3.4e38)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+
+
+@inner
+def _choose(scores: int, experts: int, used: int, chosen: int, weights: int, normalise: int, scale: np.float32) -> None:
+    """The `used` experts of highest score (the lower index first among equals) and their softmax weights.
+
+    The softmax runs over all experts; normalise divides by the chosen ones' sum. Scores are overwritten.
+    """
+    largest = _LOWEST
+    for e in range(experts):
+        largest = max(largest, get_f32(scores + 4 * e))
+    total = _ZERO
+    for e in range(experts):
+        weight = np.float32(math.exp(get_f32(scores + 4 * e) - largest))
+        put_f32(scores + 4 * e, weight)
+        total += weight
+    kept = _ZERO
+    for i in range(used):
+        best = 0
+        for e in range(experts):
+            if get_f32(scores + 4 * e) > get_f32(scores + 4 * best):
+                best = e
+        weight = get_f32(scores + 4 * best)
+        put_i32(chosen + 4 * i, best)
+        put_f32(weights + 4 * i, weight)
+        kept += weight
+        put_f32(scores + 4 * best, -_ONE)
+    divisor = kept if normalise != 0 else total
+    for i in range(used):
+        put_f32(weights + 4 * i, scale * get_f32(weights + 4 * i) / divisor)
+
+
+@kernel
+def route(op: int, step: int, thread: int, threads: int) -> None:
+    """Choose experts and lay out slots, on one thread; sets the step's expert rows.
+
+    Arguments: 0 scores, 1 stride in bytes, 2 experts, 3 experts used by a row, 4 normalise, 5 address of the weights'
+    scale, 6 segments (out, as cpu_kernels.matmul reads them), 7 row of a slot (out, int32, -1 for none), 8 slot of a
+    choice (out, int32 [row][used]), 9 weight of a choice (out, f32 [row][used]), 10 expert of a choice (scratch).
+    """
+    if thread != 0:
+        return
+    rows = field(step, _ALL_ROWS)
+    width = field(step, _EXPERT_WIDTH)
+    experts, used = argument(op, 2), argument(op, 3)
+    for row in range(rows):
+        _choose(
+            argument(op, 0) + row * argument(op, 1),
+            experts,
+            used,
+            argument(op, 10) + row * used * 4,
+            argument(op, 9) + row * used * 4,
+            argument(op, 4),
+            get_f32(argument(op, 5)),
+        )
+    slot = 0
+    segments = argument(op, 6)
+    count = 0
+    for e in range(experts):
+        first = slot
+        for choice in range(rows * used):
+            if get_i32(argument(op, 10) + 4 * choice) == e:
+                put_i32(argument(op, 7) + 4 * slot, choice // used)
+                put_i32(argument(op, 8) + 4 * choice, slot)
+                slot += 1
+        if slot > first:
+            while slot % width != 0:
+                put_i32(argument(op, 7) + 4 * slot, -1)
+                slot += 1
+            put_i64(segments + 8 * (3 * count + 1), e)
+            put_i64(segments + 8 * (3 * count + 2), first // width)
+            put_i64(segments + 8 * (3 * count + 3), (slot - first) // width)
+            count += 1
+    put_i64(segments, count)
+    put_i64(step + _EXPERT_ROWS, slot)
+
+
+@kernel
+def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Normalise the row of each slot and pack it.
+
+    Arguments: 0 x, 1 stride in bytes, 2 norm weight, 3 k, 4 forms, 5 descriptors, 6 address of epsilon, 7 row of a slot.
+    """
+    slots, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
+    padded = (k + 15) // 16 * 16
+    out = scratch(step, thread)
+    for slot in range(share(slots, thread, threads), share(slots, thread + 1, threads)):
+        row = get_i32(argument(op, 7) + 4 * slot)
+        if row >= 0:
+            source = argument(op, 0) + row * argument(op, 1)
+            norm_row(source, argument(op, 2), k, padded, get_f32(argument(op, 6)), out)
+            pack_row(out, 0, k, k, argument(op, 4), width, slot, argument(op, 5))
+
+
+@kernel
+def combine(op: int, step: int, thread: int, threads: int) -> None:
+    """x[row] += sum over the row's choices of weight * y[slot].
+
+    Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 k, 5 experts used by a row, 6 slot of a choice, 7 weight of a choice.
+    """
+    rows, used = field(step, _ALL_ROWS), argument(op, 5)
+    vectors = (argument(op, 4) + 15) // 16
+    for row in range(rows):
+        x = argument(op, 0) + row * argument(op, 1)
+        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
+            total = load_f32(x + v * 64)
+            for i in range(used):
+                choice = 4 * (row * used + i)
+                y = argument(op, 2) + get_i32(argument(op, 6) + choice) * argument(op, 3)
+                total = fma(load_f32(y + v * 64), splat_f32(get_f32(argument(op, 7) + choice)), total)
+            store_f32(x + v * 64, total)

@@ -1,0 +1,196 @@
+"""Formats whose blocks hold 32 small values and a scale, and perhaps a minimum: what they share.
+
+Packed group of 32 rows, per block: two halves of 16 rows, each four vectors whose bytes hold a value of k step i in their
+low bits and one of step i + 4 in their high bits (and a fifth vector where values have five bits); then 32 scales; then 32
+f16 minima where the format has them. No bigger than the source's block where its scale is half precision.
+
+A format without minima gives its values plus an offset that makes bytes unsigned: (value + offset) * factor is the byte,
+and offset * factor is 128, which the packed activations' -128 * sum takes back. With minima, bytes start at zero.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.kernel import inner
+from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.records import Act, Form, field
+from cpu_kernels.simd.arithmetic import add_i32, fma, mul_f32, prefetch_lines, shift_left, to_f32
+from cpu_kernels.simd.dot import dot4
+from cpu_kernels.simd.tiles import (
+    tile_broadcast_i32,
+    tile_dot4,
+    tile_scale_add_to_memory,
+    tile_store,
+    tile_width,
+)
+from cpu_kernels.simd.vectors import (
+    broadcast_f32,
+    broadcast_i32,
+    get_f16,
+    get_i32,
+    load_f16,
+    put_f32,
+    put_i32,
+    splat_f32,
+    zero_f32,
+    zero_i32,
+)
+
+_AHEAD = 4096
+_Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
+# Undoes the factor in the packed activations' -128 * sum.
+_PER_SUM = np.float32(-1.0 / 128.0)
+
+
+@inner
+def copy_nibbles(source: int, to: int) -> None:
+    """Store a block's sixteen bytes of nibbles (value j low, value j + 16 high) as one lane of four vectors."""
+    for i in range(4):
+        put_i32(to + i * 64, get_i32(source + 4 * i))
+
+
+@inner
+def nibble(at: int, i: int) -> int:
+    """Value i of a lane's nibbles, as copy_nibbles left them."""
+    return (get_i32(at + i // 4 % 4 * 64) >> (i % 4 * 8 + i // 16 * 4)) & 15
+
+
+def blocks_32_format(
+    *,
+    name: str,
+    half_bytes: int,
+    low_steps: Any,
+    high_steps: Any,
+    low_shift: int,
+    factor: float,
+    pack_row: Any,
+    value: Any,
+    minima: bool = False,
+    scale_type: tuple[Any, Any, int] = (load_f16, get_f16, 2),
+) -> WeightFormat:
+    """Build a format from what is its own.
+
+    half_bytes: bytes of weights of 16 rows of a block. low_steps(p), high_steps(p): the four vectors of unsigned bytes of
+    k steps 0-3, which lack a factor 2**low_shift, and of steps 4-7. factor: what those bytes are multiplied by.
+    value(at, i): value i of the lane at an address, for embeddings. scale_type: how to load scales as a vector and
+    alone, and the bytes of one.
+    """
+    load_scale, get_scale, scale_bytes = scale_type
+    scales_at = 2 * half_bytes
+    minima_at = scales_at + 32 * scale_bytes
+    block_bytes = minima_at + (64 if minima else 0)
+    lines = block_bytes // 64
+    per_byte = np.float32(1.0 / factor)
+
+    @inner
+    def unpack_row(group: int, lane: int, k: int, out: int) -> None:
+        for b in range(k // 32):
+            packed = group + b * block_bytes
+            scale = get_scale(packed + scales_at + lane * scale_bytes)
+            at = packed + lane // 16 * half_bytes + lane % 16 * 4
+            for i in range(32):
+                product = scale * np.float32(value(at, i))
+                if minima:
+                    product += get_f16(packed + minima_at + lane * 2)
+                put_f32(out + (b * 32 + i) * 4, product)
+
+    @inner
+    def products_of_half(p: int, x: int, start: Any) -> Any:
+        low = zero_i32()
+        high = start
+        weights = low_steps(p)
+        for i in range(4):
+            low = dot4(low, weights[i], broadcast_i32(x + i * 4))
+        weights = high_steps(p)
+        for i in range(4):
+            high = dot4(high, weights[i], broadcast_i32(x + 16 + i * 4))
+        return to_f32(add_i32(shift_left(low, low_shift), high))
+
+    @inner
+    def scales_of_half(p: int, half: int) -> Any:
+        return mul_f32(load_scale(p + scales_at + half * 16 * scale_bytes), splat_f32(per_byte))
+
+    @inner
+    def minima_of_half(p: int, half: int) -> Any:
+        return mul_f32(load_f16(p + minima_at + half * 32), splat_f32(_PER_SUM))
+
+    @inner
+    def gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
+        blocks = k // 32
+        scales0 = field(act, _SCALE) + tile * blocks * 4
+        sums0 = field(act, _SUM) + tile * blocks * 4
+        q0 = field(act, _Q) + tile * k
+        for g in range(first, last):
+            p = weights + g * blocks * block_bytes
+            f0 = zero_f32()
+            f1 = zero_f32()
+            for b in range(blocks):
+                prefetch_lines(p + _AHEAD, lines)
+                sums = broadcast_i32(sums0 + 4 * b)
+                scale = broadcast_f32(scales0 + 4 * b)
+                start = zero_i32() if minima else sums
+                x = q0 + b * 32
+                f0 = fma(products_of_half(p, x, start), mul_f32(scales_of_half(p, 0), scale), f0)
+                f1 = fma(products_of_half(p + half_bytes, x, start), mul_f32(scales_of_half(p, 1), scale), f1)
+                if minima:
+                    f0 = fma(to_f32(sums), mul_f32(minima_of_half(p, 0), scale), f0)
+                    f1 = fma(to_f32(sums), mul_f32(minima_of_half(p, 1), scale), f1)
+                p += block_bytes
+            put_sum(f0, y + g * 128, addend + g * 128 if addend != 0 else 0)
+            put_sum(f1, y + g * 128 + 64, addend + g * 128 + 64 if addend != 0 else 0)
+
+    @inner
+    def tile(
+        zero_i: Any,
+        zero_f: Any,
+        group: int,
+        k: int,
+        act: int,
+        tile: int,
+        y: int,
+        y_stride: int,
+        addend: int,
+        addend_stride: int,
+        sums: int,
+    ) -> None:
+        width = tile_width(zero_i)
+        blocks = k // 32
+        step = 4 * width
+        for half in range(2):
+            p = group
+            x = field(act, _Q) + tile * width * k
+            scale = field(act, _SCALE) + tile * width * blocks * 4
+            offset = field(act, _SUM) + tile * width * blocks * 4
+            tile_store(zero_f, sums, 64)
+            for _ in range(blocks):
+                products = zero_i if minima else tile_broadcast_i32(zero_i, offset)
+                weights = low_steps(p + half * half_bytes)
+                for i in range(4):
+                    products = tile_dot4(products, shift_left(weights[i], low_shift), x + i * step)
+                weights = high_steps(p + half * half_bytes)
+                for i in range(4):
+                    products = tile_dot4(products, weights[i], x + (4 + i) * step)
+                tile_scale_add_to_memory(products, scales_of_half(p, half), scale, sums)
+                if minima:
+                    tile_scale_add_to_memory(
+                        tile_broadcast_i32(zero_i, offset), minima_of_half(p, half), scale, sums
+                    )
+                p += block_bytes
+                x += 8 * step
+                scale += step
+                offset += step
+            put_tile(zero_i, sums, y + half * 64, y_stride, addend + half * 64 if addend != 0 else 0, addend_stride)
+
+    return WeightFormat(
+        name=name,
+        form=Form.BLOCKS_32,
+        group_rows=32,
+        block=32,
+        group_block_bytes=block_bytes,
+        pack_row=pack_row,
+        unpack_row=unpack_row,
+        gemv=gemv,
+        tile=tile,
+    )

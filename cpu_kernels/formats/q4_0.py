@@ -1,0 +1,60 @@
+"""Q4_0: blocks of 32 nibbles less 8 with a half-precision scale (576 bytes per block of 32 rows)."""
+
+from typing import Any
+
+from cpu_kernels.formats.blocks_32 import blocks_32_format, copy_nibbles, nibble
+from cpu_kernels.kernel import inner
+from cpu_kernels.simd.arithmetic import mask_bits
+from cpu_kernels.simd.vectors import get_i16, load_i32, put_i16
+
+_SOURCE_BYTES, _BLOCK_BYTES = 18, 576
+_HALF_BYTES, _SCALES = 256, 512
+_LOW, _HIGH = 0x0F0F0F0F, 0xF0F0F0F0
+
+
+@inner
+def low_nibbles(p: int) -> Any:
+    """The first four k steps."""
+    return (
+        mask_bits(load_i32(p), _LOW),
+        mask_bits(load_i32(p + 64), _LOW),
+        mask_bits(load_i32(p + 128), _LOW),
+        mask_bits(load_i32(p + 192), _LOW),
+    )
+
+
+@inner
+def high_nibbles(p: int) -> Any:
+    """The last four k steps, times 16."""
+    return (
+        mask_bits(load_i32(p), _HIGH),
+        mask_bits(load_i32(p + 64), _HIGH),
+        mask_bits(load_i32(p + 128), _HIGH),
+        mask_bits(load_i32(p + 192), _HIGH),
+    )
+
+
+@inner
+def _pack_row(source: int, group: int, lane: int, k: int) -> None:
+    for b in range(k // 32):
+        block = source + b * _SOURCE_BYTES
+        packed = group + b * _BLOCK_BYTES
+        put_i16(packed + _SCALES + lane * 2, get_i16(block))
+        copy_nibbles(block + 2, packed + lane // 16 * _HALF_BYTES + lane % 16 * 4)
+
+
+@inner
+def _value(at: int, i: int) -> int:
+    return nibble(at, i) - 8
+
+
+FORMAT = blocks_32_format(
+    name="Q4_0",
+    half_bytes=_HALF_BYTES,
+    low_steps=low_nibbles,
+    high_steps=high_nibbles,
+    low_shift=4,
+    factor=16.0,
+    pack_row=_pack_row,
+    value=_value,
+)

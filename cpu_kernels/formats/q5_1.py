@@ -1,0 +1,32 @@
+"""Q5_1: blocks of 32 five-bit values with a half-precision scale and minimum (768 bytes per block of 32 rows)."""
+
+from cpu_kernels.formats.blocks_32 import blocks_32_format
+from cpu_kernels.formats.five_bits import HIGH_FACTOR_BITS, five_bits, high_fives, low_fives, pack_five_bit_block
+from cpu_kernels.kernel import inner
+from cpu_kernels.simd.vectors import get_i16, get_i32, put_i16
+
+_SOURCE_BYTES, _BLOCK_BYTES = 24, 768
+_HALF_BYTES, _SCALES, _MINIMA = 320, 640, 704
+
+
+@inner
+def _pack_row(source: int, group: int, lane: int, k: int) -> None:
+    for b in range(k // 32):
+        block = source + b * _SOURCE_BYTES
+        packed = group + b * _BLOCK_BYTES
+        put_i16(packed + _SCALES + lane * 2, get_i16(block))
+        put_i16(packed + _MINIMA + lane * 2, get_i16(block + 2))
+        pack_five_bit_block(block + 8, get_i32(block + 4), packed + lane // 16 * _HALF_BYTES + lane % 16 * 4)
+
+
+FORMAT = blocks_32_format(
+    name="Q5_1",
+    half_bytes=_HALF_BYTES,
+    low_steps=low_fives,
+    high_steps=high_fives,
+    low_shift=HIGH_FACTOR_BITS,
+    factor=8.0,
+    pack_row=_pack_row,
+    value=five_bits,
+    minima=True,
+)

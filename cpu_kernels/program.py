@@ -1,0 +1,104 @@
+"""A recorded forward pass: a table of operations over fixed buffers, run in one compiled call a step."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.kernel import Kernel
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.records import TILE_WIDTHS, Barrier, Op, Stage, Step
+from cpu_kernels.threads import ThreadTeam
+
+CompileProgress = Callable[[int, int, str], None]
+"""Called with kernels done, kernels in all, and the name of the next one."""
+
+
+class ProgramBuilder:
+    """Collects operations in order. Arguments are addresses and sizes; arrays whose addresses are used are kept alive."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Mapping[int, Kernel], list[int]]] = []
+        self._keep: list[NDArray[np.generic]] = []
+
+    def array(self, values: NDArray[np.generic]) -> int:
+        """Copy values into aligned memory that lives as long as the program; return its address."""
+        copy = aligned_zeros(values.shape, values.dtype)
+        copy[...] = values
+        return self.keep(copy)
+
+    def buffer(self, values: int, dtype: type[np.generic] = np.float32) -> int:
+        """Address of aligned zeros."""
+        return self.keep(aligned_zeros((values,), dtype))
+
+    def scalar(self, value: float) -> int:
+        """Address of one float32."""
+        return self.array(np.array([value], np.float32))
+
+    def keep(self, array: NDArray[np.generic]) -> int:
+        """Keep an array alive with the program; return its address."""
+        self._keep.append(array)
+        return array.ctypes.data
+
+    def add(
+        self, kernels: Mapping[int, Kernel] | Kernel, *arguments: int, barrier: Barrier, stage: Stage = Stage.ALL
+    ) -> int:
+        """Append an operation and return its index.
+
+        kernels: one for all, or one a tile width.
+        """
+        if isinstance(kernels, Kernel):
+            kernels = dict.fromkeys(TILE_WIDTHS, kernels)
+        record = [0] * int(Op.SIZE)
+        record[Op.BARRIER], record[Op.STAGE] = int(barrier), int(stage)
+        record[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
+        self._rows.append((kernels, record))
+        return len(self._rows) - 1
+
+    def build(self, progress: CompileProgress | None = None) -> "Program":
+        """Compile every kernel that the operations name and return the runnable program."""
+        needed = {kernel.name: kernel for kernels, _ in self._rows for kernel in kernels.values()}
+        for done, kernel in enumerate(needed.values()):
+            if progress is not None and not kernel.is_ready:
+                progress(done, len(needed), kernel.name)
+            kernel.compile()
+        if progress is not None:
+            progress(len(needed), len(needed), "")
+        records = aligned_zeros((len(self._rows), int(Op.SIZE)), np.int64)
+        for i, (kernels, record) in enumerate(self._rows):
+            for column, width in enumerate(TILE_WIDTHS):
+                record[Op.KERNELS + column] = kernels[width].address
+            records[i] = record
+        return Program(records, self._keep)
+
+
+class Program:
+    """Operations with their kernels' addresses. Run it with a step record that describes the rows."""
+
+    def __init__(self, records: NDArray[np.generic], keep: Sequence[NDArray[np.generic]]) -> None:
+        self._records = records
+        self._keep = list(keep)
+        self._head = aligned_zeros((2,), np.int64)
+        self._head[:] = (len(records), records.ctypes.data)
+
+    def set_argument(self, operation: int, index: int, value: int) -> None:
+        """Change one argument of an operation, e.g. the address of a buffer that grew."""
+        self._records[operation, Op.ARGUMENTS + index] = value
+
+    def run(self, team: ThreadTeam, step: NDArray[np.generic]) -> None:
+        """Run all operations on the team's threads. step: int64[Step.SIZE], complete and in bounds."""
+        team.run(self._head.ctypes.data, step.ctypes.data)
+
+
+def choose_width(rows: int) -> int:
+    """The tile width that computes the fewest lanes for this many rows, the wider one among equals."""
+    if rows <= 1:
+        return 1
+    return min((w for w in TILE_WIDTHS if w > 1), key=lambda w: (-(-rows // w) * w, -w))
+
+
+def set_stage(step: NDArray[np.generic], stage: Stage, rows: int, width: int) -> None:
+    """Write a stage's rows and tile width into a step record."""
+    step[Step.ROWS + stage] = rows
+    step[Step.WIDTH + stage] = width
+    step[Step.WIDTH_INDEX + stage] = TILE_WIDTHS.index(width)

@@ -1,0 +1,160 @@
+"""The threads that run a program together: how many, how they wait for work, how they meet between operations.
+
+A worker spins outside the interpreter's lock for a while after each step, then parks on a Python lock, so that decoding
+never pays for waking it and an idle program costs nothing.
+"""
+
+import contextlib
+import math
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.records import Barrier, Op, Step, field
+from cpu_kernels.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause
+
+# One cache line each: arrivals at the barrier, its generation, the step's generation, the program, one a worker.
+_LINE = 64
+_ARRIVED, _BARRIER, _STEP, _PROGRAM, _PARKED = (i * _LINE for i in range(5))
+_PROGRAM_FIELD = _PROGRAM // 8
+_STOP = -1
+_SPINS = 40_000
+_OP_BYTES = 8 * int(Op.SIZE)
+_OP_BARRIER, _OP_STAGE = int(Op.BARRIER), int(Op.STAGE)
+_WIDTH_INDEX, _ROWS = int(Step.WIDTH_INDEX), int(Step.ROWS)
+_ALWAYS, _MANY_ROWS = int(Barrier.ALWAYS), int(Barrier.MANY_ROWS)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, less what a control group's quota leaves of them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, math.floor(int(quota) / int(period))))
+    return cores
+
+
+@inner
+def _meet(control: int, threads: int) -> None:
+    """Wait until all threads are here."""
+    if threads > 1:
+        generation = atomic_load(control + _BARRIER)
+        if atomic_add(control + _ARRIVED, 1) == threads - 1:
+            atomic_store(control + _ARRIVED, 0)
+            atomic_store(control + _BARRIER, generation + 1)
+        else:
+            while atomic_load(control + _BARRIER) == generation:
+                pause()
+
+
+@inner
+def _run(program: int, step: int, control: int, thread: int, threads: int) -> None:
+    """Run a program's operations. program: address of (operations, address of their records)."""
+    ops = field(program, 1)
+    for i in range(field(program, 0)):
+        op = ops + i * _OP_BYTES
+        stage = field(op, _OP_STAGE)
+        column = field(step, _WIDTH_INDEX + stage)
+        call_kernel(field(op, column), op, step, thread, threads)
+        barrier = field(op, _OP_BARRIER)
+        if barrier == _ALWAYS or (barrier == _MANY_ROWS and field(step, _ROWS + stage) > 1):
+            _meet(control, threads)
+    _meet(control, threads)
+
+
+@kernel
+def publish(control: int, unused: int, thread: int, threads: int) -> None:
+    """Let spinning workers begin the step; a full fence, so that parked ones are seen as such afterwards."""
+    atomic_add(control + _STEP, 1)
+
+
+@kernel
+def lead(control: int, step: int, thread: int, threads: int) -> None:
+    """Take part in a published step as thread 0."""
+    _run(field(control, _PROGRAM_FIELD), field(control, _PROGRAM_FIELD + 1), control, 0, threads)
+
+
+@kernel
+def work(control: int, spins: int, thread: int, threads: int) -> None:
+    """A worker's steps, until it has waited for `spins` turns or is told to stop; then its parked flag is set."""
+    mine = control + _PARKED + thread * _LINE
+    seen = field(mine, 1)
+    waiting = 0
+    while waiting >= 0:
+        if atomic_load(control + _STEP) != seen:
+            seen += 1
+            waiting = 0
+            if field(control, _PROGRAM_FIELD + 2) == _STOP:
+                waiting = -1
+            else:
+                _run(field(control, _PROGRAM_FIELD), field(control, _PROGRAM_FIELD + 1), control, thread, threads)
+        elif waiting < spins:
+            waiting += 1
+            pause()
+        else:
+            # A step may have been published just before the flag could be seen; then go on.
+            atomic_add(mine, 1)
+            if atomic_add(control + _STEP, 0) == seen:
+                waiting = -1
+            else:
+                atomic_add(mine, -1)
+    atomic_store(mine + 8, seen)
+
+
+class ThreadTeam:
+    """`threads` threads, the caller's included, that run programs together.
+
+    Only one thread may call run at a time.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._control = aligned_zeros((_PARKED // 8 + (threads + 1) * 8,), np.int64)
+        self._address = self._control.ctypes.data
+        self._wake = [threading.Semaphore(0) for _ in range(threads)]
+        self._stopping = False
+        for entry in (publish, lead, work):
+            entry.compile()  # here, not while another thread waits at the barrier
+        self._workers = [
+            threading.Thread(target=self._work, args=(t,), name=f"localllm-kernel-{t}", daemon=True)
+            for t in range(1, threads)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def run(self, program: int, step: int) -> None:
+        """Run the program at an address with the step record at another; returns when all threads are done."""
+        self._control[_PROGRAM_FIELD : _PROGRAM_FIELD + 2] = (program, step)
+        if self._workers:
+            publish(self._address, 0, 0, self.threads)
+            for t in range(1, self.threads):
+                if self._control[_PARKED // 8 + t * 8]:
+                    self._wake[t].release()
+        lead(self._address, step, 0, self.threads)
+
+    def close(self) -> None:
+        """Stop the workers. Idempotent."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._control[_PROGRAM_FIELD + 2] = _STOP
+        self._control[_STEP // 8] += 1
+        for semaphore in self._wake[1:]:
+            semaphore.release()
+        for worker in self._workers:
+            worker.join()
+
+    def _work(self, thread: int) -> None:
+        flag = _PARKED // 8 + thread * 8
+        while not self._stopping:
+            work(self._address, _SPINS, thread, self.threads)
+            if self._stopping:
+                return
+            self._wake[thread].acquire()
+            self._control[flag] = 0
+
