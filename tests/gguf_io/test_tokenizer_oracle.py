@@ -1,0 +1,169 @@
+"""Real vocabularies: llama.cpp's published cases, and llama.cpp itself on random text and on every token."""
+
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gguf_io import load_tokenizer, open_model
+from gguf_io.tokenizer import Tokenizer
+from tests.gguf_io.tokenizer_files import TEXTS
+from tests.oracle import llama_oracle
+
+VOCABULARIES = [
+    *(f"vocab/ggml-vocab-{name}.gguf" for name in ("gpt-2", "starcoder", "deepseek-coder", "llama-bpe", "qwen2")),
+    "vocab/ggml-vocab-llama-spm.gguf",
+    "models/src/stories260K.gguf",
+    "models/gguf/tinystories656K-F32.gguf",
+]
+CASES = [name for name in VOCABULARIES if name.startswith("vocab/")]
+
+# Qwen's "</s>" is the end of HTML's strike-through. llama.cpp takes it for an end of text and we do not.
+QWEN_STRIKE = {"vocab/ggml-vocab-qwen2.gguf": 128247}
+
+cached_tokenizer = cache(load_tokenizer)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_published_cases(data_dir, name):
+    path = data_dir / name
+    texts = path.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    expected = [
+        [int(token) for token in line.split()] for line in path.with_suffix(".gguf.out").read_text().split("\n")
+    ]
+    tokenizer = cached_tokenizer(path)
+    assert len(texts) >= 40
+    for text, ids in zip(texts, expected, strict=False):
+        assert tokenizer.encode(text, add_special=False) == ids, text
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("name", VOCABULARIES)
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS, add_special=st.booleans(), parse_special=st.booleans())
+def test_random_text_gives_the_oracle_s_ids(data_dir, name, text, add_special, parse_special):
+    path = data_dir / name
+    tokenizer = cached_tokenizer(path)
+    if parse_special and name in QWEN_STRIKE:
+        text = text.replace("</s>", "")
+    if "tinystories" in name:
+        text = _expressible(tokenizer, text)
+    expected = llama_oracle.tokenize(path, text, add_special=add_special, parse_special=parse_special)
+    assert tokenizer.encode(text, add_special, parse_special) == expected
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_every_token_is_spelled_and_classed_as_the_oracle_does(data_dir, name):
+    path = data_dir / name
+    tokenizer = cached_tokenizer(path)
+    api = llama_oracle.api()
+    vocab = api.llama_model_get_vocab(llama_oracle.load(path, vocab_only=True))
+    assert tokenizer.vocab_size == api.llama_vocab_n_tokens(vocab)
+    ends = set()
+    for token in range(tokenizer.vocab_size):
+        if api.llama_vocab_is_eog(vocab, token):
+            ends.add(token)
+        if token == QWEN_STRIKE.get(name):
+            continue
+        assert tokenizer.is_control(token) == api.llama_vocab_is_control(vocab, token), token
+        assert tokenizer.token_bytes(token) == llama_oracle.piece(path, token, special=True), token
+        assert tokenizer.token_bytes(token, skip_special=True) == llama_oracle.piece(path, token), token
+    assert tokenizer.eog_ids == ends - {QWEN_STRIKE.get(name)}
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_special_ids_and_flags(data_dir, name):
+    tokenizer = cached_tokenizer(data_dir / name)
+    api = llama_oracle.api()
+    vocab = api.llama_model_get_vocab(llama_oracle.load(data_dir / name, vocab_only=True))
+    ours = {
+        "bos": tokenizer.bos_id,
+        "eos": tokenizer.eos_id,
+        "eot": tokenizer.eot_id,
+        "pad": tokenizer.pad_id,
+        "fim_pre": tokenizer.fim_prefix_id,
+        "fim_suf": tokenizer.fim_suffix_id,
+        "fim_mid": tokenizer.fim_middle_id,
+    }
+    theirs = {role: getattr(api, f"llama_vocab_{role}")(vocab) for role in ours}
+    if "qwen2" in name:  # two tokens have an end-of-turn's name, and llama.cpp takes either
+        assert theirs.pop("eot") in tokenizer.eog_ids
+        assert ours.pop("eot") in tokenizer.eog_ids
+    assert ours == {role: None if token == -1 else token for role, token in theirs.items()}
+    assert tokenizer.add_bos == api.llama_vocab_get_add_bos(vocab)
+    assert tokenizer.add_eos == api.llama_vocab_get_add_eos(vocab)
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_text_never_becomes_a_control_token_unasked(data_dir, name):
+    tokenizer = cached_tokenizer(data_dir / name)
+    controls = [token for token in range(tokenizer.vocab_size) if tokenizer.is_control(token)]
+    for token in controls:
+        text = tokenizer.decode([token])
+        if "tinystories" in name:
+            text = _expressible(tokenizer, text)
+        unasked = tokenizer.encode(f"a{text}b", add_special=False)
+        assert token not in unasked
+        if "tinystories" not in name:
+            assert tokenizer.encode(f"a{text}b", add_special=False, parse_special=True).count(token) == 1
+
+
+@pytest.mark.parametrize("name", VOCABULARIES[:-1])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS)
+def test_decoding_gives_the_text_back(data_dir, name, text):
+    tokenizer = cached_tokenizer(data_dir / name)
+    ids = tokenizer.encode(text, add_special=False)
+    prefix = " " if "spm" in name or "stories" in name else ""
+    spaced = text.replace("▁", " ") if prefix else text
+    assert tokenizer.decode(ids) == (prefix + spaced if text else "")
+
+
+@pytest.mark.parametrize("name", ["vocab/ggml-vocab-gpt-2.gguf", "models/src/stories260K.gguf"])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_streamed_text_is_whole_characters_and_adds_up(data_dir, name, data):
+    tokenizer = cached_tokenizer(data_dir / name)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
+    ids += tokenizer.encode(data.draw(TEXTS), add_special=False)
+    decoder = tokenizer.stream_decoder()
+    pieces = [decoder.push(token) for token in ids]
+    assert "".join(pieces) + decoder.finish() == tokenizer.decode(ids)
+
+
+def test_a_character_of_several_tokens_waits_until_it_is_whole(data_dir):
+    tokenizer = cached_tokenizer(data_dir / "vocab/ggml-vocab-gpt-2.gguf")
+    ids = tokenizer.encode("𐀀", add_special=False)
+    assert len(ids) > 2
+    decoder = tokenizer.stream_decoder()
+    assert [decoder.push(token) for token in ids] == [""] * (len(ids) - 1) + ["𐀀"]
+    assert decoder.finish() == ""
+    assert decoder.push(ids[0]) == ""
+    assert decoder.finish() == "\ufffd"
+    assert decoder.push(tokenizer.encode("x", add_special=False)[0]) == "x"
+
+
+def test_characters_outside_a_vocabulary_without_bytes_are_unknown(data_dir):
+    tokenizer = cached_tokenizer(data_dir / "models/gguf/tinystories656K-F32.gguf")
+    ids = tokenizer.encode("Once 中 upon 😀 a time", add_special=False)
+    assert tokenizer.unk_id is not None
+    assert ids.count(tokenizer.unk_id) == 2
+    assert tokenizer.decode(ids, skip_special=True).split() == ["Once", "upon", "a", "time"]
+
+
+def test_an_open_model_may_be_closed_before_the_first_use(data_dir):
+    with open_model(data_dir / "models/src/stories260K.gguf") as model:
+        tokenizer = load_tokenizer(model)
+    assert tokenizer.encode("Once upon a time") == [1, 403, 407, 261, 378]
+
+
+def _expressible(tokenizer: Tokenizer, text: str) -> str:
+    known = {tokenizer.decode([token]) for token in range(tokenizer.vocab_size)}
+    return "".join(character for character in text if character in known)
