@@ -1,13 +1,13 @@
 """The chat template of a model file: the one it brings, or a default by family."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import gguf_io
 from gguf_io.chat_template.defaults import family_of
 from gguf_io.chat_template.template import ChatTemplate
 from gguf_io.errors import TemplateError
-from gguf_io.model_file import open_model
 
 _KEY = "tokenizer.chat_template"
 
@@ -26,10 +26,12 @@ def load_chat_template(model: HasMetadata | str | Path) -> ChatTemplate:
     Raises ModelFileError for a path that is no model, TemplateError for a template that is no text or too long.
     """
     if isinstance(model, str | Path):
-        with open_model(model) as opened:
+        # Resolved by name only here, so that the worker, which imports this package, loads no numpy.
+        with gguf_io.open_model(model) as opened:
             return load_chat_template(opened)
     metadata = model.metadata
-    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    listed = metadata.get("tokenizer.ggml.tokens")
+    tokens = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
     bos_token = _token_text(metadata, tokens, "tokenizer.ggml.bos_token_id")
     eos_token = _token_text(metadata, tokens, "tokenizer.ggml.eos_token_id")
     source = _text(metadata, _KEY)

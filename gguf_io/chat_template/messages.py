@@ -27,18 +27,22 @@ def normalised(messages: Sequence[Mapping[str, Any]], knows_developer: bool) -> 
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TemplateError(f'message {number} is not an object with a "role"')
-        copy = dict(message)
+        copy = {"content": None, **message}
+        if copy["content"] is not None and not isinstance(copy["content"], str | list):
+            raise TemplateError(f"message {number}: content is text, a list of parts or null")
         if copy["role"] == "developer" and not knows_developer:
             copy["role"] = "system"
         reasoning = next((copy[key] for key in _REASONING_KEYS if copy.get(key)), None)
         if reasoning is not None:
             copy |= {"reasoning_content": reasoning, "thinking": reasoning}
         if calls := copy.pop("tool_calls", None):
+            if not isinstance(calls, list):
+                raise TemplateError(f"message {number}: tool_calls is not a list")
             copy["tool_calls"] = [_complete_call(call, number, index) for index, call in enumerate(calls)]
             open_calls += copy["tool_calls"]
         if copy["role"] == "tool":
             _complete_result(copy, open_calls)
-        copies.append({"content": None, **copy})
+        copies.append(copy)
     return copies
 
 
@@ -84,7 +88,7 @@ def _fit_message(message: Message, takes: Capabilities, number: int) -> Message:
     content = fitted["content"]
     if not content and "tool_calls" in fitted and takes.null_calls != takes.empty_calls:
         content = None if takes.null_calls else ""
-    elif content is None and not takes.null_calls:
+    elif content is None and not ("tool_calls" in fitted and takes.null_calls):
         content = ""
     if isinstance(content, str) and not takes.text_content:
         content = [{"type": "text", "text": content}]
@@ -102,10 +106,10 @@ def _fit_message(message: Message, takes: Capabilities, number: int) -> Message:
 
 
 def _fit_call(call: Message, takes: Capabilities, number: int) -> Message:
-    arguments = call["function"]["arguments"]
+    arguments = call["function"]["arguments"] or {}
     if isinstance(arguments, str) and not takes.text_arguments:
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             raise TemplateError(f"message {number}: the arguments of a tool call are no JSON: {error}") from None
     elif not isinstance(arguments, str) and takes.text_arguments and not takes.object_arguments:

@@ -42,6 +42,7 @@ class TemplateSandbox:
         self._source = source
         self._lock = threading.Lock()
         self._worker: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[..., TemplateSandbox] | None = None  # ends the worker, once
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The template's text for these variables. Raises TemplateRefusalError, or TemplateError beyond a limit."""
@@ -52,7 +53,9 @@ class TemplateSandbox:
 
     def render_each(self, renders: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         """Several renderings within the limits of one request."""
-        reply = self._ask({"source": self._source, "renders": renders})
+        messages = sum(len(variables["messages"]) for variables in renders)
+        seconds = min(limits.CPU_SECONDS + limits.CPU_SECONDS_PER_MESSAGE * messages, limits.MAX_CPU_SECONDS)
+        reply = self._ask({"renders": renders}, seconds)
         return [
             Outcome(outcome["text"]) if "text" in outcome else Outcome("", _located(outcome["error"], outcome["line"]))
             for outcome in reply["outcomes"]
@@ -60,9 +63,10 @@ class TemplateSandbox:
 
     def variables(self) -> frozenset[str]:
         """The names that the template reads from outside, some of which it may set in places."""
-        return frozenset(self._ask({"source": self._source, "variables": True})["variables"])
+        return frozenset(self._ask({"variables": True}, limits.CPU_SECONDS)["variables"])
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        request = {"source": self._source, "seconds": seconds, **question}
         try:
             line = json.dumps(request, allow_nan=False).encode() + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
@@ -70,17 +74,14 @@ class TemplateSandbox:
                 f"messages and tools hold plain JSON values (text, numbers, lists, dictionaries): {error}"
             ) from None
         with self._lock:
-            reply = self._exchange(line)
+            reply = self._exchange(line, seconds)
         if "syntax" in reply:
             raise TemplateError(_located(reply["syntax"], reply["line"]))
         return reply
 
-    def _exchange(self, line: bytes) -> dict[str, Any]:
-        if self._worker is None or self._worker.poll() is not None:
-            self._worker = _start_worker()
-            self._end_worker = weakref.finalize(self, _end_worker, self._worker)
-        worker = self._worker
-        clock = threading.Timer(limits.WALL_SECONDS, worker.kill)
+    def _exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
+        worker = self._running_worker()
+        clock = threading.Timer(seconds + limits.WALL_GRACE_SECONDS, worker.kill)
         clock.daemon = True
         clock.start()
         answer = b""
@@ -90,11 +91,22 @@ class TemplateSandbox:
             late = clock.finished.is_set()
             clock.cancel()
             if not answer.endswith(b"\n"):  # it died, or an interrupt left half an exchange that must not be read on
-                self._end_worker()
+                self._stop()
         if not answer.endswith(b"\n"):
-            raise TemplateError(f"chat template: {_reason_of_end(worker.returncode, late)}")
+            raise TemplateError(f"chat template: {_reason_of_end(worker.returncode, late, seconds)}")
         reply: dict[str, Any] = json.loads(answer)
         return reply
+
+    def _running_worker(self) -> subprocess.Popen[bytes]:
+        if self._worker is None or self._worker.poll() is not None:
+            self._stop()
+            self._worker = _start_worker()
+            self._finalizer = weakref.finalize(self, _end_worker, self._worker)
+        return self._worker
+
+    def _stop(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
 
 
 def _start_worker() -> subprocess.Popen[bytes]:
@@ -132,11 +144,11 @@ def _end_worker(worker: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _reason_of_end(status: int, late: bool) -> str:
+def _reason_of_end(status: int, late: bool, seconds: float) -> str:
     if late:
-        return f"it had not answered after {limits.WALL_SECONDS:g} s and was ended"
+        return f"it had not answered after {seconds + limits.WALL_GRACE_SECONDS:g} s and was ended"
     if sys.platform != "win32" and status == -signal.SIGPROF:
-        return f"it used more than {limits.CPU_SECONDS:g} s of CPU time and was ended"
+        return f"it used more than {seconds:g} s of CPU time and was ended"
     if status == limits.EXIT_MEMORY:
         return f"it used more than {limits.MAX_MEMORY_BYTES >> 20} MiB of memory and was ended"
     return f"the process that renders it ended with status {status}"

@@ -4,7 +4,7 @@ A template is a program from a stranger's file. No check of its source bounds wh
 system does: the worker may use so much CPU time per request and so much memory in all, and may write no file and start
 no process. Exceeding the time ends it by signal, exceeding memory by an exit status; `sandbox.py` tells them apart.
 
-Request: {"source": text, "renders": [variables, ...]} or {"source": text, "variables": true}.
+Request: {"source": text, "seconds": of CPU time, "renders": [variables, ...] or "variables": true}.
 Reply: {"outcomes": [{"text": text} or {"error": text, "line": number or null}, ...]}, {"variables": [names]},
 or {"syntax": text, "line": number or null}.
 """
@@ -21,16 +21,17 @@ from jinja2 import TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
 from gguf_io.chat_template.environment import ENVIRONMENT, compile_template
-from gguf_io.chat_template.limits import CPU_SECONDS, EXIT_MEMORY, MAX_MEMORY_BYTES, MAX_OUTPUT_CHARS
+from gguf_io.chat_template.limits import EXIT_MEMORY, MAX_MEMORY_BYTES, MAX_OUTPUT_CHARS
 
 
 def main() -> None:
     """Answer requests until stdin closes."""
     _give_up_rights()
     for line in sys.stdin.buffer:
-        _set_cpu_timer(CPU_SECONDS)
         try:
-            reply = json.dumps(_answer(json.loads(line))).encode()
+            request = json.loads(line)
+            _set_cpu_timer(request["seconds"])
+            reply = json.dumps(_answer(request)).encode()
         except MemoryError:
             os._exit(EXIT_MEMORY)
         _set_cpu_timer(0.0)

@@ -1,4 +1,4 @@
-"""Every real template renders the minja contexts as llama-cpp-python's formatter does, with an environment of its own."""
+"""Every real template renders the minja contexts as llama-cpp-python's formatter does in an environment of its own."""
 
 import copy
 import json

@@ -1,0 +1,132 @@
+"""Which template a model file gets: its own, the one for tools, or a default by family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gguf_io.chat_template import ChatTemplate, load_chat_template
+from gguf_io.errors import TemplateError
+from tests.gguf_io import handmade
+
+MESSAGES = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "Q"},
+    {"role": "assistant", "content": "A"},
+    {"role": "user", "content": "R"},
+]
+
+
+class Model:
+    """A file's metadata without the file."""
+
+    def __init__(self, tokens: tuple[str, ...] = (), name: str = "a model", **template: Any) -> None:
+        self.metadata = {
+            "general.name": name,
+            "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *tokens],
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            **{f"tokenizer.{key.replace('__', '.')}": value for key, value in template.items()},
+        }
+
+
+def test_a_file_brings_its_own() -> None:
+    template = load_chat_template(Model(chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"))
+    assert template.render([{"role": "user", "content": "Q"}]) == "<s>Q</s>"
+    assert not template.is_default and template.warning is None
+
+
+def test_a_path_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(handmade.gguf_file([handmade.text("tokenizer.chat_template", "{{ messages[0].content }}")]))
+    assert load_chat_template(path).render([{"role": "user", "content": "Q"}]) == "Q"
+
+
+def test_real_files(data_dir: Path) -> None:
+    qwen = load_chat_template(data_dir / "vocab/ggml-vocab-qwen2.gguf")
+    assert not qwen.is_default and "<|im_start|>user\nQ<|im_end|>" in qwen.render(MESSAGES)
+    stories = load_chat_template(data_dir / "models/gguf/stories260K-Q8_0.gguf")
+    assert stories.is_default and "brings no chat template" in str(stories.warning)
+
+
+def test_the_template_for_tools_is_used_when_there_are_tools() -> None:
+    template = load_chat_template(
+        Model(
+            chat_template="plain {{ messages[-1].content }}",
+            chat_template__tool_use="{{ tools[0].function.name }} <tool_call></tool_call> {{ messages[-1].content }}",
+        )
+    )
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    assert template.supports_tools and template.tool_call_markers == (("<tool_call>", "</tool_call>"),)
+    assert template.render(MESSAGES) == "plain R"
+    assert template.render(MESSAGES, tools=tools) == "look <tool_call></tool_call> R"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name", "family", "expected"),
+    [
+        (
+            ("<|im_start|>", "<|im_end|>"),
+            "x",
+            "ChatML",
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n"
+            "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+            "x",
+            "Llama 3",
+            "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nQ"
+            "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nA<|eot_id|><|start_header_id|>user"
+            "<|end_header_id|>\n\nR<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            ("<start_of_turn>", "<end_of_turn>"),
+            "x",
+            "Gemma",
+            "<start_of_turn>user\nS\n\nQ<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
+            "<start_of_turn>user\nR<end_of_turn>\n<start_of_turn>model\n",
+        ),
+        (
+            ("<|user|>", "<|assistant|>", "<|end|>"),
+            "x",
+            "Phi 3",
+            "<|system|>\nS<|end|>\n<|user|>\nQ<|end|>\n<|assistant|>\nA<|end|>\n<|user|>\nR<|end|>\n<|assistant|>\n",
+        ),
+        (
+            ("<｜User｜>", "<｜Assistant｜>"),  # noqa: RUF001 - DeepSeek's tokens
+            "x",
+            "DeepSeek",
+            "S\n\n<｜User｜>Q<｜Assistant｜>A<｜end▁of▁sentence｜><｜User｜>R<｜Assistant｜>",  # noqa: RUF001
+        ),
+        (("[INST]", "[/INST]"), "x", "INST", "[INST] S\n\nQ [/INST] A</s>[INST] R [/INST]"),
+        ((), "Llama-2-7b-chat", "INST", "[INST] S\n\nQ [/INST] A</s>[INST] R [/INST]"),
+        ((), "Mistral 7B Instruct v0.1", "INST", "[INST] S\n\nQ [/INST] A</s>[INST] R [/INST]"),
+        ((), "stories260K", "Role: text", "System: S\nUser: Q\nAssistant: A\nUser: R\nAssistant:"),
+    ],
+)
+def test_defaults_by_family(tokens: tuple[str, ...], name: str, family: str, expected: str) -> None:
+    template = load_chat_template(Model(tokens, name))
+    assert template.is_default and family in str(template.warning)
+    assert template.render(MESSAGES) == expected
+
+
+def test_only_plain_lines_need_a_text_to_stop_at() -> None:
+    assert "\nUser:" in load_chat_template(Model()).stop_strings
+    assert load_chat_template(Model(("<|im_start|>", "<|im_end|>"))).stop_strings == ()
+
+
+def test_ids_outside_the_vocabulary_are_no_tokens() -> None:
+    model = Model(chat_template="[{{ bos_token }}]")
+    model.metadata["tokenizer.ggml.bos_token_id"] = 4294967295
+    assert load_chat_template(model).render([]) == "[]"
+
+
+def test_a_template_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TemplateError, match=r"tokenizer\.chat_template .* is not text"):
+        load_chat_template(Model(chat_template=7))
+
+
+def test_a_syntax_error_names_its_line() -> None:
+    with pytest.raises(TemplateError, match="line 3"):
+        ChatTemplate("a\nb\n{% if %}").render([])
