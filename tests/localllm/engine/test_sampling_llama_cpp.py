@@ -50,15 +50,16 @@ class Peer:
         array = api().llama_token_data_array(data, logits.size, -1, False)
         api().llama_sampler_apply(self.chain, ctypes.byref(array))
         left = {array.data[place].id: array.data[place].logit for place in range(array.size)}
+        highest = max(left.values())
         weights = np.zeros(logits.size)
         for token, logit in left.items():
-            weights[token] = math.exp(logit - max(left.values()))
+            weights[token] = math.exp(logit - highest)
         selected = array.data[array.selected].id if array.selected >= 0 else None
         return weights / weights.sum(), selected
 
 
 def assert_same(ours: np.ndarray, theirs: np.ndarray) -> None:
-    assert np.flatnonzero(ours).tolist() == np.flatnonzero(theirs).tolist()
+    np.testing.assert_array_equal(np.flatnonzero(ours), np.flatnonzero(theirs))
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=1e-9)
 
 
@@ -164,7 +165,6 @@ DRY_CASES = [
     ("a a a a a a a a a a a a", ["\n"], 4096),
     ("nothing comes twice here", ["\n"], 4096),
     ("one two and one two and one two and", ["and"], 4096),
-    ("the red cat sat, the red cat sat, the red cat sat", ["sat"], 4096),
 ]
 
 
