@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gguf_io import ModelFile
+from gguf_io.metadata import MetadataArray
 from gpu_offload.memory import kv_bytes_per_token
 
 
@@ -76,9 +77,8 @@ def _tensor_groups(model: ModelFile) -> tuple[TensorGroup, ...]:
 
 
 def _vocabulary(model: ModelFile) -> int | None:
-    if "tokenizer.ggml.tokens" in model.metadata:
-        return len(model.metadata.get_list("tokenizer.ggml.tokens", str))
-    return _number(model, "vocab_size")
+    tokens = model.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, MetadataArray) else _number(model, "vocab_size")
 
 
 def _number(model: ModelFile, key: str) -> int | None:
