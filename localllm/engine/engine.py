@@ -117,7 +117,7 @@ class Engine:
         self._settle()
         plan = self._scheduler.schedule()
         if not plan.parts:
-            return self._settle() or plan.restored or self._spill()
+            return self._settle() or plan.again or self._spill()
         began = time.monotonic()
         logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
         self._scheduler.chunk.observe(len(plan), time.monotonic() - began)

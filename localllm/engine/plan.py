@@ -23,7 +23,8 @@ class Plan:
     """A batch for Runner.run, in the order in which rows were added.
 
     logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
-    its prompt is unfinished. restored: KV was read from the disk instead of, or beside, computing rows.
+    its prompt is unfinished. again: this pass changed what the next can plan, by reading KV from the disk
+    or by preempting, so that another is due even if no row was planned.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -32,7 +33,7 @@ class Plan:
     wanted: list[int] = field(default_factory=list)
     parts: list[PlannedRows] = field(default_factory=list)
     logits: list[slice] = field(default_factory=list)
-    restored: bool = False
+    again: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -44,12 +44,13 @@ class Scheduler:
             if generation.restoring:
                 self._kv.restore(generation)
                 generation.send_progress(0)
-                plan.restored = True
+                plan.again = True
         ready = [generation for generation in ready if not generation.restoring]
         self._add_decodes(plan, [generation for generation in ready if generation.pending == 1])
         self._add_prefills(plan, [generation for generation in ready if generation.pending > 1])
-        if active and not plan.parts and not plan.restored:
+        if active and not plan.parts and not plan.again:
             self._preempt(self.running[-1])
+            plan.again = True
         return plan
 
     def _admit(self) -> None:

@@ -1,0 +1,160 @@
+"""The disk tier: what a new process finds again, and what it must not believe."""
+
+import errno
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localllm.engine import disk_cache
+from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.stream import Completion
+from tests.fakes.fake_runner import FakeRunner
+from tests.fakes.fake_vocabulary import FakeVocabulary
+
+LONG = tuple((at * 7) % 63 + 1 for at in range(600))
+
+
+def turn(folder: Path, prompt: tuple[int, ...], runner: FakeRunner | None = None) -> tuple[Completion, FakeRunner]:
+    """One turn in a process of its own, as far as memory goes."""
+    runner = runner or FakeRunner(pages=400, max_rows=64)
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(folder, runner.kv_identity, 2**20))
+    stream = engine.submit(GenerationRequest(prompt, sampling=SamplingParams(temperature=0), max_tokens=4))
+    while engine.step():
+        engine.check_integrity()
+    done = stream.collect()
+    engine.close()
+    return done, runner
+
+
+def test_a_new_process_computes_only_what_is_new(tmp_path: Path) -> None:
+    first, cold = turn(tmp_path, LONG)
+    assert cold.rows_computed == 603
+    second, warm = turn(tmp_path, (*LONG, *first.token_ids, 5, 6))
+    # The first answer's last token was never computed; it and the two new ones are, then three decoded.
+    assert (second.last.counts.cached_disk, warm.rows_computed) == (603, 3 + 3)
+    third, warm = turn(tmp_path, (*LONG, *first.token_ids, 5, 6, *second.token_ids, 7))
+    assert (third.last.counts.cached_disk, warm.rows_computed) == (609, 2 + 3)
+    assert (
+        third.token_ids == turn(tmp_path / "other", (*LONG, *first.token_ids, 5, 6, *second.token_ids, 7))[0].token_ids
+    )
+
+
+def test_a_branch_uses_the_common_part_to_the_single_token(tmp_path: Path) -> None:
+    turn(tmp_path, LONG)
+    branch = (*LONG[:300], 1, 2, 3)
+    done, _ = turn(tmp_path, branch)
+    assert done.last.counts.cached_disk == 300
+    assert done.token_ids == turn(tmp_path / "other", branch)[0].token_ids
+
+
+def test_other_models_and_short_prompts_find_nothing(tmp_path: Path) -> None:
+    turn(tmp_path, LONG)
+    other = FakeRunner(pages=400)
+    other.kv_identity = "another model"
+    assert turn(tmp_path, LONG, other)[0].last.counts.cached_disk == 0
+    turn(tmp_path / "short", LONG[:20])
+    assert not list((tmp_path / "short").glob("*/*.kv"))
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "other tokens", "garbage", "empty"])
+def test_damaged_segments_are_computed_again(tmp_path: Path, damage: str) -> None:
+    honest, _ = turn(tmp_path, LONG)
+    for path in tmp_path.glob("*/*.kv"):
+        data = bytearray(path.read_bytes())
+        data[-40] ^= damage == "flip"
+        data[13] ^= damage == "other tokens"
+        shortened = {"truncate": data[: len(data) // 2], "garbage": os.urandom(500), "empty": b""}
+        path.write_bytes(shortened.get(damage, data))
+    again, runner = turn(tmp_path, LONG)
+    assert again.token_ids == honest.token_ids
+    assert again.last.counts.cached_disk == 0 and runner.rows_computed == 603
+
+
+def test_folders_and_files_are_private(tmp_path: Path) -> None:
+    turn(tmp_path / "kv", LONG)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "kv").rglob("*.kv")}
+    folders = {stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "kv", *(tmp_path / "kv").iterdir()]}
+    assert (modes, folders) == ({0o600}, {0o700})
+
+
+def test_the_limit_holds_and_the_oldest_go(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, "model", 20_000)
+    for conversation in range(40):
+        cache.store([conversation] * 100, 0, bytes(1000))
+        os.utime(max(tmp_path.glob("*/*.kv"), key=lambda path: path.stat().st_mtime_ns), (conversation, conversation))
+    assert sum(path.stat().st_size for path in tmp_path.glob("*/*.kv")) <= 20_000
+    assert cache.find([39] * 100) and not cache.find([0] * 100)
+
+
+def test_a_grown_tail_replaces_the_shorter_one(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, "model", 2**20)
+    tokens = list(LONG[: SEGMENT_TOKENS + 80])
+    for length in (SEGMENT_TOKENS + 20, SEGMENT_TOKENS + 80):
+        for start, stop in list(cache.missing(tokens[:length])):
+            cache.store(tokens[:stop], start, bytes(10))
+    assert [(segment.start, segment.stop) for segment in cache.find(tokens)] == [(0, 256), (256, 336)]
+    assert len(list(tmp_path.glob("*/*.kv"))) == 2
+    assert not list(cache.missing(tokens))
+
+
+def test_a_full_disk_turns_it_off_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_cache.os, "fsync", full)
+    with caplog.at_level(logging.WARNING):
+        done, _ = turn(tmp_path, LONG)
+    assert len(done.token_ids) == 4
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "No space left" in caplog.text
+    assert not [path for path in tmp_path.glob("*/*") if path.is_file()]
+
+
+def test_an_unusable_folder_turns_it_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    assert not DiskCache(tmp_path / "file" / "kv", "model").enabled
+    assert "no longer kept on disk" in caplog.text
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from localllm.engine.disk_cache import DiskCache
+cache = DiskCache(Path(sys.argv[1]), "model", 300_000)
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    tokens = [number % 50 + 1, *range(1, 100)]
+    cache.store(tokens, 0, bytes([tokens[0]]) * 20_000)
+"""
+
+
+def test_two_processes_share_a_folder_and_one_is_killed(tmp_path: Path) -> None:
+    for _ in range(3):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        writers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+        cache = DiskCache(tmp_path, "model", 300_000)
+        try:
+            for writer in writers:
+                assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
+            for first in [*range(1, 51)] * 2:
+                for segment in cache.find([first, *range(1, 100)]):
+                    data = cache.load(segment)
+                    assert data is None or data == bytes([first]) * 20_000
+        finally:
+            for writer in writers:
+                writer.send_signal(signal.SIGKILL)
+                writer.wait()
+                writer.stdout.close()  # type: ignore[union-attr]
+    loaded = [cache.load(segment) for first in range(1, 51) for segment in cache.find([first, *range(1, 100)])]
+    assert loaded and None not in loaded
