@@ -2,6 +2,7 @@
 
 Real ones stay far below: 17 kB of source, 40 ms to compile, 0.2 ms for a short conversation and 60 ms for one of 2000
 messages. One that looks back over all messages for each of them (Gemma 4's) takes 6 s, hence the time per message.
+Memory is bounded on Linux; elsewhere only as far as the time and the output are. Windows has the wall clock alone.
 """
 
 MAX_SOURCE_CHARS = 128 * 1024
