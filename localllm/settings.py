@@ -60,12 +60,12 @@ def load_settings(
 ) -> Settings:
     """Merge the three sources. A flag that is None was not given.
 
-    flags: by field name, already typed. environment defaults to the process's, file to config_path().
+    flags: by field name. environment defaults to the process's, file to config_path().
     Raises SettingsError, naming the source and the setting, for an unknown name or a value of the wrong type.
     """
     values = _from_file(file or config_path())
     values |= _from_environment(os.environ if environment is None else environment)
-    values |= {name: value for name, value in flags.items() if value is not None}
+    values |= {name: _checked(name, value, "flags") for name, value in flags.items() if value is not None}
     return Settings(**values)
 
 

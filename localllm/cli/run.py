@@ -33,6 +33,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end.")] = False,
     as_json: AsJson = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and memory on stderr afterwards.")] = False,
@@ -62,6 +63,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             "seed": seed,
             "ctx": ctx,
             "threads": threads,
+            "backend": backend,
         }
     )
     text = read_prompt(prompt, file)

@@ -108,10 +108,10 @@ def test_every_flag_reaches_the_request(run: Callable[..., int]) -> None:
     assert model.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
 
-def test_ctx_and_threads_reach_the_loader(run: Callable[..., int]) -> None:
+def test_ctx_threads_and_backend_reach_the_loader(run: Callable[..., int]) -> None:
     model = ScriptedModel()
-    assert run(model, "Hi", "--ctx", "77", "--threads", "3") == 0
-    assert (model.settings.ctx, model.settings.threads) == (77, 3)
+    assert run(model, "Hi", "--ctx", "77", "--threads", "3", "--backend", "llama") == 0
+    assert (model.settings.ctx, model.settings.threads, model.settings.backend) == (77, 3, "llama")
 
 
 def test_without_a_template_the_prompt_is_continued(run: Callable[..., int]) -> None:
@@ -202,7 +202,8 @@ def test_a_refused_request_prints_a_sentence_and_exits_2(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--raw", "--system", "x"], ["--top-k", "many"], ["--temprature", "1"], ["--ctx", "0"]]
+    "arguments",
+    [["--raw", "--system", "x"], ["--top-k", "many"], ["--temprature", "1"], ["--ctx", "0"], ["--backend", "gpu"]],
 )
 def test_impossible_flags_exit_2(
     run: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: list[str]
