@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from cpu_kernels.formats.steps import four_steps, tile_four_steps
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import add_i32, fma, mul_f32, prefetch_lines, shift_left, to_f32
-from cpu_kernels.simd.dot import dot4
 from cpu_kernels.simd.tiles import (
     tile_broadcast_i32,
-    tile_dot4,
     tile_scale_add_to_memory,
     tile_store,
     tile_width,
@@ -98,15 +97,19 @@ def blocks_32_format(
 
     @inner
     def products_of_half(p: int, x: int, start: Any) -> Any:
-        low = zero_i32()
-        high = start
-        weights = low_steps(p)
-        for i in range(4):
-            low = dot4(low, weights[i], broadcast_i32(x + i * 4))
-        weights = high_steps(p)
-        for i in range(4):
-            high = dot4(high, weights[i], broadcast_i32(x + 16 + i * 4))
+        low = four_steps(zero_i32(), low_steps(p), x)
+        high = four_steps(start, high_steps(p), x + 16)
         return to_f32(add_i32(shift_left(low, low_shift), high))
+
+    @inner
+    def scaled_low_steps(p: int) -> Any:
+        w0, w1, w2, w3 = low_steps(p)
+        return (
+            shift_left(w0, low_shift),
+            shift_left(w1, low_shift),
+            shift_left(w2, low_shift),
+            shift_left(w3, low_shift),
+        )
 
     @inner
     def scales_of_half(p: int, half: int) -> Any:
@@ -166,12 +169,8 @@ def blocks_32_format(
             tile_store(zero_f, sums, 64)
             for _ in range(blocks):
                 products = zero_i if minima else tile_broadcast_i32(zero_i, offset)
-                weights = low_steps(p + half * half_bytes)
-                for i in range(4):
-                    products = tile_dot4(products, shift_left(weights[i], low_shift), x + i * step)
-                weights = high_steps(p + half * half_bytes)
-                for i in range(4):
-                    products = tile_dot4(products, weights[i], x + (4 + i) * step)
+                products = tile_four_steps(products, scaled_low_steps(p + half * half_bytes), x)
+                products = tile_four_steps(products, high_steps(p + half * half_bytes), x + 4 * step)
                 tile_scale_add_to_memory(products, scales_of_half(p, half), scale, sums)
                 if minima:
                     tile_scale_add_to_memory(

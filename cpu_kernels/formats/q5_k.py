@@ -17,6 +17,7 @@ from cpu_kernels.formats.five_bits import (
     pack_pair,
 )
 from cpu_kernels.formats.q4_k import minima, pack_scales, tile_minima
+from cpu_kernels.formats.steps import four_steps, tile_four_steps
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
@@ -33,9 +34,7 @@ from cpu_kernels.simd.arithmetic import (
     shift_right_signed,
     to_f32,
 )
-from cpu_kernels.simd.dot import dot4
 from cpu_kernels.simd.tiles import (
-    tile_dot4,
     tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
@@ -43,7 +42,6 @@ from cpu_kernels.simd.tiles import (
 )
 from cpu_kernels.simd.vectors import (
     broadcast_f32,
-    broadcast_i32,
     get_f16,
     get_i32,
     get_u8,
@@ -95,6 +93,18 @@ def _unpack_row(group: int, lane: int, k: int, out: int) -> None:
 
 
 @inner
+def _high_fives_shifted(p: int) -> Any:
+    """The second half's values themselves."""
+    w0, w1, w2, w3 = high_fives(p)
+    return (
+        shift_right(w0, HIGH_FACTOR_BITS),
+        shift_right(w1, HIGH_FACTOR_BITS),
+        shift_right(w2, HIGH_FACTOR_BITS),
+        shift_right(w3, HIGH_FACTOR_BITS),
+    )
+
+
+@inner
 def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
     blocks = k // 256
     q0 = field(act, _Q) + tile * k
@@ -114,12 +124,8 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     for quarter in range(2):
                         values = p + (half * 2 + chunk) * _CHUNK + quarter * _HALF_CHUNK
                         prefetch_lines(values + _AHEAD, 5)
-                        fives = low_fives(values)
-                        for i in range(4):
-                            low = dot4(low, fives[i], broadcast_i32(x + quarter * 16 + i * 4))
-                        fives = high_fives(values)
-                        for i in range(4):
-                            high = dot4(high, fives[i], broadcast_i32(x + 32 + quarter * 16 + i * 4))
+                        low = four_steps(low, low_fives(values), x + quarter * 16)
+                        high = four_steps(high, high_fives(values), x + 32 + quarter * 16)
                     high = shift_right_signed(high, HIGH_FACTOR_BITS)
                     products = add_i32(products, mul_i32(low, mask_bits(scales, 0xFF)))
                     products = add_i32(products, mul_i32(high, mask_bits(shift_right(scales, 8), 0xFF)))
@@ -163,16 +169,12 @@ def _tile(
                 values = p + (half * 2 + chunk) * _CHUNK
                 part = zero_i
                 for quarter in range(2):
-                    fives = low_fives(values + quarter * _HALF_CHUNK)
-                    for i in range(4):
-                        part = tile_dot4(part, fives[i], x + (quarter * 4 + i) * step)
+                    part = tile_four_steps(part, low_fives(values + quarter * _HALF_CHUNK), x + quarter * 4 * step)
                 products = tile_multiply_add_i32(products, part, mask_bits(scales, 0xFF))
                 part = zero_i
                 for quarter in range(2):
-                    fives = high_fives(values + quarter * _HALF_CHUNK)
-                    for i in range(4):
-                        w = shift_right(fives[i], HIGH_FACTOR_BITS)
-                        part = tile_dot4(part, w, x + (8 + quarter * 4 + i) * step)
+                    high = _high_fives_shifted(values + quarter * _HALF_CHUNK)
+                    part = tile_four_steps(part, high, x + (8 + quarter * 4) * step)
                 products = tile_multiply_add_i32(products, part, mask_bits(shift_right(scales, 8), 0xFF))
                 scales = shift_right(scales, 16)
                 x += 16 * step

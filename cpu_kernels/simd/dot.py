@@ -39,6 +39,12 @@ def _split_call(builder: ir.IRBuilder, name: str, parts: int, element: ir.Type, 
     return _join(builder, pieces)
 
 
+def in_parts(builder: ir.IRBuilder, name: str, parts: int, *operands: ir.Value) -> ir.Value:
+    """Apply an LLVM intrinsic of narrower vectors to each of `parts` pieces, whose type is also its result's."""
+    pieces = [[_part(builder, v, index, parts) for v in operands] for index in range(parts)]
+    return _join(builder, [call(builder, name, piece[0].type, *piece) for piece in pieces])
+
+
 def _words(builder: ir.IRBuilder, value: ir.Value, signed: bool) -> tuple[ir.Value, ir.Value]:
     """Even and odd bytes of a vector, each widened to 16-bit words in place."""
     words = builder.bitcast(value, ir.VectorType(I16, 32))
