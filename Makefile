@@ -18,7 +18,7 @@ MODEL  := .cache/random-llama.gguf
 
 run: install $(MODEL)
 	@echo "The weights of $(MODEL) are random numbers: the text below is nonsense, the machinery is real." >&2
-	$(BIN)/localllm run $(MODEL) "Once upon a time" --max-tokens 48 --seed 1 --stats
+	$(BIN)/localllm run $(MODEL) "Once upon a time" --max-tokens 48 --seed 1 --stats </dev/null
 
 install: $(VENV)/.installed
 
