@@ -65,7 +65,7 @@ def load_settings(
     """
     values = _from_file(file or config_path())
     values |= _from_environment(os.environ if environment is None else environment)
-    values |= {name: _checked(name, value, "flags") for name, value in flags.items() if value is not None}
+    values |= {name: _checked(name, value, "command line") for name, value in flags.items() if value is not None}
     return Settings(**values)
 
 
