@@ -42,7 +42,8 @@ def load_chat_template(model: HasMetadata | str | Path) -> ChatTemplate:
         family.source(),
         bos_token,
         eos_token,
-        warning=f"this model file brings no chat template; using the default for {family.description} models",
+        warning=f"this model file brings no chat template; messages are written as {family.description}, "
+        "which a model that was trained on another form answers badly",
         stop_strings=family.stop_strings,
     )
 

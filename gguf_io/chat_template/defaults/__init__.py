@@ -34,7 +34,7 @@ FAMILIES = (
     Family("phi3", ("<|user|>", "<|assistant|>", "<|end|>"), "Phi 3"),
 )
 INSTRUCT = Family("instruct", ("[INST]", "[/INST]"), "[INST] (Llama 2, Mistral)")
-PLAIN = Family("plain", (), 'plain "Role: text"', stop_strings=("\nUser:", "\nSystem:"))
+PLAIN = Family("plain", (), 'lines of "Role: text"', stop_strings=("\nUser:", "\nSystem:"))
 
 _INSTRUCT_NAME = re.compile(r"llama.?2.*chat|(mistral|mixtral).*instruct", re.IGNORECASE)
 
