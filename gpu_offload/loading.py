@@ -35,8 +35,8 @@ def output_rows(options: LlamaOptions) -> int:
 def can_repack() -> bool:
     """Return whether llama.cpp may rearrange weights for this processor.
 
-    A build with AMX kernels may not: they end the process at the first batch on several processors (llama.cpp's issue
-    20824), and the choice between its rearrangements is not ours.
+    A build with AMX kernels may not: on several processors they end the process at the first batch of two rows
+    (ggml-org/llama.cpp#20824), and a build's other rearrangements cannot be had without them.
     """
     return not ggml("ggml-cpu").ggml_cpu_has_amx_int8()
 

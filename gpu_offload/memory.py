@@ -49,28 +49,34 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer stores. key_items and value_items: numbers per token, 0 where it stores none.
+    """What one layer stores of a token: `heads` keys of `key_length` numbers and values of `value_length`, 0 for none.
 
     window: tokens that a sliding-window layer looks back, None for full attention. state_bytes: float32 state of a
     recurrent layer, per sequence and whatever its length.
     """
 
-    key_items: int = 0
-    value_items: int = 0
+    heads: int = 0
+    key_length: int = 0
+    value_length: int = 0
     window: int | None = None
     state_bytes: int = 0
+
+    def token_bytes(self, type_k: str, type_v: str) -> int:
+        """Bytes of one token in ggml types named in lower case; ValueError where a head does not fit their blocks."""
+        return self.heads * (_stored_bytes(self.key_length, type_k) + _stored_bytes(self.value_length, type_v))
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes that the compute buffers depend on."""
+    """Sizes that the compute buffers depend on. experts_used is 0 for dense models."""
 
     embedding: int
     feed_forward: int
     heads: int
-    vocabulary: int
+    kv_heads: int
     key_length: int
     value_length: int
+    vocabulary: int
     experts_used: int
     expert_feed_forward: int
 
@@ -112,16 +118,17 @@ class ModelNeeds:
         )
 
     @cached_property
-    def output_bytes(self) -> int:
-        """Weights of the output layer; a copy of the embeddings where the model ties them."""
+    def tied_bytes(self) -> int:
+        """Bytes of the input embeddings where the output layer uses them too, which a GPU needs a copy of; else 0."""
         tensors = self.model.tensors
-        rest = sum(tensor.nbytes for name, tensor in tensors.items() if not _BLOCK.match(name)) - self.embedding_bytes
-        return rest + (tensors["token_embd.weight"].nbytes if self.tied and "token_embd.weight" in tensors else 0)
+        tied = "output.weight" not in tensors and "token_embd.weight" in tensors
+        return tensors["token_embd.weight"].nbytes if tied else 0
 
-    @property
-    def tied(self) -> bool:
-        """Whether the output layer uses the input embeddings' matrix."""
-        return "output.weight" not in self.model.tensors
+    @cached_property
+    def output_bytes(self) -> int:
+        """Weights of the output layer, a copy of tied embeddings included."""
+        rest = sum(tensor.nbytes for name, tensor in self.model.tensors.items() if not _BLOCK.match(name))
+        return rest - self.embedding_bytes + self.tied_bytes
 
     @property
     def file_bytes(self) -> int:
@@ -137,14 +144,14 @@ class ModelNeeds:
     def shape(self) -> Shape:
         """Sizes that the compute buffers depend on; the widest layer's where layers differ."""
         tensors = self.model.tensors
-        vocabulary = tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0
         return Shape(
             embedding=self._int("embedding_length"),
             feed_forward=max(self._per_layer("feed_forward_length", 0)),
-            heads=max(self._per_layer("attention.head_count", 0)),
-            vocabulary=vocabulary,
+            heads=self._heads,
+            kv_heads=max(self._kv_heads),
             key_length=self._key_length,
             value_length=self._value_length,
+            vocabulary=tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0,
             experts_used=self._int("expert_used_count", 0),
             expert_feed_forward=self._int("expert_feed_forward_length", 0),
         )
@@ -159,23 +166,25 @@ class ModelNeeds:
             return self.model.metadata.get_list(full, int, length=self.layer_count)
         return [self.model.metadata.get_int(full, default)] * self.layer_count
 
-    @cached_property
-    def _kv_heads(self) -> list[int]:
-        heads = self._per_layer("attention.head_count", 0)
-        return self._per_layer("attention.head_count_kv", 0) if self._has("attention.head_count_kv") else heads
-
     def _has(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.model.metadata
 
     @cached_property
+    def _heads(self) -> int:
+        return max(self._per_layer("attention.head_count", 0))
+
+    @cached_property
+    def _kv_heads(self) -> list[int]:
+        key = "attention.head_count_kv" if self._has("attention.head_count_kv") else "attention.head_count"
+        return self._per_layer(key, 0)
+
+    @cached_property
     def _key_length(self) -> int:
-        heads = max(self._per_layer("attention.head_count", 0))
-        return self._int("attention.key_length", self._int("embedding_length") // heads if heads else 0)
+        return self._int("attention.key_length", self._int("embedding_length") // max(self._heads, 1))
 
     @cached_property
     def _value_length(self) -> int:
-        heads = max(self._per_layer("attention.head_count", 0))
-        return self._int("attention.value_length", self._int("embedding_length") // heads if heads else 0)
+        return self._int("attention.value_length", self._int("embedding_length") // max(self._heads, 1))
 
     @cached_property
     def _windows(self) -> list[int | None]:
@@ -207,12 +216,11 @@ class ModelNeeds:
             return LayerCache(window=window, state_bytes=state)
         # Multi-head latent attention stores one compressed row; its values are a part of it.
         latent = self._has("attention.key_length_mla") and self._has("attention.value_length_mla")
-        heads = self._kv_heads[layer]
         keys, values = self._key_length, self._value_length
         if window is not None:
             keys = self._int("attention.key_length_swa", keys)
             values = self._int("attention.value_length_swa", values)
-        return LayerCache(heads * keys, 0 if latent else heads * values, window, state)
+        return LayerCache(self._kv_heads[layer], keys, 0 if latent else values, window, state)
 
     @cached_property
     def _state_bytes(self) -> int:
@@ -232,28 +240,21 @@ def cells_of(cache: LayerCache, context_tokens: int, sequences: int, batch_rows:
     return min(total, _pad(cache.window * sequences + batch_rows))
 
 
-def row_bytes(items: int, type_name: str) -> int:
-    """Return the bytes of `items` numbers in a ggml type named in lower case; raises ValueError where they do not fit.
+def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
+    """Return the bytes that one token's keys and values take over all layers.
 
-    A row of keys or values that is no multiple of the type's block cannot be stored in it.
+    Raises ValueError for a type that does not exist or whose blocks do not divide a head.
     """
+    return sum(cache.token_bytes(type_k, type_v) for cache in ModelNeeds(model).caches)
+
+
+def _stored_bytes(items: int, type_name: str) -> int:
     block = _BY_NAME.get(type_name)
     if block is None:
         raise ValueError(f"there is no tensor type {type_name!r}")
     if items % block.items:
-        raise ValueError(f"rows of {items} keys or values are no multiple of {block.items}, as {type_name} wants")
+        raise ValueError(f"heads of {items} numbers are no multiple of {block.items}, as {type_name} wants")
     return block.row_bytes(items)
-
-
-def layer_cache_bytes(cache: LayerCache, cells: int, sequences: int, type_k: str, type_v: str) -> int:
-    """Return the bytes of one layer's cache."""
-    per_cell = row_bytes(cache.key_items, type_k) + row_bytes(cache.value_items, type_v)
-    return cells * per_cell + sequences * cache.state_bytes
-
-
-def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
-    """Return the bytes that one token's keys and values take over all layers."""
-    return sum(layer_cache_bytes(cache, 1, 0, type_k, type_v) for cache in ModelNeeds(model).caches)
 
 
 def _pad(tokens: int) -> int:

@@ -82,6 +82,19 @@ def clear_log() -> None:
     _log_lines.clear()
 
 
+@contextmanager
+def recorded_log() -> Iterator[list[str]]:
+    """Yield the pieces of text that llama.cpp logs inside the block, also where somebody else had taken its log."""
+    llama = api()
+    llama.llama_log_set(_callbacks[0], ctypes.c_void_p(0))
+    start = len(_log_lines)
+    pieces: list[str] = []
+    try:
+        yield pieces
+    finally:
+        pieces += _log_lines[start:]
+
+
 def close_models() -> None:
     """Free every open model."""
     while _open_models:

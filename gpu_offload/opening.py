@@ -1,0 +1,37 @@
+"""Plan, load, and where a GPU turns out to have less room than it said, plan again for less."""
+
+import logging
+from dataclasses import replace
+
+import psutil
+
+from gguf_io.model_file import ModelFile
+from gpu_offload.devices import gpus
+from gpu_offload.errors import LlamaCppMemoryError
+from gpu_offload.placement import Gpu
+from gpu_offload.planner import Plan, PlanRequest, plan
+from gpu_offload.runner import LlamaCppRunner
+
+logger = logging.getLogger("localllm.gpu_offload")
+
+_ATTEMPTS = 4
+_STEP = 768 * 2**20  # bytes of further reserve a GPU and attempt
+
+
+def open_planned(model: ModelFile, request: PlanRequest) -> tuple[LlamaCppRunner, Plan]:
+    """Return a runner on this machine's devices and the plan that it follows.
+
+    When a GPU runs out of memory all the same, less is planned for it, and a warning is logged; after four attempts, or
+    where there is no GPU to relieve, the error is raised. Raises LlamaCppError, its kin, and what plan() raises.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        found = [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
+        chosen = plan(model, found, psutil.virtual_memory().available, request)
+        try:
+            return LlamaCppRunner(model, chosen.options), chosen
+        except LlamaCppMemoryError as error:
+            if attempt == _ATTEMPTS or not found:
+                raise
+            logger.warning("%s Trying again with less on the GPU.", error)
+            request = replace(request, gpu_layers=None, reserve_bytes=request.reserve_bytes + _STEP)
+    raise AssertionError("the loop returns or raises")

@@ -1,0 +1,215 @@
+"""How much of a model goes to which GPU, decided before anything is loaded, from the file's header alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gguf_io.model_file import ModelFile
+from gpu_offload.memory import ModelNeeds
+from gpu_offload.options import LlamaOptions
+from gpu_offload.placement import Gpu, MemoryUse, Placement
+
+DEFAULT_RESERVE = 2**30  # bytes a GPU: the desktop, the driver's own context, what other programs take meanwhile
+_CONTEXTS = (32768, 16384, 8192, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked for. None leaves the choice to the planner.
+
+    context_tokens: cells for all sequences together. kv_type: ggml type of keys and values. gpu_layers and
+    cpu_expert_layers as in LlamaOptions. reserve_bytes: left free on every GPU. draft: a model that runs beside, whole
+    on the main GPU. projector_bytes: an image projector, on the main GPU. base: everything else.
+    """
+
+    context_tokens: int | None = None
+    kv_type: str | None = None
+    gpu_layers: int | None = None
+    cpu_expert_layers: int | None = None
+    reserve_bytes: int = DEFAULT_RESERVE
+    draft: ModelFile | None = None
+    projector_bytes: int = 0
+    base: LlamaOptions = field(default_factory=LlamaOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decision and its sums. uses: main memory first, then every GPU. notes: what was chosen and why, a line each."""
+
+    model: str
+    layers: int
+    options: LlamaOptions
+    uses: tuple[MemoryUse, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every place has room."""
+        return all(use.fits for use in self.uses)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the sums as a table of strings, its head first; sizes in MiB."""
+        head = ("place", "weights", "KV", "compute", "other", "needed", "reserve", "free")
+        return [head, *(self._row(use) for use in self.uses)]
+
+    def _row(self, use: MemoryUse) -> tuple[str, ...]:
+        sizes = (use.weights, use.kv, use.compute, use.other, use.needed, use.reserve, use.available)
+        return (use.place, *(f"{size / 2**20:,.0f}" for size in sizes))
+
+
+def plan(model: ModelFile, gpus: Sequence[Gpu], main_memory: int, request: PlanRequest | None = None) -> Plan:
+    """Choose the context, the KV type and the layers for each GPU.
+
+    main_memory: bytes that are free there. The longest context (up to 32768 tokens) with which the whole model fits on
+    the GPUs wins, for each length f16 keys and values before q8_0. Where nothing lets it fit whole, the plan is for
+    4096 tokens and as many layers as fit; a mixture of experts gives up its experts first. Without GPUs main memory
+    takes their part. What cannot be met is planned as asked, and Plan.fits says so. Raises ValueError for a KV type
+    that the model's heads do not fit, ModelFileError for incomplete metadata.
+    """
+    return _Planner(ModelNeeds(model), gpus, main_memory, request or PlanRequest()).plan()
+
+
+class _Planner:
+    """One planning. Counts are numbers of units (layers, and the output as the last) for each GPU."""
+
+    def __init__(self, needs: ModelNeeds, gpus: Sequence[Gpu], main_memory: int, request: PlanRequest) -> None:
+        self.needs = needs
+        self.request = request
+        self.gpus = list(gpus)
+        self.memory = main_memory
+        self.units = needs.layer_count + 1
+        self.main = request.base.main_gpu if request.base.split_mode != "layer" else 0
+        self.other = self._other()
+
+    def plan(self) -> Plan:
+        candidates = list(self._candidates())
+        if self.gpus and self.request.gpu_layers is None:
+            for options in candidates:
+                uses = self._dealt(options, self.units)
+                if all(use.fits for use in uses):
+                    return self._result(options, self.units, uses)
+            return self._partly(candidates[-1])
+        units = min(self.request.gpu_layers or 0, self.units) if self.gpus else 0
+        for options in candidates:
+            uses = self._dealt(options, units)
+            if all(use.fits for use in uses):
+                break
+        return self._result(options, units, uses)
+
+    def _candidates(self) -> Iterator[LlamaOptions]:
+        """Contexts and KV types in the order of preference, all layers and experts in place."""
+        asked = self.request
+        longest = self.needs.trained_context
+        chosen = [context for context in _CONTEXTS if context <= longest] or [longest]
+        contexts = [asked.context_tokens] if asked.context_tokens else chosen
+        types = [asked.kv_type] if asked.kv_type else ["f16", *(["q8_0"] if self._can_quantise() else [])]
+        for context in contexts:
+            for kv_type in types:
+                yield replace(
+                    asked.base,
+                    context_tokens=context,
+                    type_k=kv_type,
+                    type_v=kv_type,
+                    cpu_expert_layers=asked.cpu_expert_layers or 0,
+                )
+
+    def _can_quantise(self) -> bool:
+        heads = {length for cache in self.needs.caches for length in (cache.key_length, cache.value_length)}
+        return self.request.base.flash_attention is not False and all(length % 32 == 0 for length in heads)
+
+    def _partly(self, options: LlamaOptions) -> Plan:
+        """Give up experts, then layers, until the rest fits; what q8_0 keys and values would save is not worth it."""
+        if self.request.kv_type is None:
+            options = replace(options, type_k="f16", type_v="f16")
+        if self.request.cpu_expert_layers is None and any(layer.experts for layer in self.needs.layers):
+            for kept in range(1, self.needs.layer_count + 1):
+                options = replace(options, cpu_expert_layers=kept)
+                uses = self._dealt(options, self.units)
+                if all(use.fits for use in uses[1:]):
+                    return self._result(options, self.units, uses)
+        for units in range(self.units - 1, -1, -1):
+            uses = self._dealt(options, units)
+            if all(use.fits for use in uses[1:]):
+                break
+        return self._result(options, units, uses)
+
+    def _dealt(self, options: LlamaOptions, units: int) -> list[MemoryUse]:
+        """Deal the last `units` units out and return what every place needs."""
+        counts = self._counts(options, units)
+        placement = Placement(self.needs, options, counts)
+        uses = [placement.main_memory(self.memory)]
+        start = placement.first
+        shares = self._row_shares() if options.split_mode == "row" else None
+        for index, (gpu, count) in enumerate(zip(self.gpus, counts, strict=True)):
+            stop = start + count
+            weights = placement.weights(start, stop)
+            if shares is not None:
+                weights = int(placement.weights(placement.first, self.units) * shares[index]) if units else 0
+            computes = placement.compute(stop) if count else 0
+            other = self.other if index == self.main else 0
+            reserve = self.request.reserve_bytes
+            kv = placement.kv(start, stop)
+            uses.append(MemoryUse(gpu.name, weights, kv, computes, other, reserve, gpu.free_bytes))
+            start = stop
+        return uses
+
+    def _counts(self, options: LlamaOptions, units: int) -> tuple[int, ...]:
+        """Fill one GPU after the other; what fits nowhere goes to the last one, which then does not fit."""
+        if options.split_mode != "layer" or len(self.gpus) <= 1:
+            return tuple(units if index == self.main else 0 for index in range(len(self.gpus)))
+        counts = [0] * len(self.gpus)
+        start = self.units - units
+        for index, gpu in enumerate(self.gpus):
+            room = gpu.free_bytes - self.request.reserve_bytes - (self.other if index == self.main else 0)
+            most = self.units - start
+            counts[index] = most if index == len(self.gpus) - 1 else self._fitting(options, units, start, room)
+            start += counts[index]
+        return tuple(counts)
+
+    def _fitting(self, options: LlamaOptions, units: int, start: int, room: int) -> int:
+        """How many of the units from `start` on fit into this room."""
+        # Two GPUs at work, for the sake of compute(): a model on one alone needs no more.
+        placement = Placement(self.needs, options, (max(units - 1, 0), min(units, 1)))
+        for count in range(self.units - start, 0, -1):
+            stop = start + count
+            if placement.weights(start, stop) + placement.kv(start, stop) + placement.compute(stop) <= room:
+                return count
+        return 0
+
+    def _row_shares(self) -> list[float]:
+        free = [max(gpu.free_bytes - self.request.reserve_bytes, 0) for gpu in self.gpus]
+        return [size / (sum(free) or 1) for size in free]
+
+    def _other(self) -> int:
+        """Bytes of the draft model and the projector."""
+        draft = self.request.draft
+        if draft is None:
+            return self.request.projector_bytes
+        needs = ModelNeeds(draft)
+        context = self.request.context_tokens or min(_CONTEXTS[-1], needs.trained_context)
+        placement = Placement(needs, replace(self.request.base, context_tokens=context), (needs.layer_count + 1,))
+        stop = needs.layer_count + 1
+        return (
+            self.request.projector_bytes + placement.weights(0, stop) + placement.kv(0, stop) + placement.compute(stop)
+        )
+
+    def _result(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Plan:
+        counts = self._counts(options, units)
+        split: tuple[float, ...] = ()
+        if len(self.gpus) > 1 and units:
+            split = tuple(self._row_shares() if options.split_mode == "row" else map(float, counts))
+        options = replace(options, gpu_layers=units, tensor_split=split)
+        return Plan(self.needs.name, self.units, options, tuple(uses), tuple(self._notes(options, units, uses)))
+
+    def _notes(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Iterator[str]:
+        yield (
+            f"{units} of {self.units} layers on {'GPUs' if len(self.gpus) > 1 else 'the GPU'}"
+            if self.gpus
+            else "no GPU"
+        )
+        yield f"{options.context_tokens} tokens of context with {options.type_k} keys and {options.type_v} values"
+        if options.cpu_expert_layers:
+            yield f"the experts of the first {options.cpu_expert_layers} layers stay in main memory"
+        for use in uses:
+            if not use.fits:
+                missing = use.needed + use.reserve - use.available
+                yield f"{use.place} lacks {missing / 2**20:,.0f} MiB: choose a shorter context or a smaller model"
