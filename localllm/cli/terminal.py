@@ -26,17 +26,17 @@ def answer(text: str) -> None:
 
 def note(text: str) -> None:
     """Tell the user something that is no part of the result."""
-    sys.stderr.write(f"{harmless(text)}\n")
+    _tell(harmless(text))
 
 
 def warn(text: str) -> None:
     """Tell the user that something is not as it should be, while the command goes on."""
-    sys.stderr.write(f"{_coloured('warning:', 33)} {harmless(text)}\n")
+    _tell(f"{_coloured('warning:', 33)} {harmless(text)}")
 
 
 def fail(text: str, error: BaseException | None = None) -> None:
     """Tell the user why the command ends; with --debug, also where the error came from."""
-    sys.stderr.write(f"{_coloured('error:', 31)} {harmless(text)}\n")
+    _tell(f"{_coloured('error:', 31)} {harmless(text)}")
     if error and logging.getLogger().isEnabledFor(logging.DEBUG):
         sys.stderr.write("".join(traceback.format_exception(error)))
 
@@ -97,6 +97,12 @@ class StatusLine:
             sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
             self._shown = ""
+
+
+def _tell(line: str) -> None:
+    # A status line may stand where this line goes.
+    start = CLEAR_LINE if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{start}{line}\n")
 
 
 def _coloured(text: str, colour: int) -> str:

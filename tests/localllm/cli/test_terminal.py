@@ -63,7 +63,7 @@ def test_colour_on_terminals_only_and_never_with_no_color(monkeypatch: pytest.Mo
     monkeypatch.setenv("NO_COLOR", "1")
     screen.truncate(0)
     terminal.fail("x")
-    assert "\x1b" not in screen.getvalue()
+    assert "\x1b[31m" not in screen.getvalue()
 
 
 def test_diagnostics_go_to_stderr_without_colour_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +79,14 @@ def test_progress_is_drawn_on_terminals_and_leaves_nothing(monkeypatch: pytest.M
         status.share("loading", 0.5)
         assert screen.getvalue().endswith("loading: 50%")
     assert screen.getvalue().endswith(terminal.CLEAR_LINE)
+
+
+def test_a_warning_replaces_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = on_screen(monkeypatch)
+    with terminal.StatusLine() as status:
+        status.show("loading")
+        terminal.note("by the way")
+        assert screen.getvalue().endswith(f"loading{terminal.CLEAR_LINE}by the way\n")
 
 
 def test_progress_in_a_pipe_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
