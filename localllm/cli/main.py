@@ -1,8 +1,4 @@
-"""The entry point: commands, and how their errors reach the user.
-
-Exit codes: 0 done; 1 something failed inside localllm; 2 what was asked cannot be done, and the message says why;
-130 interrupted by Ctrl-C.
-"""
+"""The entry point: commands, and how their errors reach the user."""
 
 import sys
 from typing import Annotated
@@ -10,12 +6,10 @@ from typing import Annotated
 import typer
 
 from localllm.cli import terminal
+from localllm.cli.exit_code import ExitCode
 from localllm.cli.run import run
 from localllm.cli.show import show
 from localllm.errors import LocalLLMError
-
-EXIT_FAILURE = 1
-EXIT_REFUSED = 2
 
 app = typer.Typer(
     name="localllm",
@@ -51,7 +45,7 @@ def main() -> None:
         app()
     except LocalLLMError as error:
         terminal.fail(str(error), error)
-        sys.exit(EXIT_REFUSED)
+        sys.exit(ExitCode.REFUSED)
     except Exception as error:
         terminal.fail(f"{type(error).__name__}: {error}. This is a defect in localllm; --debug shows where.", error)
-        sys.exit(EXIT_FAILURE)
+        sys.exit(ExitCode.FAILED)

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import AsJson, Debug, Model
 
 if TYPE_CHECKING:
     from localllm.engine.loaded_model import LoadedModel
     from localllm.engine.request import GenerationRequest
     from localllm.settings import Settings
-
-EXIT_FAILURE = 1
-EXIT_INTERRUPTED = 130
 
 
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
@@ -82,13 +80,13 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         last = completion.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")
-            raise typer.Exit(EXIT_FAILURE)
+            raise typer.Exit(ExitCode.FAILED)
         if as_json:
             generation.write_json(completion, model, backend, load_s)
         if stats:
             generation.write_stats(last, backend, load_s)
         if last.finish_reason is FinishReason.CANCELLED:
-            raise typer.Exit(EXIT_INTERRUPTED)
+            raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def _request(
