@@ -7,15 +7,14 @@ from localllm.engine.memory_plan import plan_memory
 from localllm.engine.runner import Runner
 from localllm.settings import Settings
 
-# llama.cpp allocates its KV cells at once: room for a chat and the prefixes of others.
-LLAMA_CELLS = 16384
+# Handles for running requests and for the prefixes of past ones.
 LLAMA_SEQUENCES = 32
 
 
 def open_runner(file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None) -> Runner:
     """Load the weights into the backend that the settings name; "auto" is native.
 
-    Raises OutOfMemoryError before loading where main memory does not suffice.
+    Raises OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
     """
     if settings.backend == "llama":
         return _open_llama(file, settings)
@@ -31,11 +30,12 @@ def _open_native(file: ModelFile, settings: Settings, progress: Callable[[str, f
 
 
 def _open_llama(file: ModelFile, settings: Settings) -> Runner:
-    from gpu_offload.memory import kv_bytes_per_token
+    from gpu_offload.opening import open_planned
     from gpu_offload.options import LlamaOptions
-    from gpu_offload.runner import LlamaCppRunner
+    from gpu_offload.planner import PlanRequest
 
-    plan = plan_memory(file.size_bytes, kv_bytes_per_token(file, "f16", "f16"))
-    cells = min(plan.kv_tokens, max(LLAMA_CELLS, 2 * (settings.ctx or 0)))
-    options = LlamaOptions(context_tokens=cells, max_sequences=LLAMA_SEQUENCES, threads=settings.threads)
-    return LlamaCppRunner(file, options)
+    base = LlamaOptions(max_sequences=LLAMA_SEQUENCES, threads=settings.threads)
+    # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
+    cells = None if settings.ctx is None else 2 * settings.ctx
+    runner, _ = open_planned(file, PlanRequest(context_tokens=cells, base=base))
+    return runner
