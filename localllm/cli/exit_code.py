@@ -4,8 +4,9 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """DONE: the answer is complete. FAILED: something broke inside localllm. REFUSED: what was asked cannot be done, and
-    the message says why. INTERRUPTED: Ctrl-C (128 + SIGINT); what was written stays.
+    """DONE: the answer is complete. FAILED: something broke inside localllm. REFUSED: what was asked cannot be done.
+
+    INTERRUPTED: Ctrl-C (128 + SIGINT); what was written stays.
     """
 
     DONE = 0
