@@ -77,7 +77,7 @@ class Placement:
         kept = self.options.cpu_expert_layers
         layers = self.needs.layers[start:stop]
         total = sum(layer.rest + (layer.experts if start + i >= kept else 0) for i, layer in enumerate(layers))
-        return total + (self.needs.output_bytes if stop > self.needs.layer_count else 0)
+        return total + (self.needs.output_bytes if start <= self.needs.layer_count < stop else 0)
 
     def kv(self, start: int, stop: int) -> int:
         """Bytes of the KV cache of units start..stop-1."""

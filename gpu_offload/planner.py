@@ -10,6 +10,7 @@ from gpu_offload.placement import Gpu, MemoryUse, Placement
 
 DEFAULT_RESERVE = 2**30  # bytes a GPU: the desktop, the driver's own context, what other programs take meanwhile
 _CONTEXTS = (32768, 16384, 8192, 4096)
+_CHAT = 8192  # tokens that are worth keys and values of half the size
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,10 @@ def plan(model: ModelFile, gpus: Sequence[Gpu], main_memory: int, request: PlanR
     """Choose the context, the KV type and the layers for each GPU.
 
     main_memory: bytes that are free there. The longest context (up to 32768 tokens) with which the whole model fits on
-    the GPUs wins, for each length f16 keys and values before q8_0. Where nothing lets it fit whole, the plan is for
-    4096 tokens and as many layers as fit; a mixture of experts gives up its experts first. Without GPUs main memory
-    takes their part. What cannot be met is planned as asked, and Plan.fits says so. Raises ValueError for a KV type
-    that the model's heads do not fit, ModelFileError for incomplete metadata.
+    the GPUs wins; keys and values are q8_0 only where f16 would leave less than 8192. Where nothing lets it fit whole,
+    the plan is for 4096 tokens and as many layers as fit; a mixture of experts gives up its experts first. Without
+    GPUs main memory takes their part. What cannot be met is planned as asked, and Plan.fits says so. Raises ValueError
+    for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata.
     """
     return _Planner(ModelNeeds(model), gpus, main_memory, request or PlanRequest()).plan()
 
@@ -98,19 +99,26 @@ class _Planner:
     def _candidates(self) -> Iterator[LlamaOptions]:
         """Contexts and KV types in the order of preference, all layers and experts in place."""
         asked = self.request
-        longest = self.needs.trained_context
-        chosen = [context for context in _CONTEXTS if context <= longest] or [longest]
-        contexts = [asked.context_tokens] if asked.context_tokens else chosen
-        types = [asked.kv_type] if asked.kv_type else ["f16", *(["q8_0"] if self._can_quantise() else [])]
-        for context in contexts:
-            for kv_type in types:
-                yield replace(
-                    asked.base,
-                    context_tokens=context,
-                    type_k=kv_type,
-                    type_v=kv_type,
-                    cpu_expert_layers=asked.cpu_expert_layers or 0,
-                )
+        for context, kv_type in self._wishes():
+            yield replace(
+                asked.base,
+                context_tokens=context,
+                type_k=kv_type,
+                type_v=kv_type,
+                cpu_expert_layers=asked.cpu_expert_layers or 0,
+            )
+
+    def _wishes(self) -> list[tuple[int, str]]:
+        asked, longest = self.request, self.needs.trained_context
+        contexts = [context for context in _CONTEXTS if context <= longest] or [longest]
+        if asked.context_tokens:
+            contexts = [asked.context_tokens]
+        if asked.kv_type:
+            return [(context, asked.kv_type) for context in contexts]
+        plain = [(context, "f16") for context in contexts]
+        long = [wish for wish in plain if wish[0] >= _CHAT] or plain[:1]
+        smaller = [(context, "q8_0") for context in contexts] if self._can_quantise() else []
+        return [*long, *smaller, *plain[len(long) :]]
 
     def _can_quantise(self) -> bool:
         heads = {length for cache in self.needs.caches for length in (cache.key_length, cache.value_length)}
@@ -201,11 +209,10 @@ class _Planner:
         return Plan(self.needs.name, self.units, options, tuple(uses), tuple(self._notes(options, units, uses)))
 
     def _notes(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Iterator[str]:
-        yield (
-            f"{units} of {self.units} layers on {'GPUs' if len(self.gpus) > 1 else 'the GPU'}"
-            if self.gpus
-            else "no GPU"
-        )
+        if self.gpus:
+            yield f"{units} of {self.units} layers (the output is one) on {', '.join(gpu.name for gpu in self.gpus)}"
+        else:
+            yield "all layers in main memory: there is no GPU"
         yield f"{options.context_tokens} tokens of context with {options.type_k} keys and {options.type_v} values"
         if options.cpu_expert_layers:
             yield f"the experts of the first {options.cpu_expert_layers} layers stay in main memory"

@@ -1,0 +1,74 @@
+"""Planning again when a GPU has less room than it said."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from gguf_io.model_file import open_model
+from gpu_offload import opening
+from gpu_offload.devices import Device, DeviceKind
+from gpu_offload.errors import LlamaCppMemoryError
+from gpu_offload.options import LlamaOptions
+from gpu_offload.planner import PlanRequest
+from tests.gpu_offload import sparse_models
+from tests.oracle import llama_oracle
+
+GIB = 2**30
+
+
+class TightGpu:
+    """A runner that loads only up to a number of layers, and what was tried on it."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.tried: list[LlamaOptions] = []
+
+    def __call__(self, _model: object, options: LlamaOptions) -> SimpleNamespace:
+        self.tried.append(options)
+        if options.gpu_layers > self.most:
+            raise LlamaCppMemoryError("the GPU is full.")
+        return SimpleNamespace(options=options)
+
+
+@pytest.fixture
+def model(tmp_path):
+    with open_model(sparse_models.write(sparse_models.LLAMA_8B, tmp_path / "model.gguf")) as opened:
+        yield opened
+
+
+def use_gpu(monkeypatch, runner: TightGpu) -> None:
+    device = Device("CUDA0", "A GPU", "CUDA", DeviceKind.GPU, 6 * GIB, 5 * GIB)
+    monkeypatch.setattr(opening, "gpus", lambda: [device])
+    monkeypatch.setattr(opening, "LlamaCppRunner", runner)
+
+
+def test_less_is_planned_until_it_fits_and_it_is_said(model, monkeypatch, caplog):
+    runner = TightGpu(most=20)
+    use_gpu(monkeypatch, runner)
+    with caplog.at_level(logging.WARNING):
+        opened, chosen = opening.open_planned(model, PlanRequest(context_tokens=4096))
+    layers = [options.gpu_layers for options in runner.tried]
+    assert len(layers) > 1
+    assert layers == sorted(layers, reverse=True)
+    assert opened.options == chosen.options
+    assert chosen.options.gpu_layers <= 20
+    assert caplog.text.count("Trying again") == len(layers) - 1
+
+
+def test_it_gives_up_in_the_end(model, monkeypatch):
+    runner = TightGpu(most=-1)
+    use_gpu(monkeypatch, runner)
+    with pytest.raises(LlamaCppMemoryError):
+        opening.open_planned(model, PlanRequest())
+    assert len(runner.tried) == 4
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_a_real_model_opens_on_what_is_here(data_dir):
+    with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as small:
+        runner, chosen = opening.open_planned(small, PlanRequest())
+    assert chosen.fits
+    assert runner.pages_total() >= chosen.options.context_tokens
+    runner.close()

@@ -1,0 +1,207 @@
+"""What the planner decides: nothing overflows, nothing that fits is left out, and the sums add up."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gguf_io.errors import LocalLLMError
+from gguf_io.model_file import ModelFile, open_model
+from gpu_offload.known_gpus import imagined_gpu, known_gpus
+from gpu_offload.options import LlamaOptions
+from gpu_offload.placement import Gpu
+from gpu_offload.planner import DEFAULT_RESERVE, Plan, PlanRequest, plan
+from tests.gpu_offload import sparse_models
+
+GIB = 2**30
+RAM = 64 * GIB
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def opened(folder: Path, name: str) -> ModelFile:
+    path = folder / f"{name}.gguf"
+    return open_model(path if path.exists() else sparse_models.write(getattr(sparse_models, name), path))
+
+
+@pytest.fixture(scope="module")
+def dense(folder) -> ModelFile:
+    return opened(folder, "LLAMA_8B")
+
+
+@pytest.fixture(scope="module")
+def mixture(folder) -> ModelFile:
+    return opened(folder, "QWEN3_30B_A3B")
+
+
+def gpu(gib: float) -> Gpu:
+    return Gpu(f"{gib} GiB", int(gib * GIB), int(gib * GIB))
+
+
+def gpu_bytes(found: Plan) -> list[int]:
+    return [use.needed for use in found.uses[1:]]
+
+
+def test_a_large_gpu_takes_everything_with_the_longest_context(dense):
+    found = plan(dense, [gpu(24)], RAM)
+    assert found.fits
+    assert (found.layers, found.options.gpu_layers) == (33, 33)
+    assert (found.options.context_tokens, found.options.type_k, found.options.type_v) == (32768, "f16", "f16")
+    assert found.options.cpu_expert_layers == 0
+
+
+@pytest.mark.parametrize(
+    ("gib", "context", "kv_type"), [(24, 32768, "f16"), (7.5, 16384, "f16"), (6.4, 8192, "f16"), (6, 8192, "q8_0")]
+)
+def test_a_smaller_gpu_shortens_context_and_keys_before_it_gives_up_layers(dense, gib, context, kv_type):
+    found = plan(dense, [gpu(gib)], RAM)
+    assert found.fits
+    assert found.options.gpu_layers == 33
+    assert (found.options.context_tokens, found.options.type_k, found.options.type_v) == (context, kv_type, kv_type)
+
+
+def test_without_a_gpu_everything_is_in_main_memory(dense):
+    found = plan(dense, [], RAM)
+    assert found.fits
+    assert found.options.gpu_layers == 0
+    (use,) = found.uses
+    assert use.weights == sum(tensor.nbytes for tensor in dense.tensors.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(gib=st.floats(1.0, 12.0), context=st.sampled_from([None, 2048, 16384]))
+def test_no_gpu_overflows_and_no_layer_that_fits_is_left_out(dense, gib, context):
+    request = PlanRequest(context_tokens=context)
+    found = plan(dense, [gpu(gib)], RAM, request)
+    if found.options.gpu_layers == 0:
+        assert found.uses[1].needed == 0
+    else:
+        assert found.uses[1].needed <= gib * GIB - DEFAULT_RESERVE
+    if found.options.gpu_layers < found.layers:
+        more = replace(
+            request,
+            context_tokens=found.options.context_tokens,
+            kv_type="f16",
+            gpu_layers=found.options.gpu_layers + 1,
+        )
+        assert not plan(dense, [gpu(gib)], RAM, more).fits
+
+
+@settings(deadline=None, max_examples=30)
+@given(gib=st.floats(4.0, 24.0))
+def test_a_mixture_gives_up_no_more_experts_than_it_must(mixture, gib):
+    found = plan(mixture, [gpu(gib)], RAM)
+    assert found.uses[1].fits
+    kept = found.options.cpu_expert_layers
+    if found.options.gpu_layers < found.layers:
+        assert kept == found.layers - 1
+    elif kept:
+        less = PlanRequest(context_tokens=4096, kv_type="f16", gpu_layers=found.layers, cpu_expert_layers=kept - 1)
+        assert not plan(mixture, [gpu(gib)], RAM, less).fits
+
+
+def test_a_mixture_on_eight_gigabytes_keeps_its_attention_there(mixture):
+    found = plan(mixture, [gpu(8)], RAM)
+    assert found.fits
+    assert found.options.gpu_layers == found.layers
+    assert 0 < found.options.cpu_expert_layers < found.layers
+    assert any("experts of the first" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (4, 12), (6, 2, 6), (12, 12)])
+@pytest.mark.parametrize("name", ["LLAMA_8B", "QWEN3_30B_A3B", "GEMMA3_27B"])
+def test_several_gpus_share_the_layers_and_none_overflows(folder, name, sizes):
+    with opened(folder, name) as model:
+        found = plan(model, [gpu(size) for size in sizes], RAM)
+        weights = sum(tensor.nbytes for tensor in model.tensors.values())
+        copied = 0 if "output.weight" in model.tensors else model.tensors["token_embd.weight"].nbytes
+    assert all(use.fits for use in found.uses[1:] if use.needed)
+    assert sum(found.options.tensor_split) == found.options.gpu_layers
+    total = sum(use.weights for use in found.uses)
+    assert total == weights + (copied if found.options.gpu_layers else 0)
+
+
+def test_two_gpus_hold_more_than_one(dense):
+    request = PlanRequest(context_tokens=8192)
+    one = plan(dense, [gpu(4)], RAM, request)
+    two = plan(dense, [gpu(4), gpu(4)], RAM, request)
+    assert one.options.gpu_layers < two.options.gpu_layers
+
+
+def test_rows_are_split_in_proportion_to_free_memory(dense):
+    request = PlanRequest(context_tokens=4096, base=LlamaOptions(split_mode="row", main_gpu=1))
+    found = plan(dense, [gpu(5), gpu(9)], RAM, request)
+    first, second = found.uses[1:]
+    assert found.options.tensor_split == pytest.approx((4 / 12, 8 / 12))
+    assert second.weights == pytest.approx(2 * first.weights, rel=1e-6)
+    assert first.kv == 0
+    assert second.kv == 4096 * 32 * 8 * 128 * 2 * 2  # cells, layers, KV heads, head length, K and V, float16
+
+
+def test_what_was_asked_for_is_planned_even_if_it_does_not_fit(dense):
+    found = plan(dense, [gpu(4)], RAM, PlanRequest(context_tokens=8192, kv_type="q8_0", gpu_layers=33))
+    assert (found.options.gpu_layers, found.options.context_tokens, found.options.type_k) == (33, 8192, "q8_0")
+    assert not found.fits
+    assert any("lacks" in note for note in found.notes)
+
+
+def test_main_memory_that_is_too_small_is_told(dense):
+    found = plan(dense, [], 2 * GIB)
+    assert not found.fits
+    assert any(note.startswith("main memory lacks") for note in found.notes)
+
+
+def test_drafts_and_projectors_take_their_part(folder, dense):
+    request = PlanRequest(context_tokens=4096)
+    alone = plan(dense, [gpu(24)], RAM, request)
+    with opened(folder, "QWEN3_06B") as draft:
+        size = sum(tensor.nbytes for tensor in draft.tensors.values())
+        both = plan(dense, [gpu(24)], RAM, replace(request, draft=draft, projector_bytes=GIB))
+    assert gpu_bytes(both)[0] - gpu_bytes(alone)[0] > GIB + size
+
+
+def test_a_type_that_does_not_fit_the_heads_is_refused(folder):
+    path = sparse_models.write(replace(sparse_models.TINY_QWEN3, head_length=80), folder / "odd.gguf")
+    with open_model(path) as model, pytest.raises(ValueError, match="no multiple of 32"):
+        plan(model, [], RAM, PlanRequest(kv_type="q8_0"))
+
+
+def test_the_table_has_a_row_a_place_and_adds_up(dense):
+    found = plan(dense, [gpu(6)], RAM)
+    head, *rows = found.rows()
+    assert [row[0] for row in rows] == ["main memory", "6 GiB"]
+    assert all(len(row) == len(head) for row in rows)
+    for row in rows:
+        *parts, needed = (int(cell.replace(",", "")) for cell in row[1:6])
+        assert needed == pytest.approx(sum(parts), abs=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "gib"),
+    [
+        ("RTX 4090", "RTX 4090", 24),
+        ("nvidia geforce rtx4090", "RTX 4090", 24),
+        ("a100 80gb", "A100 80GB", 80),
+        ("8GiB", "GPU of 8GiB", 8),
+        ("512 MiB", "GPU of 512 MiB", 0.5),
+        ("7.5G", "GPU of 7.5G", 7.5),
+    ],
+)
+def test_gpus_that_are_not_here(text, name, gib):
+    found = imagined_gpu(text)
+    assert found.name == name
+    assert 0.95 * gib * GIB <= found.free_bytes == found.total_bytes <= gib * GIB
+
+
+def test_every_known_gpu_is_found_by_its_name():
+    assert all(imagined_gpu(name).name == name for name in known_gpus())
+
+
+def test_an_unknown_gpu_names_the_nearest():
+    with pytest.raises(LocalLLMError, match="RTX 4090"):
+        imagined_gpu("RTX 4095")
