@@ -1,0 +1,7 @@
+"""Constraints: which tokens may come next so that the whole answer is JSON, fits a schema, a regex or a grammar."""
+
+from localllm.engine.constraint.compile import ConstraintKind, compile_constraint
+from localllm.engine.constraint.constraint import Constraint
+from localllm.engine.constraint.vocabulary import ConstraintVocabulary
+
+__all__ = ["Constraint", "ConstraintKind", "ConstraintVocabulary", "compile_constraint"]

@@ -1,0 +1,86 @@
+"""From a user's JSON mode, schema, regex or grammar to a constraint, within bounds of size and time."""
+
+from enum import StrEnum
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+
+from localllm.engine.constraint.constraint import Constraint, reason
+from localllm.engine.constraint.json_schema import check_schema
+from localllm.engine.constraint.regex_bounds import check_regex
+from localllm.engine.constraint.vocabulary import ConstraintVocabulary
+from localllm.errors import RequestError
+
+MAX_SOURCE_CHARACTERS = 256 * 1024
+
+# llguidance counts work as fuel; these bound a compilation and each mask to some tenths of a second.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+
+# Between JSON's tokens. Bounded, since a model that has lost its way may write blanks without end.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
+
+class ConstraintKind(StrEnum):
+    """The language that a constraint is written in. JSON is any object and takes no source."""
+
+    JSON = "json"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GBNF = "gbnf"
+    LARK = "lark"
+
+
+def compile_constraint(kind: ConstraintKind, source: str, vocabulary: ConstraintVocabulary) -> Constraint:
+    """Return a constraint at its beginning.
+
+    JSON Schema is that of draft 2020-12, with a property order fixed by the schema. Raises RequestError, saying what
+    and where, on a source that is malformed, too large, unsatisfiable or asks for what cannot be enforced.
+    """
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        raise RequestError(
+            f"The {kind} constraint has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed."
+        )
+    matcher = LLMatcher(vocabulary.tokenizer, _grammar(kind, source), log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise RequestError(f"The {kind} constraint cannot be used: {reason(matcher)}")
+    warnings = matcher.get_grammar_warnings()
+    if warnings:
+        raise RequestError(f"The {kind} constraint cannot be enforced as it is: {'; '.join(warnings)}")
+    constraint = Constraint(matcher, vocabulary.vocab_size)
+    try:
+        constraint.mask()
+    except RequestError as error:
+        raise RequestError(f"No finite text satisfies the {kind} constraint, or it is too complex. {error}") from error
+    return constraint
+
+
+def _grammar(kind: ConstraintKind, source: str) -> str:
+    if kind == ConstraintKind.REGEX:
+        check_regex(source, "The regex constraint")
+        return str(LLMatcher.grammar_from_regex(source))
+    if kind == ConstraintKind.LARK:
+        return str(LLMatcher.grammar_from_lark(source))
+    if kind == ConstraintKind.GBNF:
+        return str(LLMatcher.grammar_from_lark(_lark_from_gbnf(source)))
+    schema = {"type": "object"} if kind == ConstraintKind.JSON else check_schema(source)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    overrides = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITESPACE}
+    try:
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
+    except ValueError as error:
+        raise RequestError(f"The JSON Schema cannot be used: {error}") from error
+
+
+def _lark_from_gbnf(source: str) -> str:
+    try:
+        return str(any_to_lark(source))
+    except Exception as error:  # the converter raises what its parts raise, whatever the fault in the source
+        raise RequestError(f"The gbnf constraint is not a grammar: {error}") from error

@@ -1,0 +1,50 @@
+"""A model's vocabulary in the form that llguidance searches."""
+
+from typing import Protocol
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+
+class TokenSource(Protocol):
+    """What of a tokenizer is needed here; gguf_io.tokenizer.Tokenizer has it."""
+
+    vocab_size: int
+    eog_ids: frozenset[int]
+    bos_id: int | None
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text."""
+
+    def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
+        """What a token adds to a text; with skip_special nothing for those that are no text."""
+
+
+class ConstraintVocabulary:
+    """Made once per model, shared by all its constraints; takes up to a second or two for 150,000 tokens."""
+
+    def __init__(self, tokenizer: TokenSource) -> None:
+        self.vocab_size = tokenizer.vocab_size
+        adapter = _Adapter(tokenizer)
+        self.tokenizer = LLTokenizer(
+            TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eog_ids)
+        )
+
+
+class _Adapter:
+    """The attributes and the call that llguidance's TokenizerWrapper wants."""
+
+    def __init__(self, tokenizer: TokenSource) -> None:
+        ids = range(tokenizer.vocab_size)
+        self._tokenizer = tokenizer
+        self.eos_token_id = min(tokenizer.eog_ids)
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(token) for token in ids]
+        self.special_token_ids = [token for token in ids if not tokenizer.token_bytes(token, skip_special=True)]
+        # Some tokenizers put a space before every text. After a newline they do not, and it merges with nothing there.
+        spaced = b"".join(self.tokens[token] for token in tokenizer.encode("a", add_special=False)) != b"a"
+        self._lead = "\n" if spaced else ""
+        self._lead_length = len(tokenizer.encode(self._lead, add_special=False)) if spaced else 0
+
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of a text in the middle of a text."""
+        return self._tokenizer.encode(self._lead + text, add_special=False)[self._lead_length :]
