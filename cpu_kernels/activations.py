@@ -113,7 +113,12 @@ def pack_row(source: int, first: int, last: int, k: int, forms: int, width: int,
         values = tile * width * k + first * width + lane * 4
         blocks = (tile * (k // 32) * width + first // 32 * width + lane) * 4
         _pack_32(
-            source, n // 32, pitch, field(act, _Q32) + values, field(act, _SCALE32) + blocks, field(act, _SUM32) + blocks
+            source,
+            n // 32,
+            pitch,
+            field(act, _Q32) + values,
+            field(act, _SCALE32) + blocks,
+            field(act, _SUM32) + blocks,
         )
     if forms & _BLOCKS_256:
         values = tile * width * k + first * width + lane * 4

@@ -115,7 +115,15 @@ def _softmax(columns: int, group: int, pages: int, place: Any, cap: np.float32, 
 
 @inner
 def _span(
-    zero: Any, pages: Any, keys: int, values: int, strides: Any, columns: int, group: int, place: Any, cap: np.float32,
+    zero: Any,
+    pages: Any,
+    keys: int,
+    values: int,
+    strides: Any,
+    columns: int,
+    group: int,
+    place: Any,
+    cap: np.float32,
     memory: int,
 ) -> None:
     """One span: running softmax over its chunks into outputs, maxima and sums of its own.
@@ -177,7 +185,9 @@ def _merge(columns: int, padded: int, outputs: int, totals: int, state: int) -> 
 
 
 @inner
-def _attend(zero: Any, op: int, step: int, segment: int, first: int, count: int, head: int, block: int, memory: int) -> None:
+def _attend(
+    zero: Any, op: int, step: int, segment: int, first: int, count: int, head: int, block: int, memory: int
+) -> None:
     """Rows first..first+count-1 of a segment against one key-value head; `block` is the block of its query heads."""
     padded, size, group = argument(op, 6), argument(op, 7), argument(op, 10)
     kv_heads, cap, window = argument(op, 5), get_f32(argument(op, 12)), argument(op, 13)

@@ -59,7 +59,9 @@ def tile_kernel(tile: Any, width: int, name: str) -> Kernel:
     """The kernel for register tiles of `width` tokens, a block of which stays in cache while weights stream past."""
 
     @inner
-    def run_segment(op: int, step: int, thread: int, threads: int, act: int, weights: int, start: int, end: int) -> None:
+    def run_segment(
+        op: int, step: int, thread: int, threads: int, act: int, weights: int, start: int, end: int
+    ) -> None:
         groups, group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
         y, y_stride, addend, addend_stride = argument(op, 5), argument(op, 6), argument(op, 7), argument(op, 8)
         sums = scratch(step, thread)

@@ -4,7 +4,7 @@ STEP  what differs from step to step: how many rows, where their tokens, positio
 OP    what is fixed when a program is recorded: kernels, weights, buffers, sizes.
 """
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.vectors import get_i64
@@ -77,7 +77,7 @@ class Act(IntEnum):
     SIZE = 8
 
 
-class Form(IntEnum):
+class Form(IntFlag):
     """Bits that say which forms of packed activations an operation's consumers need."""
 
     BLOCKS_32 = 1

@@ -16,7 +16,6 @@ from cpu_kernels.simd.vectors import (
     get_f32,
     get_i32,
     load_f32,
-    put_i16,
     scatter_f16,
     splat_f32,
     store_f16,
@@ -101,7 +100,3 @@ def store_kv(op: int, step: int, thread: int, threads: int) -> None:
                 for i in range(0, padded, 16):
                     scatter_f16(key + i * PAGE_TOKENS * 2, PAGE_TOKENS * 2, load_f32(turned + i * 4))
                     store_f16(value + i * 2, load_f32(argument(op, 1) + source + i * 4))
-                if slot == 0:
-                    # What a page held before must not be infinite: masked tokens still multiply it by zero.
-                    for i in range(padded, padded * PAGE_TOKENS):
-                        put_i16(value + i * 2, 0)

@@ -11,8 +11,9 @@ import threading
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.kernel import Kernel, inner, kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Barrier, Op, Step, field
 from cpu_kernels.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause
@@ -137,6 +138,14 @@ class ThreadTeam:
                     self._wake[t].release()
         lead(self._address, step, 0, self.threads)
 
+    def run_kernel(self, kernel: Kernel, op: NDArray[np.generic]) -> None:
+        """Run one kernel on all threads with an operation's record; for work outside a program, such as loading."""
+        record = op.copy()
+        record[Op.KERNELS], record[Op.BARRIER] = kernel.address, Barrier.NEVER
+        head = np.array([1, record.ctypes.data], np.int64)
+        step = np.zeros(int(Step.SIZE), np.int64)
+        self.run(head.ctypes.data, step.ctypes.data)
+
     def close(self) -> None:
         """Stop the workers. Idempotent."""
         if self._stopping:
@@ -157,4 +166,3 @@ class ThreadTeam:
                 return
             self._wake[thread].acquire()
             self._control[flag] = 0
-

@@ -173,9 +173,7 @@ def blocks_32_format(
                 products = tile_four_steps(products, high_steps(p + half * half_bytes), x + 4 * step)
                 tile_scale_add_to_memory(products, scales_of_half(p, half), scale, sums)
                 if minima:
-                    tile_scale_add_to_memory(
-                        tile_broadcast_i32(zero_i, offset), minima_of_half(p, half), scale, sums
-                    )
+                    tile_scale_add_to_memory(tile_broadcast_i32(zero_i, offset), minima_of_half(p, half), scale, sums)
                 p += block_bytes
                 x += 8 * step
                 scale += step

@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from cpu_kernels.simd.vectors import F32, I32, LANES, address, call, constant, define, f32x16, i32x16, splat
+from cpu_kernels.simd.vectors import I32, LANES, address, call, constant, define, f32x16, i32x16, splat
 
 _VECTOR_I, _VECTOR_F = i32x16.llvm, f32x16.llvm
 
@@ -137,4 +137,3 @@ def _prefetch_lines(context: Any, where: Any, count: Any) -> Any:
 
 
 prefetch_lines = intrinsic(prefer_literal=True)(_prefetch_lines)
-

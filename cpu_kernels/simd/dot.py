@@ -112,9 +112,7 @@ def multiply_pairs(builder: ir.IRBuilder, acc: ir.Value, x: ir.Value, y: ir.Valu
         words = ir.VectorType(I16, 32)
         return builder.add(acc, _multiply_words(builder, builder.bitcast(x, words), builder.bitcast(y, words)))
     sixteen = constant(i32x16.llvm, 16)
-    low = builder.mul(
-        builder.ashr(builder.shl(x, sixteen), sixteen), builder.ashr(builder.shl(y, sixteen), sixteen)
-    )
+    low = builder.mul(builder.ashr(builder.shl(x, sixteen), sixteen), builder.ashr(builder.shl(y, sixteen), sixteen))
     high = builder.mul(builder.ashr(x, sixteen), builder.ashr(y, sixteen))
     return builder.add(acc, builder.add(low, high))
 

@@ -68,7 +68,9 @@ def constant(type_: ir.Type, value: float) -> ir.Constant:
     return ir.Constant(type_, [value] * type_.count)
 
 
-def call(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, fastmath: tuple[str, ...] = ()) -> ir.Value:
+def call(
+    builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value, fastmath: tuple[str, ...] = ()
+) -> ir.Value:
     """Call an LLVM intrinsic or an external symbol, declaring it on first use."""
     module = builder.module
     function = module.globals.get(name)
@@ -151,9 +153,7 @@ def _store_scattered(element: ir.Type, narrow: str, group: int) -> Emit:
     return emit
 
 
-scatter_i8x4 = define(
-    "scatter_i8x4", types.none(address, types.intp, i32x16), _store_scattered(I8, "trunc", 4)
-)
+scatter_i8x4 = define("scatter_i8x4", types.none(address, types.intp, i32x16), _store_scattered(I8, "trunc", 4))
 scatter_f16 = define("scatter_f16", types.none(address, types.intp, f32x16), _store_scattered(F16, "fptrunc", 1))
 
 

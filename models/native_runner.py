@@ -1,0 +1,320 @@
+"""The engine's Runner on our own CPU kernels."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import attention
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
+from cpu_kernels.records import TILE_WIDTHS, Stage, Step
+from cpu_kernels.rope import PAGE_TOKENS
+from cpu_kernels.threads import ThreadTeam, usable_cores
+from gguf_io import ModelFile
+from models.architecture import Architecture
+from models.config import ModelConfig, RopeScaling, read_config
+from models.decoder import DecoderRecorder
+from models.errors import UnsupportedModelError
+from models.kv_pages import PageStore, Sequence
+from models.registry import find_architecture
+from models.rope_tables import RopeTable, frequencies, magnitude
+from models.weights import WeightLoader, padded
+
+LoadProgress = Callable[[str, float], None]
+"""Called with what is being done and the fraction of it that is."""
+
+MAX_ROWS = 512
+MAX_SEQUENCES = 1024
+_LAYOUT_VERSION = 1
+_SEGMENT_FIELDS = 4
+
+
+class NativeRunner:
+    """Sequences of tokens in, logits out; see localllm.engine.runner.Runner, whose contract this fulfils.
+
+    A row's logits are the same to the bit alone or in a batch, in one chunk or many, on any number of threads.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        *,
+        kv_bytes: int,
+        threads: int | None = None,
+        context: int | None = None,
+        progress: LoadProgress | None = None,
+    ) -> None:
+        """Load and pack the weights and compile what they need. The file may be closed afterwards.
+
+        kv_bytes: budget of the page pool. threads: None for all cores this process may use, never more. context: the
+        longest sequence that will be asked for, which some models' rotation depends on; None for what they were trained
+        for. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
+        """
+        architecture = find_architecture(file.architecture)
+        self._config = config = read_config(file)
+        self._threads = min(threads or usable_cores(), usable_cores())
+        self._store = PageStore(config.layers, config.kv_heads, config.padded_head, kv_bytes)
+        self._sequences: dict[int, Sequence] = {}
+        self._next_handle = 0
+        self._identity = f"{file.identity()}:native-{_LAYOUT_VERSION}:f16:f16"
+        self._team = ThreadTeam(self._threads)
+        try:
+            self._load(file, architecture, context or config.context, progress)
+        except BaseException:
+            self._team.close()
+            raise
+
+    def _load(self, file: ModelFile, architecture: Architecture, context: int, progress: LoadProgress | None) -> None:
+        config = self._config
+        builder = ProgramBuilder()
+        loader = WeightLoader(file, self._team, builder, progress)
+        self._ropes = _rope_tables(config, architecture, loader, context)
+        recorder = DecoderRecorder(builder, loader, config, architecture, self._store, MAX_ROWS, self._threads)
+        self._logits_operations = recorder.record()
+        file.release_all()
+
+        def compiling(done: int, count: int, name: str) -> None:
+            if progress is not None:
+                progress("compiling kernels for this CPU, once", done / count)
+
+        self._program = builder.build(compiling)
+        self._step = aligned_zeros((int(Step.SIZE),), np.int64)
+        self._tokens = self._field(Step.TOKENS, MAX_ROWS, np.int32)
+        self._positions = self._field(Step.POSITIONS, MAX_ROWS, np.int32)
+        self._row_tables = self._field(Step.ROW_TABLES, MAX_ROWS, np.int64)
+        self._segments = self._field(Step.SEGMENTS, MAX_ROWS * _SEGMENT_FIELDS, np.int64)
+        self._wanted = self._field(Step.WANTED, MAX_ROWS, np.int32)
+        longest = padded(max(config.embedding, config.feed_forward, config.heads * config.head_size))
+        scratch = max(4 * longest, attention.scratch_bytes(config.padded_head)) + 4096
+        self._scratch = self._field(Step.SCRATCH, scratch * self._threads, np.uint8)
+        self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
+        self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
+
+    def _field(self, index: Step, size: int, dtype: type[np.generic]) -> NDArray[np.generic]:
+        """A new array whose address stands in the step record."""
+        array = aligned_zeros((size,), dtype)
+        self._step[index] = array.ctypes.data
+        return array
+
+    @property
+    def backend(self) -> str:
+        """Short name for people."""
+        return "native"
+
+    @property
+    def vocab_size(self) -> int:
+        """Length of a row of logits."""
+        return self._config.vocabulary
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence the model was trained for, in tokens."""
+        return self._config.context
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows that one `run` takes."""
+        return MAX_ROWS
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequence handles alive at once."""
+        return MAX_SEQUENCES
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page of KV storage."""
+        return PAGE_TOKENS
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes over all layers."""
+        return self._store.bytes_per_token
+
+    @property
+    def kv_identity(self) -> str:
+        """Model file, layout version, types of K and V."""
+        return self._identity
+
+    @property
+    def can_truncate(self) -> bool:
+        """Sequences can be cut back to any length."""
+        return True
+
+    def pages_free(self) -> int:
+        """Pages that can still be taken within the budget."""
+        return self._store.free
+
+    def pages_total(self) -> int:
+        """Pages of the whole budget, used or not."""
+        return self._store.total
+
+    def pages_needed(self, sequence: int, tokens: int) -> int:
+        """Pages that appending this many tokens to the sequence would take, copies of shared pages included."""
+        return self._store.needed(self._sequences[sequence], tokens)
+
+    def create_sequence(self) -> int:
+        """Return the handle of a new, empty sequence."""
+        return self._register(Sequence())
+
+    def fork_sequence(self, source: int, length: int) -> int:
+        """Return a new sequence that shares the first `length` tokens of `source`."""
+        parent = self._sequences[source]
+        if not 0 <= length <= parent.length:
+            raise ValueError(f"cannot fork {length} tokens of a sequence of {parent.length}")
+        return self._register(self._store.fork(parent, length))
+
+    def truncate_sequence(self, sequence: int, length: int) -> None:
+        """Forget all positions from `length` on."""
+        target = self._sequences[sequence]
+        if not 0 <= length <= target.length:
+            raise ValueError(f"cannot cut a sequence of {target.length} tokens to {length}")
+        self._store.truncate(target, length)
+
+    def free_sequence(self, sequence: int) -> None:
+        """Give the handle and the pages that no other sequence shares back."""
+        self._store.truncate(self._sequences.pop(sequence), 0)
+
+    def sequence_length(self, sequence: int) -> int:
+        """Number of positions stored."""
+        return self._sequences[sequence].length
+
+    def run(
+        self, tokens: Ordered[int], positions: Ordered[int], sequences: Ordered[int], wanted: Ordered[int]
+    ) -> NDArray[np.float32]:
+        """Append rows to sequences and return float32[len(wanted), vocab_size], valid until the next call."""
+        rows = len(tokens)
+        segments = self._check_rows(tokens, positions, sequences, wanted)
+        for handle, _, count in segments:
+            self._store.append(self._sequences[handle], count)
+        self._tokens[:rows] = tokens
+        self._positions[:rows] = positions
+        self._wanted[: len(wanted)] = wanted
+        for index, (handle, first, count) in enumerate(segments):
+            sequence = self._sequences[handle]
+            table = sequence.table.ctypes.data
+            self._row_tables[first : first + count] = table
+            at = index * _SEGMENT_FIELDS
+            self._segments[at : at + _SEGMENT_FIELDS] = (first, count, sequence.length - count, table)
+        step = self._step
+        step[Step.SEGMENT_COUNT] = len(segments)
+        self._reserve_ropes(max(self._sequences[handle].length for handle, _, _ in segments))
+        set_stage(step, Stage.ALL, rows, choose_width(rows))
+        set_stage(step, Stage.WANTED, len(wanted), choose_width(len(wanted)))
+        set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
+        self._reserve_logits(len(wanted))
+        self._program.run(self._team, step)
+        return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
+
+    def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
+        """Return the keys and values of positions start..stop-1."""
+        source = self._sequences[sequence]
+        if not 0 <= start < stop <= source.length:
+            raise ValueError(f"cannot export positions {start}..{stop} of a sequence of {source.length}")
+        return self._store.read(source, start, stop)
+
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+        """Append what export_kv returned; start must equal the sequence's length."""
+        target = self._sequences[sequence]
+        if start != target.length or stop <= start:
+            raise ValueError(f"cannot import positions {start}..{stop} after {target.length}")
+        if self._store.needed(target, stop - start) > self._store.free:
+            raise ValueError(f"no pages left for {stop - start} tokens")
+        self._store.append(target, stop - start)
+        try:
+            self._store.write(target, start, stop, data)
+        except ValueError:
+            self._store.truncate(target, start)
+            raise
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless pages and sequences account for each other exactly."""
+        self._store.check_integrity(list(self._sequences.values()))
+
+    def close(self) -> None:
+        """Stop the threads; memory goes with the last reference. Idempotent."""
+        self._team.close()
+        self._sequences.clear()
+
+    def _register(self, sequence: Sequence) -> int:
+        if len(self._sequences) >= MAX_SEQUENCES:
+            self._store.truncate(sequence, 0)
+            raise ValueError(f"more than {MAX_SEQUENCES} sequences")
+        self._next_handle += 1
+        self._sequences[self._next_handle] = sequence
+        return self._next_handle
+
+    def _check_rows(
+        self, tokens: Ordered[int], positions: Ordered[int], sequences: Ordered[int], wanted: Ordered[int]
+    ) -> list[tuple[int, int, int]]:
+        """Check a batch before anything changes; return its segments as (handle, first row, rows)."""
+        rows = len(tokens)
+        if not 1 <= rows <= MAX_ROWS or len(positions) != rows or len(sequences) != rows:
+            raise ValueError(f"a step takes 1 to {MAX_ROWS} rows, each with a token, a position and a sequence")
+        if min(tokens) < 0 or max(tokens) >= self._config.vocabulary:
+            raise ValueError(f"a token is outside 0..{self._config.vocabulary - 1}")
+        if any(not 0 <= w < rows for w in wanted) or any(a >= b for a, b in zip(wanted, wanted[1:], strict=False)):
+            raise ValueError("wanted rows must be indices of rows, ascending")
+        segments: list[tuple[int, int, int]] = []
+        first = 0
+        for row in range(1, rows + 1):
+            if row == rows or sequences[row] != sequences[first]:
+                segments.append((sequences[first], first, row - first))
+                first = row
+        if len({handle for handle, _, _ in segments}) != len(segments):
+            raise ValueError("rows of one sequence must stand together")
+        needed = 0
+        for handle, first, count in segments:
+            sequence = self._sequences[handle]
+            if list(positions[first : first + count]) != list(range(sequence.length, sequence.length + count)):
+                raise ValueError(f"positions must continue the sequence's length, {sequence.length}")
+            needed += self._store.needed(sequence, count)
+        if needed > self._store.free:
+            raise ValueError(f"{needed} KV pages are needed and {self._store.free} are free")
+        return segments
+
+    def _expert_width(self, rows: int) -> int:
+        """The tile width for experts' slots: narrow enough that few lanes stay empty."""
+        if rows <= 1 or not self._config.experts:
+            return 1
+        average = rows * self._config.experts_used / self._config.experts
+        return next((width for width in TILE_WIDTHS[1:] if width >= average), TILE_WIDTHS[-1])
+
+    def _reserve_ropes(self, positions: int) -> None:
+        for index, table in enumerate(self._ropes):
+            table.reserve(positions)
+            self._step[Step.ROPE_TABLES + index] = table.address
+
+    def _reserve_logits(self, rows: int) -> None:
+        """Make room for logits of this many rows, in whole tiles."""
+        room = rows + TILE_WIDTHS[-1]
+        if room <= len(self._logits):
+            return
+        operations = self._logits_operations
+        self._logits = aligned_zeros((room, operations.width), np.float32)
+        self._program.set_argument(operations.product, 5, self._logits.ctypes.data)
+        if operations.cap is not None:
+            self._program.set_argument(operations.cap, 0, self._logits.ctypes.data)
+
+
+def _rope_tables(
+    config: ModelConfig, architecture: Architecture, loader: WeightLoader, context: int
+) -> list[RopeTable]:
+    """The global table and, where sliding layers turn otherwise, theirs."""
+    scaling = config.rope_scaling
+    pairs = config.rope_size // 2
+    factors = loader.factors("rope_freqs.weight", pairs)
+    if factors is None:
+        long = context > scaling.original_context
+        factors = loader.factors(f"rope_factors_{'long' if long else 'short'}.weight", pairs)
+    if scaling.kind == "longrope" and factors is None:
+        raise UnsupportedModelError("The model asks for longrope scaling and has no tensor of its factors.")
+    radians = frequencies(config.rope_size, config.rope_base, scaling, factors)
+    tables = [RopeTable(config, radians, magnitude(scaling))]
+    if architecture.local_rope_base is not None:
+        plain = RopeScaling("none", 1.0, config.context, 1.0, 0.0, 0.0)
+        local = frequencies(config.rope_size, architecture.local_rope_base, plain, None)
+        tables.append(RopeTable(config, local, 1.0))
+    return tables

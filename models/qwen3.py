@@ -1,0 +1,5 @@
+"""Qwen 3: RMSNorm on each head's queries and keys before they turn."""
+
+from models.architecture import Architecture, RopePairs
+
+ARCHITECTURE = Architecture(name="qwen3", rope_pairs=RopePairs.HALVES)

@@ -1,0 +1,158 @@
+"""Tensors of a file on their way into packed matrices and padded vectors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Op
+from cpu_kernels.threads import ThreadTeam
+from gguf_io import ModelFile, TensorInfo
+from models.errors import UnsupportedModelError
+
+ROW_MULTIPLE = 32
+"""Outputs are padded to this many values, so that any format's groups fit."""
+
+
+def padded(values: int) -> int:
+    """Values rounded up to ROW_MULTIPLE."""
+    return -(-values // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A packed matrix of `rows` outputs (padding included) and k inputs, once or once an expert."""
+
+    format: WeightFormat
+    packed: NDArray[np.generic]
+    rows: int
+    k: int
+    experts: int
+
+    @property
+    def address(self) -> int:
+        """Address of the packed groups."""
+        return self.packed.ctypes.data
+
+    @property
+    def groups(self) -> int:
+        """Groups of rows (of one expert)."""
+        return self.rows // self.format.group_rows
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a group."""
+        return self.format.group_bytes(self.k)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert's groups."""
+        return self.groups * self.group_bytes
+
+
+class WeightLoader:
+    """Packs a file's tensors on all threads of a team, giving each tensor's pages of the file back afterwards.
+
+    Packed weights live as long as the program that the builder makes.
+    """
+
+    def __init__(
+        self, file: ModelFile, team: ThreadTeam, builder: ProgramBuilder, progress: Callable[[str, float], None] | None
+    ) -> None:
+        self._file = file
+        self._team = team
+        self._builder = builder
+        self._progress = progress
+        self._loaded_bytes = 0
+        self._matrices: dict[str, Matrix] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of that name."""
+        return name in self._file.tensors
+
+    def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+        """A tensor of one dimension as float32, in another order (-1 gives 0) and padded with zeros."""
+        self._tensor(name, (size,))
+        values = self._file.dequantize(name)
+        if order is not None:
+            values = np.where(order >= 0, values[np.maximum(order, 0)], np.float32(0))
+        out = np.zeros(padded(len(values)), np.float32)
+        out[: len(values)] = values
+        return out
+
+    def factors(self, name: str, size: int) -> NDArray[np.float32] | None:
+        """A tensor of frequency factors, if the file has it."""
+        return self.vector(name, size)[:size] if self.has(name) else None
+
+    def matrix(self, name: str, rows: int, k: int, order: NDArray[np.int64] | None = None, experts: int = 0) -> Matrix:
+        """Pack a tensor of (experts,) rows x k.
+
+        order: source row of each packed row, -1 for zeros; one order serves all experts. The same name and no order
+        gives the same matrix again, so that tied embeddings are stored once.
+        """
+        if order is None and name in self._matrices:
+            return self._matrices[name]
+        shape = (experts, rows, k) if experts else (rows, k)
+        tensor = self._tensor(name, shape)
+        matrix = self._pack(tensor, np.arange(rows) if order is None else order, rows, k, experts)
+        if order is None:
+            self._matrices[name] = matrix
+        return matrix
+
+    def part(self, name: str, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
+        """Pack some rows of a tensor of rows x k: a piece of a fused one."""
+        return self._pack(self._tensor(name, (rows, k)), order, rows, k, 0)
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        tensor = self._file.tensors.get(name)
+        if tensor is None:
+            raise UnsupportedModelError(
+                f"{self._file.path}: the tensor {name} is missing. Get another edition of the model."
+            )
+        if tensor.shape != shape:
+            raise UnsupportedModelError(
+                f"{self._file.path}: the tensor {name} has the shape {tensor.shape} and should have {shape}."
+            )
+        return tensor
+
+    def _pack(self, tensor: TensorInfo, order: NDArray[np.int64], rows: int, k: int, experts: int) -> Matrix:
+        weight_format = WEIGHT_FORMATS.get(tensor.type.name)
+        if weight_format is None:
+            raise UnsupportedModelError(
+                f"{self._file.path}: {tensor.name} is of type {tensor.type.name}, which the native engine does not "
+                f"compute. Use --backend llama."
+            )
+        length = padded(len(order))
+        one = np.full(length, -1, np.int64)
+        one[: len(order)] = order
+        offsets = np.arange(max(experts, 1))[:, None] * rows
+        row_map = np.where(one >= 0, one + offsets, -1).astype(np.int32).reshape(-1)
+        groups = len(row_map) // weight_format.group_rows
+        packed = aligned_zeros((groups * weight_format.group_bytes(k),), np.uint8)
+        self._builder.keep(packed)
+        source = self._file.data(tensor.name)
+        op = aligned_zeros((int(Op.SIZE),), np.int64)
+        op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
+            source.ctypes.data,
+            source.shape[1],
+            packed.ctypes.data,
+            weight_format.group_bytes(k),
+            weight_format.group_rows,
+            k,
+            row_map.ctypes.data,
+            groups,
+        )
+        self._team.run_kernel(weight_format.repack, op)
+        self._file.release(tensor.name)
+        self._report(tensor)
+        return Matrix(weight_format, packed, length, k, experts)
+
+    def _report(self, tensor: TensorInfo) -> None:
+        self._loaded_bytes += tensor.nbytes
+        if self._progress is not None:
+            self._progress("loading weights", min(1.0, self._loaded_bytes / self._file.size_bytes))
