@@ -48,7 +48,13 @@ _SENTENCE = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _PUNCTUATED = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 _KANA = "[一-龥぀-ゟ゠-ヿ]+"
 _IDEOGRAPHS = r"[一-龥ࠀ-一가-퟿&&\S]+"
-_THREES_FROM_THE_RIGHT = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+# Digits in threes from the right, the first of them together with the text before. In linear time: numbers with what
+# precedes them, then what precedes the last whole threes, then the threes.
+_THREES_FROM_THE_RIGHT = (
+    r"\P{N}*+\p{N}+|\P{N}+",
+    r"\A\P{N}*+\p{N}{1,3}(?=(?:\p{N}{3})*+\z)",
+    r"\G\p{N}{3}",
+)
 _HAN = "[一-鿿㐀-䶿\U00020000-\U0002a6df\U0002a700-\U0002ebef\uf900-\ufaff\U0002f800-\U0002fa1f]"
 
 # The letters with case of the Unicode version that deepseek-llm was trained with.
@@ -199,7 +205,7 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
         "tiny_aya cohere2moe",
         PreTokenizer(
             (
-                _THREES_FROM_THE_RIGHT,
+                *_THREES_FROM_THE_RIGHT,
                 rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_OPTIONAL}|\p{{N}}{{1,3}}|{_PATH_SIGNS}|{_SPACES}",
             )
         ),
@@ -210,12 +216,13 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
             (rf"{_HAN}+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{_HAN}]]+{_OPTIONAL}|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}",)
         ),
     ),
-    ("superbpe", PreTokenizer((r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))"))),
+    # llama.cpp's pattern has no bound, and takes time by the square of a number's length.
+    ("superbpe", PreTokenizer((r"\p{N}+", "(?=([0-9]{3}){1,100}(?![0-9]))"))),
     (
         "afmoe",
         PreTokenizer(
             (
-                _THREES_FROM_THE_RIGHT,
+                *_THREES_FROM_THE_RIGHT,
                 "[一-鿿㐀-䶿\u8c48-\ufaff぀-ゟ゠-ヿ･-ﾟ⼀-⿟\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f"
                 "\uaa60-\uaa7f\ua9e0-\ua9ff가-\ud7afᄀ-ᇿ]+",
                 rf"{_PUNCTUATED}[\r\n]*|{_SPACES}",

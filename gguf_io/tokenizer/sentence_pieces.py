@@ -18,7 +18,8 @@ class SentencePieces:
     """Encodes text without special tokens in it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._unk_id = vocabulary.special.unk_id
+        self._unk_id = vocabulary.need_unk_id()
+        self._outside = len(vocabulary.tokens)
         self._processor = SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(_model(vocabulary))
@@ -26,30 +27,25 @@ class SentencePieces:
             raise TokenizerError(f"tokenizer.ggml.tokens: {error}. The file is damaged: convert it again.") from error
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text. A run of characters that the vocabulary can express neither as tokens nor as bytes
-        is one unknown token; TokenizerError where there is none.
-        """
+        """Token ids of the text. A run of characters that are neither tokens nor bytes here is one unknown token."""
         ids: list[int] = self._processor.EncodeAsIds(text)
-        unknown = self._processor.unk_id()
-        if unknown != self._unk_id and unknown in ids:
-            raise TokenizerError("The text has characters that the model's vocabulary cannot express. Leave them out.")
-        return ids
+        return [self._unk_id if token == self._outside else token for token in ids] if self._outside in ids else ids
 
 
 def _model(vocabulary: Vocabulary) -> bytes:
-    """A ModelProto: pieces in field 1, trainer_spec in 2, normalizer_spec in 3."""
+    """A ModelProto: pieces in field 1, trainer_spec in 2, normalizer_spec in 3.
+
+    The library's own unknown piece comes after all tokens, for a model's may be an ordinary one. What is not found in
+    text counts as control; user-defined tokens merge by score where they were not found whole.
+    """
     byte_ids = {vocabulary.ids.get(f"<0x{value:02X}>") for value in range(256)}
     has_bytes = None not in byte_ids
-    unk_id = vocabulary.special.unk_id
-    # Whatever is not found in text counts as control; user-defined tokens that are left merge by score.
     types = dict.fromkeys(vocabulary.never_text, CONTROL) | dict.fromkeys(byte_ids, BYTE if has_bytes else CONTROL)
-    types[unk_id] = UNKNOWN
     pieces = [
         _field(1, _piece(token, score, types.get(index, NORMAL)))
         for index, (token, score) in enumerate(zip(vocabulary.tokens, vocabulary.scores(), strict=True))
     ]
-    if unk_id is None:
-        pieces.append(_field(1, _piece(f"[unknown {len(pieces)}]", 0.0, UNKNOWN)))
+    pieces.append(_field(1, _piece(f"[outside {len(pieces)}]", 0.0, UNKNOWN)))
     trainer = _number(3, _BPE) + _number(35, has_bytes)
     normalizer = _number(3, False) + _number(4, False) + _number(5, True)
     return b"".join(pieces) + _field(2, trainer) + _field(3, normalizer)

@@ -59,6 +59,14 @@ class Vocabulary:
         """Whether normal tokens are spelled in GPT-2's byte alphabet."""
         return self.pre_tokenizer is not None and not self.pre_tokenizer.escape_spaces
 
+    def need_unk_id(self) -> int:
+        """The unknown token; TokenizerError where there is none."""
+        if self.special.unk_id is None:
+            raise TokenizerError(
+                "tokenizer.ggml.unknown_token_id is missing. The file is incomplete: convert it again."
+            )
+        return self.special.unk_id
+
     def scores(self) -> list[float]:
         """One score per token; zeros where the file has none."""
         key = "tokenizer.ggml.scores"

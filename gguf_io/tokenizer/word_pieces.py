@@ -27,7 +27,7 @@ class WordPieces:
     def __init__(self, vocabulary: Vocabulary) -> None:
         get_bool = vocabulary.metadata.get_bool
         self._ids = vocabulary.ids
-        self._unk_id = vocabulary.special.unk_id
+        self._unk_id = vocabulary.need_unk_id()
         self._longest = max(map(len, vocabulary.ids), default=0)
         self._lowercase = get_bool("tokenizer.ggml.normalizer.lowercase", True)
         self._strip_accents = get_bool("tokenizer.ggml.normalizer.strip_accents", self._lowercase)
@@ -50,7 +50,7 @@ class WordPieces:
                     start = end
                     break
             else:
-                return [] if self._unk_id is None else [self._unk_id]
+                return [self._unk_id]
         return ids
 
     def _words(self, text: str) -> list[str]:

@@ -86,6 +86,15 @@ def trained_pairs(byte_level: bool) -> tuple[list[str], list[str]]:
     return [*sorted(vocabulary, key=vocabulary.__getitem__), *whole], [" ".join(merge) for merge in merges]
 
 
+def pairs_without_brackets(byte_level: bool) -> tuple[list[str], list[str]]:
+    """Those of trained_pairs from which no text like "<s>" can be merged."""
+    tokens, merges = trained_pairs(byte_level)
+    return (
+        [token for token in tokens if not re.search(".[<>]|[<>].", token)],
+        [merge for merge in merges if not re.search("[<>]", merge)],
+    )
+
+
 def write_vocabulary(
     path: Path,
     tokens: Sequence[str],

@@ -1,0 +1,265 @@
+# ruff: noqa: RUF001 - some models write their token names with look-alike characters
+"""Made vocabularies: SentencePiece and word-piece specifics, special tokens, end-of-generation names, damaged files."""
+
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gguf_io import load_tokenizer
+from gguf_io.errors import ModelFileError, TokenizerError
+from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS
+from tests.gguf_io.tokenizer_files import (
+    BYTE,
+    CONTROL,
+    FRAGMENTS,
+    NORMAL,
+    TEXTS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    pairs_without_brackets,
+    sample_texts,
+    trained_pairs,
+    write_vocabulary,
+)
+from tests.oracle import llama_oracle
+
+cached_tokenizer = cache(load_tokenizer)
+
+SPECIALS = {
+    "<a>": CONTROL,
+    "<a><b>": CONTROL,
+    "b><c>": CONTROL,
+    "<c>": USER_DEFINED,
+    "<c><d>": CONTROL,
+    "▁▁▁▁": USER_DEFINED,
+    "\n\n": USER_DEFINED,
+    "  \t": USER_DEFINED,
+    "<mask>": CONTROL,
+    "<|end|>": NORMAL,
+    "</s>": CONTROL,
+    "<|endoftext|>": CONTROL,
+}
+SPECIAL_TEXTS = st.lists(
+    st.sampled_from([*SPECIALS, "<a", ">", "<", "b>", "<d>", " ", "  ", "\n", "\t", "x", "hello ", "é"]), max_size=12
+).map("".join)
+
+
+@cache
+def pieces():
+    """An SPM vocabulary of 1500 tokens: merges of sample texts by score, bytes, and the specials above."""
+    learnt = [token for token in pairs_without_brackets(byte_level=False)[0] if token not in SPECIALS][:1200]
+    types = {"<unk>": UNKNOWN, "<s>": CONTROL} | SPECIALS
+    types |= {f"<0x{value:02X}>": BYTE for value in range(256)}
+    types |= {token: NORMAL for token in learnt if token not in types}
+    scores = [0.0 if kind != NORMAL else -float(index // 2) for index, kind in enumerate(types.values())]
+    return list(types), list(types.values()), scores
+
+
+@cache
+def spm_characters():
+    return {" ", *pieces()[0]}
+
+
+def write_pieces(path, drop_bytes=False, **options):
+    tokens, types, scores = pieces()
+    if drop_bytes:
+        kept = [index for index, kind in enumerate(types) if kind != BYTE]
+        tokens, types, scores = ([values[index] for index in kept] for values in (tokens, types, scores))
+    return write_vocabulary(
+        path, tokens, **({"model": "llama", "types": types, "scores": scores, "eos_token_id": 12} | options)
+    )
+
+
+@pytest.fixture(scope="module")
+def spm_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spm")
+    return {
+        "plain": write_pieces(folder / "plain.gguf"),
+        "gemma": write_pieces(folder / "gemma.gguf", add_space_prefix=False),
+        "phi-3": write_pieces(folder / "phi-3.gguf", name="Phi-3 mini"),
+        "eos": write_pieces(folder / "eos.gguf", add_eos_token=True, add_bos_token=False),
+        "untyped": write_pieces(folder / "untyped.gguf", types=None),
+        "unscored": write_pieces(folder / "unscored.gguf", scores=None),
+        "jina": write_pieces(folder / "jina.gguf", pre="jina-v2-de"),
+    }
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("name", ["plain", "gemma", "phi-3", "eos", "untyped", "unscored", "jina"])
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.one_of(TEXTS, SPECIAL_TEXTS), parse_special=st.booleans())
+def test_sentence_pieces(spm_files, name, text, parse_special):
+    path = spm_files[name]
+    if name == "untyped":  # the oracle finds no bytes in it, and refuses what would need them
+        known = spm_characters()
+        text = "".join(character for character in text if character in known)
+    expected = llama_oracle.tokenize(path, text, parse_special=parse_special)
+    assert cached_tokenizer(path).encode(text, True, parse_special) == expected
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("lstrip", [False, True])
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=SPECIAL_TEXTS, parse_special=st.booleans())
+def test_special_tokens_among_byte_pairs(tmp_path_factory, lstrip, text, parse_special):
+    path = tmp_path_factory.getbasetemp() / f"specials-{lstrip}.gguf"
+    if not path.exists():
+        tokens, merges = pairs_without_brackets(byte_level=True)
+        specials = {token: kind for token, kind in SPECIALS.items() if token not in tokens}
+        types = [NORMAL] * len(tokens) + list(specials.values())
+        pre = "jina-v2-es" if lstrip else "qwen2"
+        write_vocabulary(
+            path, [*tokens, *specials], pre=pre, merges=merges, types=types, bos_token_id=0, eos_token_id=1
+        )
+    expected = llama_oracle.tokenize(path, text, parse_special=parse_special)
+    assert cached_tokenizer(path).encode(text, True, parse_special) == expected
+
+
+def word_pieces():
+    words = Counter(word for text in sample_texts(5, 3000) for word in re.findall(r"\w+", text.lower()))
+    characters = sorted({character for fragment in FRAGMENTS for character in fragment.lower() if character > " "})
+    types = {"[PAD]": CONTROL} | {f"[unused{index}]": UNUSED for index in range(99)}
+    types |= dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", "[MASK]"], CONTROL)
+    types |= dict.fromkeys(
+        [
+            *(f"▁{character}" for character in characters),
+            *(character for character in characters if character.isalnum()),
+            *(f"▁{word}" for word, _ in words.most_common(300)),
+            *(word[-3:] for word, _ in words.most_common(300)),
+        ],
+        NORMAL,
+    )
+    return list(types), list(types.values())
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("options", [{}, {"normalizer__lowercase": False}, {"normalizer__strip_accents": False}])
+def test_word_pieces(tmp_path, options):
+    tokens, types = word_pieces()
+    path = write_vocabulary(tmp_path / "words.gguf", tokens, model="bert", types=types, **options)
+    tokenizer = load_tokenizer(path)
+    for text in [*sample_texts(6, 600), "", " ", "Hello [MASK] world", "unaffable UNAFFABLE"]:
+        for parse_special in (False, True):
+            expected = llama_oracle.tokenize(path, text, parse_special=parse_special)
+            assert tokenizer.encode(text, True, parse_special) == expected, text
+    for token in range(len(tokens)):
+        assert tokenizer.token_bytes(token) == llama_oracle.piece(path, token, special=True)
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>"],
+        ["<|return|>", "<|call|>", "<|end|>", "<|channel|>", "<|message|>", "<|start|>"],
+        ["<|calls|>", "<|flush|>", "<|end|>"],
+        ["<|end|>", "<|file_sep|>"],
+        ["<eos>", "<turn|>", "<|tool_response>", "</s>"],
+        ["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"],
+        ["[EOT]", "[EOS]", "[PAD]", "[e~["],
+        ["<end_of_turn>", "<PRE>", "<SUF>", "<MID>"],
+        ["<｜end▁of▁sentence｜>", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "<end_of_utterance>"],
+    ],
+)
+def test_ends_and_roles_by_name(tmp_path, names):
+    tokens, merges = pairs_without_brackets(byte_level=True)
+    types = [NORMAL] * (len(tokens) + len(names))
+    path = write_vocabulary(
+        tmp_path / "names.gguf",
+        [*tokens, *names],
+        pre="qwen2",
+        merges=merges,
+        types=types,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    tokenizer = load_tokenizer(path)
+    api = llama_oracle.api()
+    vocab = api.llama_model_get_vocab(llama_oracle.load(path, vocab_only=True))
+    named = range(len(tokens), len(types))
+    assert tokenizer.eog_ids == {token for token in (0, 1, *named) if api.llama_vocab_is_eog(vocab, token)}
+    assert [tokenizer.is_control(token) for token in named] == [
+        api.llama_vocab_is_control(vocab, token) for token in named
+    ]
+    roles = {
+        "eot": tokenizer.eot_id,
+        "fim_pre": tokenizer.fim_prefix_id,
+        "fim_suf": tokenizer.fim_suffix_id,
+        "fim_mid": tokenizer.fim_middle_id,
+    }
+    for role, token in roles.items():
+        theirs = getattr(api, f"llama_vocab_{role}")(vocab)
+        # Of several tokens with an end-of-turn's name llama.cpp takes any.
+        assert token == (None if theirs == -1 else theirs) or (role == "eot" and {token, theirs} <= tokenizer.eog_ids)
+
+
+def test_text_that_no_token_can_express(tmp_path):
+    alien = "\U0001f9ff\U0001f9ff"
+    known = write_pieces(tmp_path / "known.gguf", drop_bytes=True, add_space_prefix=False)
+    assert load_tokenizer(known).encode(alien, add_special=False) == [0]
+    words = write_vocabulary(tmp_path / "words.gguf", ["[CLS]", "[SEP]", "▁a"], model="bert", types=[NORMAL] * 3)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.ggml\.unknown_token_id is missing"):
+        load_tokenizer(words).encode("a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pre", sorted({row.patterns: name for name, row in PRE_TOKENIZERS.items()}.values()))
+def test_long_runs_take_no_time_by_their_square(tmp_path, pre):
+    tokens, merges = trained_pairs(PRE_TOKENIZERS[pre].byte_level)
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "runs.gguf", tokens, pre=pre, merges=merges))
+    for run in ("1", " ", "\n", "a", "aB", "!", "'", "é", "中", "\u0301", "a ", "1 "):
+        text = run * 10_000
+        assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d"])
+def test_lone_surrogates_are_replacement_characters(tmp_path, text):
+    tokenizer = load_tokenizer(write_pieces(tmp_path / "spm.gguf", add_space_prefix=False))
+    replaced = re.sub("[\ud800-\udfff]", "\ufffd", text)
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == replaced
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_ids_outside_the_vocabulary_are_an_error(tmp_path, token):
+    tokenizer = load_tokenizer(write_pieces(tmp_path / "spm.gguf"))
+    for ask in (tokenizer.token_bytes, tokenizer.is_control, tokenizer.stream_decoder().push):
+        with pytest.raises(TokenizerError, match=f"token {token} is outside the vocabulary"):
+            ask(token)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"model": "rwkv"}, TokenizerError, r"tokenizer\.ggml\.model is 'rwkv'"),
+        ({"tokens": ["a", "b", "a"], "types": None, "scores": None}, TokenizerError, "0 and 2 are both 'a'"),
+        ({"types": [NORMAL]}, ModelFileError, r"tokenizer\.ggml\.token_type: should have"),
+        ({"scores": [0.5]}, ModelFileError, r"tokenizer\.ggml\.scores: should have"),
+        ({"model": "gpt2", "pre": "gpt-2"}, ModelFileError, r"tokenizer\.ggml\.merges: is missing"),
+        (
+            {"model": "gpt2", "pre": "gpt-2", "merges": [], "eos_token_id": 4294967295, "add_eos_token": True},
+            TokenizerError,
+            "add_eos_token is true, but the file has no eos token",
+        ),
+        ({"tokens": ["<unk>", "<0xZZ>"], "types": [UNKNOWN, BYTE], "scores": None}, TokenizerError, "should be a byte"),
+    ],
+)
+def test_damaged_files_are_an_error_that_names_the_field(tmp_path, options, error, message):
+    tokens = options.pop("tokens", pieces()[0])
+    path = (
+        write_vocabulary(tmp_path / "damaged.gguf", tokens, **({"model": "llama"} | options))
+        if "scores" in options and options["scores"] is None
+        else write_pieces(tmp_path / "damaged.gguf", **options)
+    )
+    with pytest.raises(error, match=message):
+        tokenizer = load_tokenizer(path)
+        tokenizer.encode("text")
+        tokenizer.decode(range(tokenizer.vocab_size))
