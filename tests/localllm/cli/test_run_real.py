@@ -1,0 +1,101 @@
+"""localllm run as a process of its own, on a real tiny model."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROMPT = "Once upon a time"
+Start = Callable[..., subprocess.Popen[bytes]]
+
+llama = pytest.param(
+    "llama",
+    marks=[
+        pytest.mark.oracle,
+        pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="the llama extra is not installed"),
+    ],
+)
+each_backend = pytest.mark.parametrize("backend", [llama, "native"])
+
+
+@pytest.fixture
+def model(data_dir: Path) -> Path:
+    return data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Start localllm run, away from this user's settings."""
+
+    def call(backend: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "run", *arguments]
+        environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "LOCALLLM_BACKEND": backend}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, env=environment, **pipes)
+
+    return call
+
+
+@each_backend
+def test_greedy_answer_is_the_float32_references(backend: str, model: Path, start: Start, data_dir: Path) -> None:
+    golden = json.loads((data_dir / "models" / "golden.json").read_text(encoding="utf-8"))
+    reference = golden["files"][model.name][0]
+    assert reference["prompt"] == PROMPT
+    process = start(backend, str(model), PROMPT, "--temperature", "0", "--max-tokens", "60", "--json")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    result = json.loads(out)
+    assert result["token_ids"] == reference["np_greedy"]
+    # The text that llama2.c prints for the same weights.
+    assert golden["karpathy_expected_stdout_260K_200steps"].startswith(PROMPT + result["text"])
+    assert result["prompt_tokens"] == len(reference["ids"])
+    assert result["completion_tokens"] == 60
+    assert result["finish_reason"] == "length"
+
+
+@each_backend
+def test_a_seed_repeats_the_answer(backend: str, model: Path, start: Start) -> None:
+    answers = {
+        start(backend, str(model), PROMPT, "--seed", "5", "--max-tokens", "30").communicate()[0] for _ in range(2)
+    }
+    assert len(answers) == 1
+    assert answers != {b""}
+
+
+@each_backend
+def test_ctrl_c_stops_and_keeps_the_text(backend: str, model: Path, start: Start) -> None:
+    process = start(backend, str(model), PROMPT, "--ignore-eos")
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode in (130, 0), err  # 0: it had reached the end of the context already
+    assert (first + out).endswith(b"\n")
+    assert b"Traceback" not in err
+
+
+@each_backend
+def test_a_reader_that_leaves_ends_the_command_quietly(backend: str, model: Path, start: Start) -> None:
+    process = start(backend, str(model), PROMPT, "--ignore-eos")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() in (0, 1)
+    assert b"Traceback" not in err
+
+
+@each_backend
+def test_a_prompt_beyond_the_context_is_refused(backend: str, model: Path, start: Start) -> None:
+    process = start(backend, str(model), PROMPT, "--ctx", "4")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    assert b"The prompt has 5 tokens and the context holds 4." in err
