@@ -22,6 +22,8 @@ PREFIX = "LOCALLLM_"
 # Variables that are read where they act, because no flag or file could set them in time.
 OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_TEST_DATA"})
 
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
 Backend = Literal["auto", "native", "llama"]
 
 
@@ -29,7 +31,8 @@ Backend = Literal["auto", "native", "llama"]
 class Settings:
     """Every setting. None means that the model or the machine decides.
 
-    ctx and max_tokens count tokens; threads counts threads; the rest are llama.cpp's sampling parameters and defaults.
+    ctx and max_tokens count tokens; threads counts threads; disk_cache keeps conversations' KV across restarts; the
+    rest are llama.cpp's sampling parameters and defaults.
     """
 
     backend: Backend = "auto"
@@ -42,6 +45,7 @@ class Settings:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     seed: int | None = None
+    disk_cache: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("ctx", 1), ("threads", 1), ("max_tokens", 0)):
@@ -101,6 +105,8 @@ def _known(name: str, where: str) -> str:
 def _parsed(name: str, text: str, where: str) -> Any:
     """Read a variable's text as the field's type; the text of a Literal or a string is taken as it is."""
     for kind in _TYPES[name]:
+        if kind is bool and text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
         if kind in (int, float):
             try:
                 return kind(text)
@@ -122,7 +128,7 @@ def _checked(name: str, value: object, where: str) -> Any:
 
 
 def _wrong_type(name: str, value: object, where: str) -> SettingsError:
-    names = {int: "an integer", float: "a number"}
+    names = {bool: "true or false", int: "an integer", float: "a number"}
     wanted = " or ".join(names.get(kind, repr(kind)) for kind in _TYPES[name])
     return SettingsError(f"{where}: {name} should be {wanted} and is {value!r}.")
 

@@ -5,20 +5,31 @@ from collections.abc import Callable
 from gguf_io import ModelFile
 from localllm.engine.memory_plan import plan_memory
 from localllm.engine.runner import Runner
-from localllm.settings import Settings
+from localllm.settings import Backend, Settings
 
 # Handles for running requests and for the prefixes of past ones.
 LLAMA_SEQUENCES = 32
 
 
 def open_runner(file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None) -> Runner:
-    """Load the weights into the backend that the settings name; "auto" is native.
+    """Load the weights into the backend that the settings name.
 
     Raises OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
     """
-    if settings.backend == "llama":
-        return _open_llama(file, settings)
-    return _open_native(file, settings, progress)
+    backend = _choose(file) if settings.backend == "auto" else settings.backend
+    return _open_llama(file, settings) if backend == "llama" else _open_native(file, settings, progress)
+
+
+def _choose(file: ModelFile) -> Backend:
+    """llama.cpp where it finds a GPU, and for architectures that the native engine does not know."""
+    from gpu_offload.devices import gpus
+    from gpu_offload.errors import LlamaCppMissingError
+    from models.registry import ARCHITECTURES
+
+    try:
+        return "llama" if gpus() or file.architecture not in ARCHITECTURES else "native"
+    except LlamaCppMissingError:
+        return "native"
 
 
 def _open_native(file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None) -> Runner:
@@ -26,7 +37,7 @@ def _open_native(file: ModelFile, settings: Settings, progress: Callable[[str, f
     from models import NativeRunner
 
     plan = plan_memory(file.size_bytes, kv_bytes_per_token(file, "f16", "f16"))
-    return NativeRunner(file, kv_bytes=plan.kv, threads=settings.threads, progress=progress)
+    return NativeRunner(file, kv_bytes=plan.kv, threads=settings.threads, context=settings.ctx, progress=progress)
 
 
 def _open_llama(file: ModelFile, settings: Settings) -> Runner:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 
 from localllm.engine.prefix_cache import common_prefix
 
@@ -166,6 +167,11 @@ class DiskCache:
         if self.enabled:
             self.enabled = False
             log.warning("KV is no longer kept on disk: %s: %s", self._root, error.strerror)
+
+
+def disk_cache_folder() -> Path:
+    """The folder that all processes of this user share, e.g. ~/.cache/localllm/kv."""
+    return Path(platformdirs.user_cache_dir("localllm", appauthor=False)) / "kv"
 
 
 def _read_tokens(path: Path) -> list[int] | None:

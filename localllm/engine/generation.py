@@ -63,7 +63,9 @@ class Generation:
         self.restoring: list[Segment] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self.lookup = PromptLookup(self.tokens)
+        self._lookup = PromptLookup(self.tokens)
+        self._guessed = False
+        self._constraint = request.constraint.fork() if request.constraint else None
         self.counts = Counts(
             prompt=len(self.tokens),
             dropped_messages=prompt.dropped_messages,
@@ -112,6 +114,12 @@ class Generation:
         if self.counts.generated == 0:
             self.counts = replace(self.counts, cached_disk=self.counts.cached_disk + gained)
 
+    def draft(self, limit: int) -> list[int]:
+        """Return up to `limit` tokens that probably come next: those that the constraint forces, else looked up."""
+        forced = self._constraint.forced_tokens()[:limit] if self._constraint and limit > 0 else []
+        self._guessed = not forced
+        return forced or self._lookup.draft(limit)
+
     def accept_rows(self, rows: NDArray[np.float32], drafts: Sequence[int]) -> None:
         """Sample from each row in turn, as long as the token drafted for it is the one sampled.
 
@@ -124,27 +132,32 @@ class Generation:
             if self.finish_reason or index == len(drafts) or drafts[index] != token_id:
                 break
             accepted += 1
-        self.lookup.observe(len(drafts), accepted)
+        if self._guessed:
+            self._lookup.observe(len(drafts), accepted)
         self.counts = replace(
             self.counts, drafted=self.counts.drafted + len(drafts), accepted=self.counts.accepted + accepted
         )
 
     def _sample(self, row: NDArray[np.float32]) -> int:
-        if self.request.ignore_eos or self.counts.generated < self.request.min_tokens:
-            row = row.copy()
-            row[self._eog] = -np.inf
-        token_id, logprob = self._sampler.sample(row)
+        """Choose a token and take it into account. Raises LogitsError, or RequestError from the constraint."""
+        allowed = self._constraint.mask() if self._constraint else None
+        if allowed is None and (self.request.ignore_eos or self.counts.generated < self.request.min_tokens):
+            allowed = np.ones(len(row), np.bool_)
+            allowed[self._eog] = False
+        token_id, logprob = self._sampler.sample(row, allowed)
         self._sampler.accept(token_id)
         self._first_token = self._first_token or time.monotonic()
         self.tokens.append(token_id)
-        self.lookup.append(token_id)
+        self._lookup.append(token_id)
         self.counts = replace(self.counts, generated=self.counts.generated + 1)
         self._unsent.append((token_id, logprob))
         if token_id in self._vocabulary.eog_ids:
             self.finish_reason = FinishReason.STOP
             return token_id
         self._text += self._detokenizer.push(self._vocabulary.token_bytes(token_id))
-        if self._detokenizer.stopped:
+        if self._constraint:
+            self._constraint.accept(token_id)
+        if self._detokenizer.stopped or (self._constraint and self._constraint.is_finished):
             self.finish_reason = FinishReason.STOP
         elif self.tokens_left <= 0:
             self.finish_reason = FinishReason.LENGTH
@@ -163,7 +176,7 @@ class Generation:
         dropped = self.counts.dropped_tokens + len(self.tokens) - len(kept)
         self.counts = replace(self.counts, dropped_tokens=dropped)
         self.tokens, self.computed = kept, 0
-        self.lookup = PromptLookup(kept)
+        self._lookup = PromptLookup(kept)
         return True
 
     def send_progress(self, queue_position: int) -> None:

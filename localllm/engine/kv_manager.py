@@ -44,6 +44,8 @@ class KVManager:
 
         Waiting for the neighbour computes the common part once. The last token is never reused: its logits are needed.
         """
+        if not self.make_room(1, generation.request.background):  # before matching: it may evict the match
+            return False
         tokens = generation.tokens[:-1]
         cached = self.cache.match(tokens)
         source, computed, coming = None, cached, cached
@@ -55,8 +57,6 @@ class KVManager:
             if min(common, other.computed) > computed:
                 source, computed = other.sequence, min(common, other.computed)
         if coming - computed >= self._runner.page_size:
-            return False
-        if not self.make_room(1, generation.request.background):
             return False
         segments = self._disk.find(tokens) if self._disk and len(tokens) - computed >= LEAST_RESTORED else []
         if segments and segments[-1].useful - computed >= LEAST_RESTORED:

@@ -1,19 +1,24 @@
 """A model ready to answer: its file, tokenizer, chat template and engine. What every front end holds."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.backends import open_runner
+from localllm.engine.disk_cache import DiskCache, disk_cache_folder
 from localllm.engine.engine import Engine
 from localllm.engine.request import MessageSpan
 from localllm.errors import TemplateError
 from localllm.settings import Settings
+
+if TYPE_CHECKING:
+    from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary
 
 # Told what is being done and which share of it is done, 0 to 1.
 LoadProgress = Callable[[str, float], None]
@@ -38,6 +43,8 @@ class LoadedModel:
         self.tokenizer = tokenizer
         self.template = template
         self.engine = engine
+        self._vocabulary_lock = threading.Lock()
+        self._constraint_vocabulary: ConstraintVocabulary | None = None
 
     def tokenise(self, text: str) -> tuple[int, ...]:
         """Token ids of a raw prompt: BOS where the model wants it, special tokens' names are plain text."""
@@ -62,6 +69,18 @@ class LoadedModel:
         context = min(context_limit or self.engine.context, self.engine.context)
         spans = self._spans(messages, options, text, tokens) if len(tokens) > context // 2 else ()
         return ChatPrompt(text, tokens, spans, self.template.stop_strings, self.template.starts_in_reasoning(text))
+
+    def constraint(self, kind: "ConstraintKind", source: str = "") -> "Constraint":
+        """Compile a constraint on the model's vocabulary, for a GenerationRequest. Raises RequestError.
+
+        The first one takes up to some seconds longer, to index the vocabulary.
+        """
+        from localllm.engine.constraint import ConstraintVocabulary, compile_constraint
+
+        with self._vocabulary_lock:
+            if self._constraint_vocabulary is None:
+                self._constraint_vocabulary = ConstraintVocabulary(self.tokenizer)
+        return compile_constraint(kind, source, self._constraint_vocabulary)
 
     def close(self) -> None:
         """Cancel what runs and free everything. Idempotent."""
@@ -118,9 +137,10 @@ def load_model(path: str | Path, settings: Settings, progress: LoadProgress | No
         tokenizer = load_tokenizer(file)
         template = load_chat_template(file)
         runner = open_runner(file, settings, progress)
+        disk = DiskCache(disk_cache_folder(), runner.kv_identity) if settings.disk_cache else None
     except BaseException:
         file.close()
         raise
-    engine = Engine(runner, tokenizer, context_limit=settings.ctx)
+    engine = Engine(runner, tokenizer, context_limit=settings.ctx, disk=disk)
     engine.start()
     return LoadedModel(file, tokenizer, template, engine)

@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localllm.engine.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ class GenerationRequest:
     engine's own. time_limit_s counts from submission; reaching it finishes with LENGTH. Lower priority values are
     served first. A background request (a title, say) never evicts cached chats, and leaves nothing in the cache.
     messages are needed for ContextPolicy.DROP_MESSAGES alone; tokens outside all of them are never dropped.
-    persist says whether the KV may go to the disk tier afterwards.
+    persist says whether the KV may go to the disk tier afterwards. constraint is at its beginning, as LoadedModel's
+    `constraint` makes it; the engine works on a copy. It decides itself when the answer may end, min_tokens does not.
     """
 
     prompt: tuple[int, ...]
@@ -96,6 +101,7 @@ class GenerationRequest:
     context_policy: ContextPolicy = ContextPolicy.REFUSE
     messages: tuple[MessageSpan, ...] = ()
     persist: bool = True
+    constraint: "Constraint | None" = None
 
 
 @dataclass(frozen=True, slots=True)

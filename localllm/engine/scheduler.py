@@ -87,7 +87,7 @@ class Scheduler:
             if len(plan) == self._runner.max_rows:
                 return
             room = min(spare, self._runner.max_rows - len(plan) - 1, generation.tokens_left - 1)
-            drafts = generation.lookup.draft(room) if self._runner.can_truncate else []
+            drafts = generation.draft(room) if self._runner.can_truncate else []
             if drafts and self._add(plan, PlannedRows(generation, 1, drafts)):
                 continue
             while not self._add(plan, PlannedRows(generation, 1)) and self._preempt(self.running[-1]) is not generation:

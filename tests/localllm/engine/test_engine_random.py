@@ -153,7 +153,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineRandom = pytest.mark.slow(EngineMachine.TestCase)
 TestEngineRandom.settings = settings(
-    max_examples=200,
+    max_examples=150,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

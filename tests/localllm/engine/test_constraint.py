@@ -1,0 +1,221 @@
+"""Constraints of every kind on real vocabularies: masks, state, forced text and refusals."""
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from constraint_walk import Walker
+
+from gguf_io import load_tokenizer, open_model
+from gguf_io.tokenizer import Tokenizer
+from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
+from localllm.engine.constraint.regex_bounds import demanded_length
+from localllm.errors import RequestError
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+class Vocabulary:
+    """A tokenizer with what constraints need of it."""
+
+    def __init__(self, path: Path) -> None:
+        with open_model(path) as file:
+            self.tokenizer: Tokenizer = load_tokenizer(file)
+        self.constraints = ConstraintVocabulary(self.tokenizer)
+        self.walker = Walker(self.tokenizer)
+
+    def compile(self, kind: str, source: object = "") -> Constraint:
+        text = source if isinstance(source, str) else json.dumps(source)
+        return compile_constraint(ConstraintKind(kind), text, self.constraints)
+
+    def accept(self, constraint: Constraint, text: str) -> None:
+        lead = len(self.tokenizer.encode("\n", add_special=False))
+        for token in self.tokenizer.encode("\n" + text, add_special=False)[lead:]:
+            constraint.accept(token)
+
+    def text(self, tokens: list[int]) -> bytes:
+        return b"".join(self.tokenizer.token_bytes(token) for token in tokens)
+
+
+@pytest.fixture(scope="module", params=["gpt-2", "llama-spm"])
+def vocabulary(data_dir: Path, request: pytest.FixtureRequest) -> Vocabulary:
+    return Vocabulary(data_dir / "vocab" / f"ggml-vocab-{request.param}.gguf")
+
+
+def test_masks_are_those_of_the_enumerated_language(vocabulary: Vocabulary) -> None:
+    numbers = ["".join(digits) for count in (1, 2) for digits in product("0123456789", repeat=count)]
+    language = {(number + word).encode() for number in numbers for word in ("cat", "dogs", "é")}
+    prefixes = {text[:length] for text in language for length in range(len(text) + 1)}
+    constraint = vocabulary.compile("regex", "[0-9]{1,2}(cat|dogs|é)")
+    tokenizer = vocabulary.tokenizer
+    text = b""
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        expected = [
+            (text in language) if token in tokenizer.eog_ids
+            else bool(piece := tokenizer.token_bytes(token, skip_special=True)) and text + piece in prefixes
+            for token in range(tokenizer.vocab_size)
+        ]  # fmt: skip
+        np.testing.assert_array_equal(constraint.mask(), expected)
+        assert constraint.is_complete == (text in language)
+        if text in language:
+            break
+        token = int(rng.choice(np.flatnonzero(expected)))
+        constraint.accept(token)
+        text += tokenizer.token_bytes(token)
+    assert text in language
+
+
+GBNF = 'root ::= item ("," item)*\nitem ::= [a-c]+ "=" [0-9]{1,3}'
+LARK = 'start: item ("," item)*\nitem: /[a-c]+/ "=" /[0-9]{1,3}/'
+ITEMS = r"[a-c]+=[0-9]{1,3}(,[a-c]+=[0-9]{1,3})*"
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "pattern"),
+    [
+        ("regex", r"[A-Z][a-z]{2,5} \d{4}", r"[A-Z][a-z]{2,5} \d{4}"),
+        ("regex", r"(yes|no)!?", r"(yes|no)!?"),
+        ("gbnf", GBNF, ITEMS),
+        ("lark", LARK, ITEMS),
+    ],
+)
+def test_what_is_sampled_belongs_to_the_language(vocabulary: Vocabulary, kind: str, source: str, pattern: str) -> None:
+    constraint = vocabulary.compile(kind, source)
+    texts = [vocabulary.walker.text(constraint.fork(), seed) for seed in range(6)]
+    finished = [text for text in texts if text is not None]
+    assert finished
+    for text in finished:
+        assert re.fullmatch(pattern, text), text
+
+
+def test_json_mode_gives_objects(vocabulary: Vocabulary) -> None:
+    constraint = vocabulary.compile("json")
+    values = [vocabulary.walker.text(constraint.fork(), seed) for seed in range(8)]
+    finished = [json.loads(value) for value in values if value is not None]
+    assert finished
+    assert all(isinstance(value, dict) for value in finished)
+
+
+def test_the_end_is_allowed_only_where_the_text_is_complete(vocabulary: Vocabulary) -> None:
+    constraint = vocabulary.compile("json_schema", PERSON)
+    ends = sorted(vocabulary.tokenizer.eog_ids)
+    vocabulary.accept(constraint, '{"name": "Bob", "age": 3')
+    assert not constraint.mask()[ends].any() and not constraint.is_complete
+    vocabulary.accept(constraint, "}")
+    assert constraint.is_complete and constraint.is_finished
+    assert np.flatnonzero(constraint.mask()).tolist() == ends
+    constraint.accept(ends[0])
+    assert constraint.is_finished
+
+
+def test_tokens_that_are_no_text_are_never_allowed(vocabulary: Vocabulary) -> None:
+    constraint = vocabulary.compile("regex", "(?s:.*)")
+    tokenizer = vocabulary.tokenizer
+    silent = [token for token in range(tokenizer.vocab_size) if not tokenizer.token_bytes(token, skip_special=True)]
+    allowed = [token for token in silent if constraint.mask()[token]]
+    assert set(allowed) <= tokenizer.eog_ids
+
+
+def test_rollback_and_fork_keep_the_states_apart(vocabulary: Vocabulary) -> None:
+    constraint = vocabulary.compile("json_schema", PERSON)
+    vocabulary.accept(constraint, '{"name": "B')
+    before = constraint.mask().copy()
+    copy = constraint.fork()
+    tokens = np.flatnonzero(before)[[10, 500]]
+    constraint.accept(int(tokens[0]))
+    after = constraint.mask().copy()
+    constraint.accept(int(np.flatnonzero(after)[0]))
+    constraint.rollback(1)
+    np.testing.assert_array_equal(constraint.mask(), after)
+    constraint.rollback(1)
+    np.testing.assert_array_equal(constraint.mask(), before)
+    np.testing.assert_array_equal(copy.mask(), before)
+    copy.accept(int(tokens[1]))
+    np.testing.assert_array_equal(constraint.mask(), before)
+    with pytest.raises(ValueError, match="cannot roll 1000 tokens back"):
+        constraint.rollback(1000)
+
+
+def test_forced_text_is_what_must_follow(vocabulary: Vocabulary) -> None:
+    constraint = vocabulary.compile("regex", "(left|right) hand side, of course[.!]")
+    assert constraint.forced_tokens() == []
+    vocabulary.accept(constraint, "lef")
+    forced = constraint.forced_tokens()
+    assert forced
+    assert b"t hand side, of course".startswith(vocabulary.text(forced))
+    for token in forced:
+        assert constraint.mask()[token]
+        constraint.accept(token)
+
+
+def test_a_forbidden_token_is_refused(vocabulary: Vocabulary) -> None:
+    constraint = vocabulary.compile("regex", "a+")
+    with pytest.raises(RequestError, match="cannot accept token"):
+        vocabulary.accept(constraint, "b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        ("json_schema", "{", "The JSON Schema is not JSON"),
+        ("json_schema", "[]", "The JSON Schema is of type list"),
+        ("json_schema", "false", "Unsatisfiable"),
+        ("json_schema", {"enum": []}, "Unsatisfiable"),
+        ("json_schema", {"$ref": "#"}, "No finite text satisfies the json_schema constraint"),
+        ("json_schema", {"$ref": "http://example.com/x"}, "http://example.com/x"),
+        ("json_schema", {"not": {}, "properties": {"a": {"if": {}}}}, "if at #/properties/a, not at #"),
+        ("json_schema", {"items": [{"uniqueItems": True}]}, "uniqueItems at #/items/0"),
+        ("json_schema", {"x-guidance": {"lenient": True}}, "x-guidance at #"),
+        ("json_schema", {"type": "string", "minLenght": 3}, "minLenght at #"),
+        ("json_schema", {"type": "string", "format": "nonsense"}, "Unknown format: nonsense"),
+        ("json_schema", {"oneOf": [{"type": "number"}, {"minimum": 2}]}, "oneOf .* Use anyOf instead"),
+        ("json_schema", {"minimum": -(2**70)}, "cannot be used"),
+        ("json_schema", '{"items":' * 65 + "{}" + "}" * 65, "deeper than 64 levels"),
+        ("json_schema", '{"items":' * 20000 + "{}" + "}" * 20000, "deeper than 64 levels"),
+        ("json_schema", {"anyOf": [{"const": number} for number in range(6000)]}, "more than 5000 schemas"),
+        ("json_schema", {"pattern": "(a{1000}){1000}"}, "pattern at # demands up to 1000000"),
+        ("json_schema", {"patternProperties": {"a{99999}": {}}}, "patternProperties at # demands up to 99999"),
+        ("regex", "(a{1000}){1000}", "The regex constraint demands up to 1000000"),
+        ("regex", "(", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("lark", "start: nowhere", "unknown name"),
+        ("lark", "start: start", "No finite text satisfies the lark constraint"),
+        ("gbnf", "root ::= nowhere", "The gbnf constraint is not a grammar: Rule 'nowhere' not found"),
+        ("gbnf", "root ::= " + "(" * 5000, "The gbnf constraint is not a grammar"),
+        ("regex", "a" * 300_000, "has 300000 characters"),
+    ],
+)
+def test_refusals_say_what_and_where(vocabulary: Vocabulary, kind: str, source: object, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        vocabulary.compile(kind, source)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length"),
+    [
+        ("", 0),
+        ("abc", 3),
+        ("a{3}b", 4),
+        ("(ab){3}c", 7),
+        ("((a{2}b){3}){4}", 36),
+        ("[(a{9}]{2}", 2),
+        (r"\({5}\\{2}", 7),
+        ("a{2,5}b{0,9}", 3),
+        ("[[:alpha:]x]{4}", 4),
+        ("(a|bc){10}", 40),
+        ("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", 36),
+        ("(a{3}", 3),
+        ("a{3})", 4),
+    ],
+)
+def test_demanded_length_bounds_the_shortest_match(pattern: str, length: int) -> None:
+    assert demanded_length(pattern) == length
