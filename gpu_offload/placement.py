@@ -43,8 +43,8 @@ class MemoryUse:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits beside the reserve."""
-        return self.needed + self.reserve <= self.available
+        """Whether it fits beside the reserve; a place that takes nothing always does."""
+        return not self.needed or self.needed + self.reserve <= self.available
 
 
 class Placement:

@@ -161,17 +161,28 @@ class _Planner:
         return uses
 
     def _counts(self, options: LlamaOptions, units: int) -> tuple[int, ...]:
-        """Fill one GPU after the other; what fits nowhere goes to the last one, which then does not fit."""
+        """Use as few GPUs as hold the units, the roomiest; what fits nowhere goes to the last, which then overflows."""
         if options.split_mode != "layer" or len(self.gpus) <= 1:
             return tuple(units if index == self.main else 0 for index in range(len(self.gpus)))
+        by_room = sorted(range(len(self.gpus)), key=lambda index: -self.gpus[index].free_bytes)
+        for many in range(1, len(self.gpus) + 1):
+            counts = self._filled(options, units, set(by_room[:many]))
+            left = units - sum(counts)
+            if left == 0:
+                return tuple(counts)
+        counts[-1] += left
+        return tuple(counts)
+
+    def _filled(self, options: LlamaOptions, units: int, chosen: set[int]) -> list[int]:
+        """Fill one chosen GPU after the other, in llama.cpp's order."""
         counts = [0] * len(self.gpus)
         start = self.units - units
-        for index, gpu in enumerate(self.gpus):
+        for index in sorted(chosen):
+            gpu = self.gpus[index]
             room = gpu.free_bytes - self.request.reserve_bytes - (self.other if index == self.main else 0)
-            most = self.units - start
-            counts[index] = most if index == len(self.gpus) - 1 else self._fitting(options, units, start, room)
+            counts[index] = self._fitting(options, units, start, room)
             start += counts[index]
-        return tuple(counts)
+        return counts
 
     def _fitting(self, options: LlamaOptions, units: int, start: int, room: int) -> int:
         """How many of the units from `start` on fit into this room."""

@@ -133,6 +133,11 @@ def test_two_gpus_hold_more_than_one(dense):
     assert one.options.gpu_layers < two.options.gpu_layers
 
 
+def test_one_gpu_is_enough_where_the_model_fits_on_the_roomiest(dense):
+    found = plan(dense, [gpu(12), gpu(24), gpu(16)], RAM)
+    assert found.options.tensor_split == (0, 33, 0)
+
+
 def test_rows_are_split_in_proportion_to_free_memory(dense):
     request = PlanRequest(context_tokens=4096, base=LlamaOptions(split_mode="row", main_gpu=1))
     found = plan(dense, [gpu(5), gpu(9)], RAM, request)
