@@ -6,6 +6,9 @@ from numpy.typing import NDArray
 
 from localllm.errors import RequestError
 
+# llguidance's advice concerns an option that would loosen the schema, which is never done here.
+COERCE_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+
 
 class Constraint:
     """The state of one generation under a constraint; made by compile_constraint. Not thread-safe.
@@ -69,5 +72,5 @@ class Constraint:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Return llguidance's own words on an error, without its notes to developers."""
-    return str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    """Return llguidance's own words on an error, less its notes to developers."""
+    return str(matcher.get_error()).replace("<non-verbose/>", "").replace(COERCE_ADVICE, "Use anyOf instead.").strip()
