@@ -19,9 +19,13 @@ class BytePairs:
         self._pre = pre
         self._ids = vocabulary.ids
         ids = {token: index for token, index in vocabulary.ids.items() if index not in vocabulary.never_text}
+        hidden = {vocabulary.tokens[index] for index in vocabulary.never_text}
         merges = vocabulary.metadata.get_list("tokenizer.ggml.merges", str)
-        # The same pair twice counts where it stands first.
-        pairs = [_pair(merge) for merge in dict.fromkeys(merges)]
+        pairs = [
+            (left, right)
+            for left, right in map(_pair, dict.fromkeys(merges))  # a pair that comes twice counts where it stands first
+            if left not in hidden and right not in hidden and left + right not in hidden
+        ]
         try:
             model = BPE(ids, pairs, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
         except Exception as error:  # the library raises no narrower class

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from gguf_io.errors import TokenizerError
-from gguf_io.metadata import Metadata
+from gguf_io.metadata import Metadata, MetadataArray
 from gguf_io.tokenizer.pretokenizers import PreTokenizer, find_pre_tokenizer
 from gguf_io.tokenizer.special_tokens import (
     CONTROL,
@@ -72,6 +72,9 @@ class Vocabulary:
         key = "tokenizer.ggml.scores"
         if key not in self.metadata:
             return [0.0] * len(self.tokens)
+        array = self.metadata[key]
+        if isinstance(array, MetadataArray) and len(array) and isinstance(array[0], int):  # some converters round
+            return [float(score) for score in self.metadata.get_list(key, int, length=len(self.tokens))]
         return self.metadata.get_list(key, float, length=len(self.tokens))
 
 

@@ -84,6 +84,7 @@ def spm_files(tmp_path_factory):
         "phi-3": write_pieces(folder / "phi-3.gguf", name="Phi-3 mini"),
         "eos": write_pieces(folder / "eos.gguf", add_eos_token=True, add_bos_token=False),
         "untyped": write_pieces(folder / "untyped.gguf", types=None),
+        "rounded": write_pieces(folder / "rounded.gguf", scores=[int(score) for score in pieces()[2]]),
         "unscored": write_pieces(folder / "unscored.gguf", scores=None),
         "jina": write_pieces(folder / "jina.gguf", pre="jina-v2-de"),
     }
@@ -91,7 +92,7 @@ def spm_files(tmp_path_factory):
 
 @pytest.mark.oracle
 @llama_oracle.needs_llama
-@pytest.mark.parametrize("name", ["plain", "gemma", "phi-3", "eos", "untyped", "unscored", "jina"])
+@pytest.mark.parametrize("name", ["plain", "gemma", "phi-3", "eos", "untyped", "rounded", "unscored", "jina"])
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.one_of(TEXTS, SPECIAL_TEXTS), parse_special=st.booleans())
 def test_sentence_pieces(spm_files, name, text, parse_special):
@@ -120,6 +121,17 @@ def test_special_tokens_among_byte_pairs(tmp_path_factory, lstrip, text, parse_s
         )
     expected = llama_oracle.tokenize(path, text, parse_special=parse_special)
     assert cached_tokenizer(path).encode(text, True, parse_special) == expected
+
+
+def test_merges_that_lead_to_a_control_token_are_left_out(tmp_path):
+    tokens, merges = trained_pairs(byte_level=True)
+    control = tokens.index("</s>")
+    types = [CONTROL if token == control else NORMAL for token in range(len(tokens))]
+    path = write_vocabulary(tmp_path / "merged.gguf", tokens, pre="poro-chat", merges=merges, types=types)
+    tokenizer = load_tokenizer(path)
+    assert control not in tokenizer.encode("a </s></s>b")
+    assert tokenizer.decode(tokenizer.encode("a </s></s>b")) == "a </s></s>b"
+    assert tokenizer.encode("a</s>", parse_special=True)[-1] == control
 
 
 def word_pieces():
