@@ -40,7 +40,7 @@ class BytePairs:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text."""
-        if self._pre.escape_spaces:
+        if not self._pre.byte_level:
             text = text.replace(" ", "\u2581")
         if not self._pre.whole_newlines:
             return self._merge(text)

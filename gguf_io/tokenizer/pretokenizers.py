@@ -18,8 +18,8 @@ class PreTokenizer:
     patterns: applied in turn; each cuts every piece of the one before into its matches and what lies between them.
     ignore_merges: a piece that is a token of the vocabulary stays whole, whatever the merges say.
     add_bos: begin with BOS where the file does not say.
-    byte_level: tokens are spelled in GPT-2's byte alphabet; otherwise in plain text, with <0xNN> for other bytes.
-    escape_spaces: spaces become U+2581 first.
+    byte_level: tokens are spelled in GPT-2's byte alphabet; otherwise in plain text, with U+2581 for spaces and <0xNN>
+        for the bytes of other characters.
     whole_newlines: a run of newlines that is a token stays whole.
     """
 
@@ -27,7 +27,6 @@ class PreTokenizer:
     ignore_merges: bool = False
     add_bos: bool = False
     byte_level: bool = True
-    escape_spaces: bool = False
     whole_newlines: bool = False
 
 
@@ -231,9 +230,9 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
     ),
     (
         "gemma4 granite-embed-multi-311m",
-        PreTokenizer((_LINES,), add_bos=True, byte_level=False, escape_spaces=True, whole_newlines=True),
+        PreTokenizer((_LINES,), add_bos=True, byte_level=False, whole_newlines=True),
     ),
-    ("sarvam-moe", PreTokenizer((_LINES,), byte_level=False, escape_spaces=True)),
+    ("sarvam-moe", PreTokenizer((_LINES,), byte_level=False)),
 ]
 
 PRE_TOKENIZERS = {name: row for names, row in _ROWS for name in names.split()}

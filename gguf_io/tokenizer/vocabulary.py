@@ -57,7 +57,7 @@ class Vocabulary:
     @property
     def spells_bytes(self) -> bool:
         """Whether normal tokens are spelled in GPT-2's byte alphabet."""
-        return self.pre_tokenizer is not None and not self.pre_tokenizer.escape_spaces
+        return self.pre_tokenizer is not None and self.pre_tokenizer.byte_level
 
     def need_unk_id(self) -> int:
         """The unknown token; TokenizerError where there is none."""
@@ -118,8 +118,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         special=special,
         end_ids=ends,
         add_bos=_adds_bos(metadata, model, special, pre_tokenizer),
-        add_eos=_adds_eos(metadata, model, special),
-        add_space_prefix=metadata.get_bool("tokenizer.ggml.add_space_prefix", model in ("llama", "t5")),
+        add_eos=_adds_eos(metadata, special),
+        add_space_prefix=metadata.get_bool("tokenizer.ggml.add_space_prefix", model == "llama"),
         lstrip=lstrip,
         rstrip=rstrip,
         pre_tokenizer=pre_tokenizer,
@@ -148,8 +148,8 @@ def _adds_bos(metadata: Metadata, model: str, special: SpecialIds, pre_tokenizer
     return _checked("bos", metadata, wanted, special.bos_id)
 
 
-def _adds_eos(metadata: Metadata, model: str, special: SpecialIds) -> bool:
-    wanted = metadata.get_bool("tokenizer.ggml.add_eos_token", model == "t5")
+def _adds_eos(metadata: Metadata, special: SpecialIds) -> bool:
+    wanted = metadata.get_bool("tokenizer.ggml.add_eos_token", False)
     return _checked("eos", metadata, wanted, special.eos_id)
 
 

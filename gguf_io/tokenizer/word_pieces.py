@@ -1,7 +1,7 @@
 """Word pieces ("bert"): words by character class, then the longest tokens from the left.
 
-A port of no library's rules but llama.cpp's, whose vocabularies write "▁" before tokens that begin a word, where the
-original writes "##" before those that do not.
+The rules are llama.cpp's. Its vocabularies write "▁" before tokens that begin a word, where the original writes "##"
+before those that do not.
 """
 
 import unicodedata
