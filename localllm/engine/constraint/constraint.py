@@ -54,7 +54,9 @@ class Constraint:
 
         The text is what sampling would give; its cut into tokens is the tokenizer's own, which sampling may not hit.
         """
-        return list(self._matcher.compute_ff_tokens())
+        tokens = list(self._matcher.compute_ff_tokens())
+        self._check("say what must follow")
+        return tokens
 
     def rollback(self, tokens: int) -> None:
         """Forget the last accepted tokens. Raises ValueError if there were fewer."""

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from localllm.engine.constraint.regex_bounds import check_regex
 from localllm.errors import RequestError
 
 MAX_DEPTH = 64
@@ -46,19 +45,10 @@ def check_schema(source: str) -> Any:
             raise RequestError(f"The JSON Schema holds more than {MAX_SUBSCHEMAS} schemas; make it smaller.")
         for keyword in subschema.keys() - ENFORCED - NEUTRAL:
             unsupported.setdefault(keyword, path)
-        _check_patterns(subschema, path)
     if unsupported:
         named = ", ".join(f"{keyword} at {path}" for keyword, path in sorted(unsupported.items()))
         raise RequestError(f"The JSON Schema uses keywords that cannot be enforced: {named}. Remove them.")
     return schema
-
-
-def _check_patterns(subschema: dict[str, Any], path: str) -> None:
-    if isinstance(subschema.get("pattern"), str):
-        check_regex(subschema["pattern"], f"pattern at {path}")
-    if isinstance(subschema.get("patternProperties"), dict):
-        for pattern in subschema["patternProperties"]:
-            check_regex(pattern, f"patternProperties at {path}")
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,7 +12,6 @@ from constraint_walk import Walker
 from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
-from localllm.engine.constraint.regex_bounds import demanded_length
 from localllm.errors import RequestError
 
 PERSON = {
@@ -182,9 +181,6 @@ def test_a_forbidden_token_is_refused(vocabulary: Vocabulary) -> None:
         ("json_schema", '{"items":' * 65 + "{}" + "}" * 65, "deeper than 64 levels"),
         ("json_schema", '{"items":' * 20000 + "{}" + "}" * 20000, "deeper than 64 levels"),
         ("json_schema", {"anyOf": [{"const": number} for number in range(6000)]}, "more than 5000 schemas"),
-        ("json_schema", {"pattern": "(a{1000}){1000}"}, "pattern at # demands up to 1000000"),
-        ("json_schema", {"patternProperties": {"a{99999}": {}}}, "patternProperties at # demands up to 99999"),
-        ("regex", "(a{1000}){1000}", "The regex constraint demands up to 1000000"),
         ("regex", "(", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
         ("lark", "start: nowhere", "unknown name"),
@@ -200,22 +196,24 @@ def test_refusals_say_what_and_where(vocabulary: Vocabulary, kind: str, source: 
 
 
 @pytest.mark.parametrize(
-    ("pattern", "length"),
+    ("kind", "source", "text"),
     [
-        ("", 0),
-        ("abc", 3),
-        ("a{3}b", 4),
-        ("(ab){3}c", 7),
-        ("((a{2}b){3}){4}", 36),
-        ("[(a{9}]{2}", 2),
-        (r"\({5}\\{2}", 7),
-        ("a{2,5}b{0,9}", 3),
-        ("[[:alpha:]x]{4}", 4),
-        ("(a|bc){10}", 40),
-        ("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", 36),
-        ("(a{3}", 3),
-        ("a{3})", 4),
+        ("regex", "x|y((a{1000}){1000}){100}", "yaaaa"),
+        ("lark", 'start: "x" | "y" A\nA: /((a{1000}){1000}){100}/', "yaaaa"),
+        (
+            "json_schema",
+            {"items": {"pattern": "^((a{1000}){1000}){100}$", "type": "string"}, "type": "array"},
+            '["aaaa',
+        ),
+        ("lark", "start: R0\n" + "".join(f"R{n}: R{n + 1} R{n + 1}\n" for n in range(28)) + 'R28: "a"', "a"),
     ],
 )
-def test_demanded_length_bounds_the_shortest_match(pattern: str, length: int) -> None:
-    assert demanded_length(pattern) == length
+def test_exploding_patterns_are_refused_at_once_or_where_they_are_met(
+    vocabulary: Vocabulary, kind: str, source: object, text: str
+) -> None:
+    with pytest.raises(RequestError, match=r"too many states|too big"):
+        constraint = vocabulary.compile(kind, source)
+        for character in text:
+            vocabulary.accept(constraint, character)
+            constraint.mask()
+            constraint.forced_tokens()
