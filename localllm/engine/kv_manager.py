@@ -44,8 +44,6 @@ class KVManager:
 
         Waiting for the neighbour computes the common part once. The last token is never reused: its logits are needed.
         """
-        if not self.make_room(1, generation.request.background):  # before matching: it may evict the match
-            return False
         tokens = generation.tokens[:-1]
         cached = self.cache.match(tokens)
         source, computed, coming = None, cached, cached

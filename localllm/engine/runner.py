@@ -70,7 +70,10 @@ class Runner(Protocol):
         """Return the handle of a new, empty sequence."""
 
     def fork_sequence(self, source: int, length: int) -> int:
-        """Return a new sequence that shares the first `length` tokens of `source`. Takes at most one page (a copy)."""
+        """Return a new sequence that shares the first `length` tokens of `source`. Takes no page.
+
+        A shared last page that is not full is copied when it is first written; pages_needed counts the copy.
+        """
 
     def truncate_sequence(self, sequence: int, length: int) -> None:
         """Forget all positions from `length` on."""

@@ -1,0 +1,77 @@
+"""A model as front ends hold it: loaded, rendered, constrained, trimmed."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localllm.engine.constraint import ConstraintKind
+from localllm.engine.loaded_model import LoadedModel, load_model
+from localllm.engine.memory_plan import plan_memory
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
+from localllm.errors import OutOfMemoryError, RequestError
+from localllm.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def model(data_dir: Path) -> Iterator[LoadedModel]:
+    pytest.importorskip("llama_cpp", reason="needs the llama extra")
+    path = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+    with load_model(path, Settings(backend="llama", ctx=400, threads=1, disk_cache=False)) as loaded:
+        yield loaded
+
+
+def conversation(turns: int) -> list[dict[str, str]]:
+    messages = [{"role": "system", "content": "Tell stories."}]
+    for turn in range(turns):
+        messages += [
+            {"role": "user", "content": f"Tell story {turn}"},
+            {"role": "assistant", "content": "She was happy."},
+        ]
+    return [*messages, {"role": "user", "content": "And then?"}]
+
+
+def test_message_spans_are_the_messages(model: LoadedModel) -> None:
+    messages = conversation(3)
+    prompt = model.chat_prompt(messages, context_limit=32)
+    assert [span.role for span in prompt.messages] == [message["role"] for message in messages]
+    for span, message in zip(prompt.messages, messages, strict=True):
+        assert message["content"] in model.tokenizer.decode(list(prompt.tokens[span.start : span.stop]))
+
+
+def test_a_long_chat_drops_its_oldest_messages_and_keeps_the_cut(model: LoadedModel) -> None:
+    cuts = []
+    for turns in range(8, 30):
+        prompt = model.chat_prompt(conversation(turns))
+        request = GenerationRequest(
+            prompt.tokens, max_tokens=1, messages=prompt.messages, context_policy=ContextPolicy.DROP_MESSAGES
+        )
+        counts = model.engine.submit(request).collect().last.counts
+        assert counts.prompt < 400
+        assert counts.prompt + counts.dropped_tokens == len(prompt.tokens)
+        cuts.append(counts.dropped_messages)
+    assert cuts[-1] > 0 and cuts == sorted(cuts)
+    # The cut moves now and then, not at every turn, so that the prefix stays cached.
+    assert len(set(cuts)) <= len(cuts) // 2
+
+
+def test_answers_keep_to_a_constraint(model: LoadedModel) -> None:
+    constraint = model.constraint(ConstraintKind.REGEX, r"(Lily|Tom) has [1-9][0-9]{0,3} cats\.")
+    for seed in range(4):
+        sampling = SamplingParams(temperature=seed / 2, seed=seed)
+        request = GenerationRequest(model.tokenise("Once"), sampling, constraint=constraint, max_tokens=60)
+        done = model.engine.submit(request).collect()
+        assert done.last.finish_reason is FinishReason.STOP
+        assert re.fullmatch(r"(Lily|Tom) has [1-9][0-9]{0,3} cats\.", done.text)
+    with pytest.raises(RequestError):
+        model.constraint(ConstraintKind.REGEX, "(")
+
+
+def test_the_memory_plan_shows_its_sums() -> None:
+    plan = plan_memory(weights=4 * 2**30, kv_bytes_per_token=2**17, available=8 * 2**30)
+    assert plan.kv == 8 * 2**30 - 4 * 2**30 - plan.reserve
+    with pytest.raises(OutOfMemoryError, match=r"weights\s+4,096 MiB"):
+        plan_memory(weights=4 * 2**30, kv_bytes_per_token=2**17, available=4 * 2**30)
+    with pytest.raises(OutOfMemoryError, match=r"KV cache\s+8,192 MiB"):
+        plan_memory(weights=2**30, kv_bytes_per_token=2**17, kv_bytes=2**33, available=2**32)
