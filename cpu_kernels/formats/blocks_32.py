@@ -1,25 +1,27 @@
 """Formats whose blocks hold 32 small values and a scale, and perhaps a minimum: what they share.
 
-Packed group of 32 rows, per block: two halves of 16 rows, each four vectors whose bytes hold a value of k step i in their
-low bits and one of step i + 4 in their high bits (and a fifth vector where values have five bits); then 32 scales; then 32
-f16 minima where the format has them. No bigger than the source's block where its scale is half precision.
+Packed group of 32 rows, per block: two halves of 16 rows, each four vectors whose bytes hold a value of k step i in
+their low bits and one of step i + 4 in their high bits (and a fifth vector where values have five bits); then 32
+scales; then 32 f16 minima where the format has them. No bigger than the source's block where its scale is f16.
 
-A format without minima gives its values plus an offset that makes bytes unsigned: (value + offset) * factor is the byte,
-and offset * factor is 128, which the packed activations' -128 * sum takes back. With minima, bytes start at zero.
+A format without minima gives its values plus an offset that makes bytes unsigned: (value + offset) * factor is the
+byte, and offset * factor is 128, which the packed activations' -128 * sum takes back. With minima, bytes start at zero.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cpu_kernels.formats.steps import four_steps, tile_four_steps
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import add_i32, fma, mul_f32, prefetch_lines, shift_left, to_f32
 from cpu_kernels.simd.tiles import (
+    dot4_steps,
     tile_broadcast_i32,
+    tile_dot4_steps,
     tile_scale_add_to_memory,
     tile_store,
     tile_width,
@@ -53,35 +55,66 @@ def copy_nibbles(source: int, to: int) -> None:
 @inner
 def nibble(at: int, i: int) -> int:
     """Value i of a lane's nibbles, as copy_nibbles left them."""
-    return (get_i32(at + i // 4 % 4 * 64) >> (i % 4 * 8 + i // 16 * 4)) & 15
+    return int(get_i32(at + i // 4 % 4 * 64) >> (i % 4 * 8 + i // 16 * 4)) & 15
 
 
-def blocks_32_format(
-    *,
-    name: str,
-    half_bytes: int,
-    low_steps: Any,
-    high_steps: Any,
-    low_shift: int,
-    factor: float,
-    pack_row: Any,
-    value: Any,
-    minima: bool = False,
-    scale_type: tuple[Any, Any, int] = (load_f16, get_f16, 2),
-) -> WeightFormat:
-    """Build a format from what is its own.
+@dataclass(frozen=True, kw_only=True)
+class Blocks32:
+    """What is a format's own.
 
-    half_bytes: bytes of weights of 16 rows of a block. low_steps(p), high_steps(p): the four vectors of unsigned bytes of
-    k steps 0-3, which lack a factor 2**low_shift, and of steps 4-7. factor: what those bytes are multiplied by.
-    value(at, i): value i of the lane at an address, for embeddings. scale_type: how to load scales as a vector and
-    alone, and the bytes of one.
+    half_bytes: bytes of weights of 16 rows of a block. low_steps(p), high_steps(p): the four vectors of unsigned bytes
+    of k steps 0-3, which lack a factor 2**low_shift, and of steps 4-7. factor: what those bytes are multiplied by.
+    value(at, i): value i of the lane at an address, for embeddings. minima: whether blocks have them. load_scale,
+    get_scale, scale_bytes: how scales are loaded, sixteen or one, and the bytes of one.
     """
-    load_scale, get_scale, scale_bytes = scale_type
-    scales_at = 2 * half_bytes
-    minima_at = scales_at + 32 * scale_bytes
-    block_bytes = minima_at + (64 if minima else 0)
-    lines = block_bytes // 64
-    per_byte = np.float32(1.0 / factor)
+
+    half_bytes: int
+    low_steps: Any
+    high_steps: Any
+    low_shift: int
+    factor: float
+    value: Any
+    minima: bool = False
+    load_scale: Any = load_f16
+    get_scale: Any = get_f16
+    scale_bytes: int = 2
+
+    @property
+    def scales_at(self) -> int:
+        """Offset of the scales in a packed block."""
+        return 2 * self.half_bytes
+
+    @property
+    def minima_at(self) -> int:
+        """Offset of the minima."""
+        return self.scales_at + 32 * self.scale_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a packed block of 32 rows."""
+        return self.minima_at + (64 if self.minima else 0)
+
+
+def blocks_32_format(name: str, layout: Blocks32, pack_row: Any) -> WeightFormat:
+    """Build the format's kernels."""
+    scales_of_half, minima_of_half = _factors(layout)
+    return WeightFormat(
+        name=name,
+        form=Form.BLOCKS_32,
+        group_rows=32,
+        block=32,
+        group_block_bytes=layout.block_bytes,
+        pack_row=pack_row,
+        unpack_row=_unpack_row(layout),
+        gemv=_gemv(layout, scales_of_half, minima_of_half),
+        tile=_tile(layout, scales_of_half, minima_of_half),
+    )
+
+
+def _unpack_row(layout: Blocks32) -> Any:
+    value, get_scale, scale_bytes, minima = layout.value, layout.get_scale, layout.scale_bytes, layout.minima
+    half_bytes, scales_at, minima_at = layout.half_bytes, layout.scales_at, layout.minima_at
+    block_bytes = layout.block_bytes
 
     @inner
     def unpack_row(group: int, lane: int, k: int, out: int) -> None:
@@ -95,29 +128,36 @@ def blocks_32_format(
                     product += get_f16(packed + minima_at + lane * 2)
                 put_f32(out + (b * 32 + i) * 4, product)
 
-    @inner
-    def products_of_half(p: int, x: int, start: Any) -> Any:
-        low = four_steps(zero_i32(), low_steps(p), x)
-        high = four_steps(start, high_steps(p), x + 16)
-        return to_f32(add_i32(shift_left(low, low_shift), high))
+    return unpack_row
 
-    @inner
-    def scaled_low_steps(p: int) -> Any:
-        w0, w1, w2, w3 = low_steps(p)
-        return (
-            shift_left(w0, low_shift),
-            shift_left(w1, low_shift),
-            shift_left(w2, low_shift),
-            shift_left(w3, low_shift),
-        )
+
+def _factors(layout: Blocks32) -> tuple[Any, Any]:
+    """Functions that load the scales and the minima of a half, made fit for what they multiply."""
+    load_scale, half_scales = layout.load_scale, 16 * layout.scale_bytes
+    scales_at, minima_at = layout.scales_at, layout.minima_at
+    per_byte = np.float32(1.0 / layout.factor)
 
     @inner
     def scales_of_half(p: int, half: int) -> Any:
-        return mul_f32(load_scale(p + scales_at + half * 16 * scale_bytes), splat_f32(per_byte))
+        return mul_f32(load_scale(p + scales_at + half * half_scales), splat_f32(per_byte))
 
     @inner
     def minima_of_half(p: int, half: int) -> Any:
         return mul_f32(load_f16(p + minima_at + half * 32), splat_f32(_PER_SUM))
+
+    return scales_of_half, minima_of_half
+
+
+def _gemv(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
+    low_steps, high_steps, low_shift = layout.low_steps, layout.high_steps, layout.low_shift
+    half_bytes, block_bytes, minima = layout.half_bytes, layout.block_bytes, layout.minima
+    lines = block_bytes // 64
+
+    @inner
+    def products_of_half(p: int, x: int, start: Any) -> Any:
+        low = dot4_steps(zero_i32(), low_steps(p), x)
+        high = dot4_steps(start, high_steps(p), x + 16)
+        return to_f32(add_i32(shift_left(low, low_shift), high))
 
     @inner
     def gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
@@ -144,8 +184,25 @@ def blocks_32_format(
             put_sum(f0, y + g * 128, addend + g * 128 if addend != 0 else 0)
             put_sum(f1, y + g * 128 + 64, addend + g * 128 + 64 if addend != 0 else 0)
 
+    return gemv
+
+
+def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
+    low_steps, high_steps, low_shift = layout.low_steps, layout.high_steps, layout.low_shift
+    half_bytes, block_bytes, minima = layout.half_bytes, layout.block_bytes, layout.minima
+
     @inner
-    def tile(
+    def scaled_low_steps(p: int) -> Any:
+        w0, w1, w2, w3 = low_steps(p)
+        return (
+            shift_left(w0, low_shift),
+            shift_left(w1, low_shift),
+            shift_left(w2, low_shift),
+            shift_left(w3, low_shift),
+        )
+
+    @inner
+    def tile(  # noqa: PLR0913, PLR0917 - the signature is cpu_kernels.matmul's
         zero_i: Any,
         zero_f: Any,
         group: int,
@@ -169,25 +226,16 @@ def blocks_32_format(
             tile_store(zero_f, sums, 64)
             for _ in range(blocks):
                 products = zero_i if minima else tile_broadcast_i32(zero_i, offset)
-                products = tile_four_steps(products, scaled_low_steps(p + half * half_bytes), x)
-                products = tile_four_steps(products, high_steps(p + half * half_bytes), x + 4 * step)
+                products = tile_dot4_steps(products, scaled_low_steps(p + half * half_bytes), x)
+                products = tile_dot4_steps(products, high_steps(p + half * half_bytes), x + 4 * step)
                 tile_scale_add_to_memory(products, scales_of_half(p, half), scale, sums)
                 if minima:
-                    tile_scale_add_to_memory(tile_broadcast_i32(zero_i, offset), minima_of_half(p, half), scale, sums)
+                    constants = tile_broadcast_i32(zero_i, offset)
+                    tile_scale_add_to_memory(constants, minima_of_half(p, half), scale, sums)
                 p += block_bytes
                 x += 8 * step
                 scale += step
                 offset += step
             put_tile(zero_i, sums, y + half * 64, y_stride, addend + half * 64 if addend != 0 else 0, addend_stride)
 
-    return WeightFormat(
-        name=name,
-        form=Form.BLOCKS_32,
-        group_rows=32,
-        block=32,
-        group_block_bytes=block_bytes,
-        pack_row=pack_row,
-        unpack_row=unpack_row,
-        gemv=gemv,
-        tile=tile,
-    )
+    return tile

@@ -1,8 +1,8 @@
 """Five-bit values in five vectors for eight k steps: what Q5_0, Q5_1 and Q5_K share.
 
 Byte of vector i (0-3): the whole value of step i in bits 0-4, the upper three bits of step i + 4 in bits 5-7. The fifth
-vector holds the lower two bits of step i + 4 in bits 2 i. So half the values cost one mask, and the others stand in bits
-3-7, as value * 8.
+vector holds the lower two bits of step i + 4 in bits 2 i. So half the values cost one mask, and the others stand in
+bits 3-7, as value * 8.
 """
 
 from typing import Any
@@ -27,8 +27,8 @@ def pack_pair(to: int, i: int, low: int, high: int) -> None:
 def five_bits(at: int, i: int) -> int:
     """Value i of the 32 in the lane at an address."""
     shift = i % 4 * 8
-    byte = get_i32(at + i // 4 % 4 * 64) >> shift
-    rest = get_i32(at + 256) >> shift >> (i // 4 % 4 * 2)
+    byte = int(get_i32(at + i // 4 % 4 * 64)) >> shift
+    rest = int(get_i32(at + 256)) >> shift >> (i // 4 % 4 * 2)
     return (byte & 31) if i < 16 else (byte >> 3 & 28) | (rest & 3)
 
 

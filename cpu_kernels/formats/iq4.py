@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu_kernels.formats.blocks_32 import blocks_32_format, copy_nibbles, nibble
+from cpu_kernels.formats.blocks_32 import Blocks32, blocks_32_format, copy_nibbles, nibble
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.arithmetic import mask_bits, shift_right
@@ -34,7 +34,6 @@ _HALF_BYTES, _SCALES = 256, 512
 _NARROW_BYTES, _WIDE_BYTES = 576, 640
 _NL_SOURCE, _XS_SOURCE, _MX_SOURCE = 18, 136, 17
 _NIBBLES = 0x0F0F0F0F
-_SCALE_F16, _SCALE_F32 = (load_f16, get_f16, 2), (load_f32, get_f32, 4)
 
 
 @inner
@@ -69,7 +68,7 @@ def _pack_row_mx(source: int, group: int, lane: int, k: int) -> None:
         copy_nibbles(block + 1, packed + lane // 16 * _HALF_BYTES + lane % 16 * 4)
 
 
-def _format(name: str, table: tuple[int, ...], pack_row: Any, scale_type: tuple[Any, Any, int]) -> WeightFormat:
+def _format(name: str, table: tuple[int, ...], pack_row: Any, wide: bool) -> WeightFormat:
     unsigned = lookup(f"lookup_{name}", tuple(value + 128 for value in table))
 
     @inner
@@ -94,19 +93,20 @@ def _format(name: str, table: tuple[int, ...], pack_row: Any, scale_type: tuple[
     def value(at: int, i: int) -> int:
         return table[nibble(at, i)]
 
-    return blocks_32_format(
-        name=name,
+    layout = Blocks32(
         half_bytes=_HALF_BYTES,
         low_steps=low_steps,
         high_steps=high_steps,
         low_shift=0,
         factor=1.0,
-        pack_row=pack_row,
         value=value,
-        scale_type=scale_type,
+        load_scale=load_f32 if wide else load_f16,
+        get_scale=get_f32 if wide else get_f16,
+        scale_bytes=4 if wide else 2,
     )
+    return blocks_32_format(name, layout, pack_row)
 
 
-IQ4_NL_FORMAT = _format("IQ4_NL", _NONLINEAR, _pack_row_nl, _SCALE_F16)
-IQ4_XS_FORMAT = _format("IQ4_XS", _NONLINEAR, _pack_row_xs, _SCALE_F32)
-MXFP4_FORMAT = _format("MXFP4", _FP4, _pack_row_mx, _SCALE_F32)
+IQ4_NL_FORMAT = _format("IQ4_NL", _NONLINEAR, _pack_row_nl, wide=False)
+IQ4_XS_FORMAT = _format("IQ4_XS", _NONLINEAR, _pack_row_xs, wide=True)
+MXFP4_FORMAT = _format("MXFP4", _FP4, _pack_row_mx, wide=True)

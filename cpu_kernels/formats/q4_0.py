@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cpu_kernels.formats.blocks_32 import blocks_32_format, copy_nibbles, nibble
+from cpu_kernels.formats.blocks_32 import Blocks32, blocks_32_format, copy_nibbles, nibble
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.arithmetic import mask_bits
 from cpu_kernels.simd.vectors import get_i16, load_i32, put_i16
@@ -48,13 +48,12 @@ def _value(at: int, i: int) -> int:
     return nibble(at, i) - 8
 
 
-FORMAT = blocks_32_format(
-    name="Q4_0",
+_LAYOUT = Blocks32(
     half_bytes=_HALF_BYTES,
     low_steps=low_nibbles,
     high_steps=high_nibbles,
     low_shift=4,
     factor=16.0,
-    pack_row=_pack_row,
     value=_value,
 )
+FORMAT = blocks_32_format("Q4_0", _LAYOUT, _pack_row)

@@ -1,6 +1,6 @@
 """Q4_1: blocks of 32 nibbles with a half-precision scale and minimum (640 bytes per block of 32 rows)."""
 
-from cpu_kernels.formats.blocks_32 import blocks_32_format, copy_nibbles, nibble
+from cpu_kernels.formats.blocks_32 import Blocks32, blocks_32_format, copy_nibbles, nibble
 from cpu_kernels.formats.q4_0 import high_nibbles, low_nibbles
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.vectors import get_i16, put_i16
@@ -19,14 +19,13 @@ def _pack_row(source: int, group: int, lane: int, k: int) -> None:
         copy_nibbles(block + 4, packed + lane // 16 * _HALF_BYTES + lane % 16 * 4)
 
 
-FORMAT = blocks_32_format(
-    name="Q4_1",
+_LAYOUT = Blocks32(
     half_bytes=_HALF_BYTES,
     low_steps=low_nibbles,
     high_steps=high_nibbles,
     low_shift=4,
     factor=16.0,
-    pack_row=_pack_row,
     value=nibble,
     minima=True,
 )
+FORMAT = blocks_32_format("Q4_1", _LAYOUT, _pack_row)

@@ -1,6 +1,6 @@
 """Q5_1: blocks of 32 five-bit values with a half-precision scale and minimum (768 bytes per block of 32 rows)."""
 
-from cpu_kernels.formats.blocks_32 import blocks_32_format
+from cpu_kernels.formats.blocks_32 import Blocks32, blocks_32_format
 from cpu_kernels.formats.five_bits import HIGH_FACTOR_BITS, five_bits, high_fives, low_fives, pack_five_bit_block
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.vectors import get_i16, get_i32, put_i16
@@ -19,14 +19,13 @@ def _pack_row(source: int, group: int, lane: int, k: int) -> None:
         pack_five_bit_block(block + 8, get_i32(block + 4), packed + lane // 16 * _HALF_BYTES + lane % 16 * 4)
 
 
-FORMAT = blocks_32_format(
-    name="Q5_1",
+_LAYOUT = Blocks32(
     half_bytes=_HALF_BYTES,
     low_steps=low_fives,
     high_steps=high_fives,
     low_shift=HIGH_FACTOR_BITS,
     factor=8.0,
-    pack_row=_pack_row,
     value=five_bits,
     minima=True,
 )
+FORMAT = blocks_32_format("Q5_1", _LAYOUT, _pack_row)

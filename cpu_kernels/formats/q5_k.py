@@ -1,8 +1,8 @@
 """Q5_K: super-blocks of 256 five-bit values, eight 6-bit scales and minima, two half-precision factors.
 
 Packed group of 16 rows, per super-block 2880 bytes: four chunks of 64 values, each two times the five vectors of
-cpu_kernels.formats.five_bits (there "step i" is of the chunk's first 32 values, "step i + 4" of its second); then scales,
-minima, d and dmin as Q4_K's.
+cpu_kernels.formats.five_bits (there "step i" is of the chunk's first 32 values, "step i + 4" of its second); then
+scales, minima, d and dmin as Q4_K's.
 """
 
 from typing import Any
@@ -17,7 +17,6 @@ from cpu_kernels.formats.five_bits import (
     pack_pair,
 )
 from cpu_kernels.formats.q4_k import minima, pack_scales, tile_minima
-from cpu_kernels.formats.steps import four_steps, tile_four_steps
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
@@ -35,6 +34,8 @@ from cpu_kernels.simd.arithmetic import (
     to_f32,
 )
 from cpu_kernels.simd.tiles import (
+    dot4_steps,
+    tile_dot4_steps,
     tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
@@ -124,8 +125,8 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     for quarter in range(2):
                         values = p + (half * 2 + chunk) * _CHUNK + quarter * _HALF_CHUNK
                         prefetch_lines(values + _AHEAD, 5)
-                        low = four_steps(low, low_fives(values), x + quarter * 16)
-                        high = four_steps(high, high_fives(values), x + 32 + quarter * 16)
+                        low = dot4_steps(low, low_fives(values), x + quarter * 16)
+                        high = dot4_steps(high, high_fives(values), x + 32 + quarter * 16)
                     high = shift_right_signed(high, HIGH_FACTOR_BITS)
                     products = add_i32(products, mul_i32(low, mask_bits(scales, 0xFF)))
                     products = add_i32(products, mul_i32(high, mask_bits(shift_right(scales, 8), 0xFF)))
@@ -140,7 +141,7 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
 
 
 @inner
-def _tile(
+def _tile(  # noqa: PLR0913, PLR0917 - the signature is cpu_kernels.matmul's
     zero_i: Any,
     zero_f: Any,
     group: int,
@@ -169,12 +170,12 @@ def _tile(
                 values = p + (half * 2 + chunk) * _CHUNK
                 part = zero_i
                 for quarter in range(2):
-                    part = tile_four_steps(part, low_fives(values + quarter * _HALF_CHUNK), x + quarter * 4 * step)
+                    part = tile_dot4_steps(part, low_fives(values + quarter * _HALF_CHUNK), x + quarter * 4 * step)
                 products = tile_multiply_add_i32(products, part, mask_bits(scales, 0xFF))
                 part = zero_i
                 for quarter in range(2):
                     high = _high_fives_shifted(values + quarter * _HALF_CHUNK)
-                    part = tile_four_steps(part, high, x + (8 + quarter * 4) * step)
+                    part = tile_dot4_steps(part, high, x + (8 + quarter * 4) * step)
                 products = tile_multiply_add_i32(products, part, mask_bits(shift_right(scales, 8), 0xFF))
                 scales = shift_right(scales, 16)
                 x += 16 * step

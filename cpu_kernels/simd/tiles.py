@@ -64,6 +64,38 @@ def tile_dot4(context: Any, acc: Any, weights: Any, where: Any) -> Any:
 
 
 @intrinsic
+def dot4_steps(context: Any, acc: Any, weights: Any, where: Any) -> Any:
+    """acc += dot4 of every vector in a tuple and the four bytes of its k step, at where + 4 i, for one token."""
+
+    def codegen(_context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        total, tuple_, p = args
+        for i, u in enumerate(_unpack(builder, tuple_, weights.count)):
+            total = multiply_bytes(builder, total, u, broadcast(builder, _at(builder, p, 4 * i), I32))
+        return total
+
+    return acc(acc, weights, where), codegen
+
+
+@intrinsic
+def tile_dot4_steps(context: Any, acc: Any, weights: Any, where: Any) -> Any:
+    """tile_dot4 for every vector in a tuple: k step i's operands lie at where + 4 i times the tile's width.
+
+    An intrinsic, since a function over so many vectors would be called, and its tile pass through memory.
+    """
+    width = acc.count
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        totals = _unpack(builder, args[0], width)
+        for i, u in enumerate(_unpack(builder, args[1], weights.count)):
+            for t, total in enumerate(totals):
+                operand = broadcast(builder, _at(builder, args[2], 4 * (i * width + t)), I32)
+                totals[t] = multiply_bytes(builder, total, u, operand)
+        return context.make_tuple(builder, acc, totals)
+
+    return acc(acc, weights, where), codegen
+
+
+@intrinsic
 def tile_dot2(context: Any, acc: Any, weights: Any, where: Any) -> Any:
     """acc[t] += dot2(weights, broadcast of the token's two words at where + 4 t)."""
 
