@@ -5,6 +5,7 @@ sequence number beyond the engine's serves as a desk on which ranges are laid fo
 """
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -22,6 +23,7 @@ from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import LlamaOptions
 
 MAX_SEQUENCES = 255  # llama.cpp's 256, less the desk
+_LENGTH = struct.Struct("<Q")
 _LAYOUT = 1  # of exported KV; a new number retires what older versions stored
 
 
@@ -59,9 +61,9 @@ class LlamaCppRunner:
         self._max_context = int(self._lib.llama_model_n_ctx_train(self._model))
         self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
         self._kv_identity = self._identity(model)
-        windowed = self._lib.llama_model_n_swa(self._model) > 0 and not options.full_window_cache
+        self._window = int(self._lib.llama_model_n_swa(self._model))
         recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
-        self._can_truncate = not (windowed or recurrent)
+        self._can_truncate = not recurrent and (options.full_window_cache or not self._window)
 
     @property
     def backend(self) -> str:
@@ -182,20 +184,12 @@ class LlamaCppRunner:
             raise
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
-        """Return the keys and values of positions start..stop-1 as llama.cpp writes a sequence's state."""
+        """Return the keys and values of positions start..stop-1: llama.cpp's state of each piece after its length."""
         self._check_cut(sequence, stop)
         if not 0 <= start < stop or (start and not self._can_truncate):
             raise ValueError(f"cannot export positions {start}..{stop} of sequence {sequence}")
-        try:
-            self._lib.llama_memory_seq_cp(self._memory, sequence, self._desk, start, self._end(sequence, stop))
-            size = self._lib.llama_state_seq_get_size(self._context, self._desk)
-            buffer = (ctypes.c_uint8 * size)()
-            written = self._lib.llama_state_seq_get_data(self._context, buffer, size, self._desk)
-        finally:
-            self._forget(self._desk, 0)
-        if written != size:
-            raise LlamaCppError(f"llama.cpp wrote {written} of {size} bytes of a sequence's state:\n{complaints()}")
-        return bytes(buffer)
+        states = [self._take_state(sequence, *piece) for piece in self._pieces(start, stop)]
+        return b"".join(part for state in states for part in (_LENGTH.pack(len(state)), state))
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
         """Append what export_kv returned for the same positions; start must equal the sequence's length.
@@ -208,17 +202,17 @@ class LlamaCppRunner:
             raise ValueError(f"cannot import positions {start}..{stop} into sequence {sequence}")
         self._check_room(stop - start)
         route_log()
-        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        pieces, offset = self._pieces(start, stop), 0
         try:
-            taken = self._lib.llama_state_seq_set_data(self._context, buffer, len(data), self._desk)
-            first = self._lib.llama_memory_seq_pos_min(self._memory, self._desk)
-            last = self._lib.llama_memory_seq_pos_max(self._memory, self._desk)
-            # A recurrent state knows only its last position, so the first is checked where it means something.
-            if taken != len(data) or last != stop - 1 or (self._can_truncate and first != start):
-                raise ValueError(f"the data is not KV of positions {start}..{stop} of this model: {complaints()}")
-            self._lib.llama_memory_seq_cp(self._memory, self._desk, sequence, -1, -1)
-        finally:
-            self._forget(self._desk, 0)
+            for piece in pieces:
+                (length,) = _LENGTH.unpack_from(data.ljust(offset + _LENGTH.size), offset)
+                offset += _LENGTH.size + length
+                self._put_state(sequence, *piece, data[offset - length : offset])
+            if offset != len(data):
+                raise ValueError(f"the data is not KV of positions {start}..{stop}: it has {len(data)} bytes")
+        except ValueError:
+            self._forget(sequence, start)
+            raise
         self._book.append(sequence, stop - start)
 
     def close(self) -> None:
@@ -240,6 +234,40 @@ class LlamaCppRunner:
         options, library = self._options, self._lib
         types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}/full={options.full_window_cache}"
         return f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}/{model.identity()}"
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Cut a range so short that llama.cpp saves all of it: of a windowed cache it saves the last window alone."""
+        if not (self._window and self._can_truncate):
+            return [(start, stop)]
+        step = max(self._window // 2, 1)
+        return list(pairwise([start, *range((start // step + 1) * step, stop, step), stop]))
+
+    def _take_state(self, sequence: int, start: int, stop: int) -> bytes:
+        """Lay a range on the desk and return what llama.cpp saves of it."""
+        try:
+            self._lib.llama_memory_seq_cp(self._memory, sequence, self._desk, start, self._end(sequence, stop))
+            size = self._lib.llama_state_seq_get_size(self._context, self._desk)
+            buffer = (ctypes.c_uint8 * size)()
+            written = self._lib.llama_state_seq_get_data(self._context, buffer, size, self._desk)
+        finally:
+            self._forget(self._desk, 0)
+        if written != size:
+            raise LlamaCppError(f"llama.cpp wrote {written} of {size} bytes of a sequence's state:\n{complaints()}")
+        return bytes(buffer)
+
+    def _put_state(self, sequence: int, start: int, stop: int, state: bytes) -> None:
+        """Restore a range on the desk and, if it is the one expected, share it with the sequence; else ValueError."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        try:
+            taken = self._lib.llama_state_seq_set_data(self._context, buffer, len(state), self._desk)
+            first = self._lib.llama_memory_seq_pos_min(self._memory, self._desk)
+            last = self._lib.llama_memory_seq_pos_max(self._memory, self._desk)
+            # A recurrent state knows only its last position, so the first is checked where it means something.
+            if taken != len(state) or last != stop - 1 or (self._can_truncate and first != start):
+                raise ValueError(f"the data is not KV of positions {start}..{stop} of this model: {complaints()}")
+            self._lib.llama_memory_seq_cp(self._memory, self._desk, sequence, -1, -1)
+        finally:
+            self._forget(self._desk, 0)
 
     def _new_handle(self) -> int:
         _ = self._context  # closed runners have no sequences

@@ -33,8 +33,8 @@ class SparseModel:
     extra: dict[str, int | float | list[bool]] = field(default_factory=dict)
 
 
-def write(model: SparseModel, path: Path) -> Path:
-    """Write the file and return its path."""
+def write(model: SparseModel, path: Path, seed: int | None = None) -> Path:
+    """Write the file and return its path. A seed fills the weights, which must all be float32, with noise."""
     name = model.architecture
     writer = gguf.GGUFWriter(path, name)
     writer.add_tokenizer_model("no_vocab")
@@ -80,6 +80,9 @@ def write(model: SparseModel, path: Path) -> Path:
     with path.open("r+b") as file:
         start = gguf.GGUFWriter.ggml_pad(path.stat().st_size, 32)
         file.truncate(start + size)
+        if seed is not None:
+            file.seek(start)
+            file.write((np.random.default_rng(seed).standard_normal(size // 4) * 0.2).astype(np.float32).tobytes())
     return path
 
 
@@ -149,6 +152,21 @@ def _attention(model: SparseModel) -> list[tuple[str, tuple[int, ...], gguf.GGML
 
 
 TINY_QWEN3 = SparseModel("qwen3", 2, 256, 512, 4, 2, 128, 1000, context=2048, tied=True)
+TINY_GEMMA3 = SparseModel(
+    "gemma3",
+    7,
+    64,
+    128,
+    4,
+    2,
+    32,
+    300,
+    context=1024,
+    tied=True,
+    weight_type=F32,
+    output_type=F32,
+    extra={"attention.sliding_window": 16},
+)
 LLAMA_8B = SparseModel("llama", 32, 4096, 14336, 32, 8, 128, 128256, context=131072)
 QWEN3_06B = SparseModel("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, tied=True)
 QWEN3_30B_A3B = SparseModel(

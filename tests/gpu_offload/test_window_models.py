@@ -1,0 +1,94 @@
+"""Models with sliding windows: cut, shared and restored far behind the window."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gguf_io.model_file import open_model
+from gpu_offload.options import LlamaOptions
+from gpu_offload.runner import LlamaCppRunner
+from tests.gpu_offload import sparse_models
+from tests.oracle import llama_oracle
+
+pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
+
+PROMPT = [(7 * position * position + 3) % 290 + 5 for position in range(100)]
+OPTIONS = LlamaOptions(context_tokens=512, max_sequences=3, gpu_layers=0, threads=1, flash_attention=False)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return sparse_models.write(sparse_models.TINY_GEMMA3, tmp_path_factory.mktemp("models") / "gemma.gguf", seed=3)
+
+
+def opened(path: Path, *, full: bool) -> LlamaCppRunner:
+    with open_model(path) as model:
+        return LlamaCppRunner(model, replace(OPTIONS, full_window_cache=full))
+
+
+@pytest.fixture
+def runner(path):
+    made = opened(path, full=True)
+    yield made
+    made.close()
+
+
+def prefilled(runner: LlamaCppRunner, tokens: list[int]) -> int:
+    sequence = runner.create_sequence()
+    runner.run(tokens, range(len(tokens)), [sequence] * len(tokens), [])
+    return sequence
+
+
+def continued(runner: LlamaCppRunner, sequence: int, token: int, count: int = 12) -> list[int]:
+    tokens = [token]
+    while len(tokens) <= count:
+        position = runner.sequence_length(sequence)
+        tokens.append(int(runner.run(tokens[-1:], [position], [sequence], [0]).argmax()))
+    return tokens[1:]
+
+
+@pytest.mark.parametrize("length", [1, 15, 30, 99])
+def test_cut_and_shared_far_behind_the_window(runner, path, length):
+    expected = llama_oracle.greedy(path, [*PROMPT[:length], 9], 12)
+    sequence = prefilled(runner, PROMPT)
+    fork = runner.fork_sequence(sequence, length)
+    runner.truncate_sequence(sequence, length)
+    assert continued(runner, sequence, 9) == expected
+    assert continued(runner, fork, 9) == expected
+
+
+def test_restored_piece_by_piece(runner, path):
+    source = prefilled(runner, PROMPT)
+    pieces = [(start, min(start + 40, 100)) for start in range(0, 100, 40)]
+    saved = [(start, stop, runner.export_kv(source, start, stop)) for start, stop in pieces]
+    target = runner.create_sequence()
+    for start, stop, data in saved:
+        runner.import_kv(target, start, stop, data)
+    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT, 9], 12)
+    runner.truncate_sequence(target, 50)
+    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT[:50], 9], 12)
+
+
+def test_a_damaged_end_leaves_the_sequence_as_it_was(runner, path):
+    source = prefilled(runner, PROMPT)
+    target = runner.fork_sequence(source, 30)
+    with pytest.raises(ValueError, match="not KV of positions"):
+        runner.import_kv(target, 30, 100, runner.export_kv(source, 30, 100)[:-1])
+    assert runner.sequence_length(target) == 30
+    assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT[:30], 9], 12)
+
+
+def test_a_cache_of_the_window_alone_cannot_be_cut(path):
+    runner = opened(path, full=False)
+    assert not runner.can_truncate
+    sequence = prefilled(runner, PROMPT)
+    with pytest.raises(ValueError, match="cannot be cut"):
+        runner.truncate_sequence(sequence, 30)
+    data = runner.export_kv(sequence, 0, 100)
+    target = runner.create_sequence()
+    runner.import_kv(target, 0, 100, data)
+    expected = llama_oracle.greedy(path, [*PROMPT, 9], 12)
+    assert continued(runner, runner.fork_sequence(sequence, 100), 9) == expected
+    assert continued(runner, target, 9) == expected
+    runner.close()
