@@ -19,7 +19,8 @@ class LogitsError(LocalLLMError):
 class Candidates:
     """Token ids, ascending and unique, and their logits: int64[n] and float32 or float64[n], n >= 1.
 
-    Ascending ids make every tie fall to the lowest id. At least one logit is finite and none is NaN.
+    Ascending ids make every tie fall to the lowest id. The logits are finite, save that a low temperature may take all
+    but the highest to minus infinity.
     """
 
     ids: NDArray[np.int64]

@@ -16,8 +16,7 @@ USUAL_NUCLEUS = 1024
 def top_n_sigma(candidates: Candidates, sigmas: float) -> Candidates:
     """Keep logits within `sigmas` standard deviations of the highest one (Top-n-sigma, arXiv:2411.07641)."""
     logits = candidates.logits.astype(np.float64)
-    finite = logits[np.isfinite(logits)]
-    return candidates.keep(np.flatnonzero(logits >= finite.max() - sigmas * finite.std()))
+    return candidates.keep(np.flatnonzero(logits >= logits.max() - sigmas * logits.std()))
 
 
 def top_k(candidates: Candidates, count: int) -> Candidates:
