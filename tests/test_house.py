@@ -4,9 +4,13 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from localllm.settings import OTHER_VARIABLES, PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("localllm", "gguf_io", "cpu_kernels", "models", "gpu_offload", "tui")
@@ -89,19 +93,18 @@ def test_architecture_page_names_real_files() -> None:
 
 
 def test_every_environment_variable_is_a_setting_or_declared() -> None:
-    from dataclasses import fields
-
-    from localllm.settings import OTHER_VARIABLES, PREFIX, Settings
-
     known = {f"{PREFIX}{field.name.upper()}" for field in fields(Settings)} | OTHER_VARIABLES
     for path in CODE:
         if path.parts[len(ROOT.parts)] in PACKAGES:
             assert set(re.findall(rf"{PREFIX}[A-Z_]+", path.read_text(encoding="utf-8"))) <= known, relative(path)
 
 
-def test_every_dependency_is_pinned() -> None:
-    import tomllib
+def test_readme_names_every_setting() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [field.name for field in fields(Settings) if f"`{field.name}`" not in text] == []
 
+
+def test_every_dependency_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [
         *project["dependencies"],

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from localllm.settings import Settings
 
 
+# One-shot prompts below this are computed again sooner than they are read back.
+KEPT_PROMPT_TOKENS = 256
+
+
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     model: Model,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; --file and standard input are appended.")] = None,
@@ -32,6 +36,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache on disk.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end.")] = False,
     as_json: AsJson = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and memory on stderr afterwards.")] = False,
@@ -62,6 +67,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             "ctx": ctx,
             "threads": threads,
             "backend": backend,
+            "disk_cache": False if no_cache else None,
         }
     )
     text = read_prompt(prompt, file)
@@ -129,4 +135,5 @@ def _request(
         max_tokens=settings.max_tokens,
         stop=tuple(stop),
         ignore_eos=ignore_eos,
+        persist=len(tokens) > KEPT_PROMPT_TOKENS,
     )

@@ -114,6 +114,13 @@ def test_ctx_threads_and_backend_reach_the_loader(run: Callable[..., int]) -> No
     assert (model.settings.ctx, model.settings.threads, model.settings.backend) == (77, 3, "llama")
 
 
+def test_only_long_prompts_are_kept_on_disk_and_none_with_no_cache(run: Callable[..., int]) -> None:
+    for prompt, flags, kept, cached in (("x" * 257, [], True, True), ("x" * 256, ["--no-cache"], False, False)):
+        model = ScriptedModel()
+        assert run(model, prompt, "--raw", *flags) == 0
+        assert (model.request.persist, model.settings.disk_cache) == (kept, cached)
+
+
 def test_without_a_template_the_prompt_is_continued(run: Callable[..., int]) -> None:
     for model, flags in ((ScriptedModel(has_template=False), []), (ScriptedModel(), ["--raw"])):
         assert run(model, "Hi", *flags) == 0
