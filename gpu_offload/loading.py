@@ -31,6 +31,11 @@ def output_rows(options: LlamaOptions) -> int:
     return min(options.batch_rows, max(OUTPUT_ROWS, options.max_sequences))
 
 
+def physical_cores() -> int:
+    """Return the cores of this machine; threads beyond them slow llama.cpp down."""
+    return psutil.cpu_count(logical=False) or 1
+
+
 @functools.cache
 def can_repack() -> bool:
     """Return whether llama.cpp may rearrange weights for this processor.
@@ -82,7 +87,7 @@ def open_context(handle: Any, options: LlamaOptions) -> Any:
     params.type_k = type_id(options.type_k)
     params.type_v = type_id(options.type_v)
     params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
-    params.n_threads = params.n_threads_batch = options.threads or psutil.cpu_count(logical=False) or 1
+    params.n_threads = params.n_threads_batch = options.threads or physical_cores()
     context = library.llama_init_from_model(handle, params)
     if not context:
         raise _failure(

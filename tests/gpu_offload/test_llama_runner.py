@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -333,6 +334,12 @@ def test_bad_options_and_files_end_in_errors_not_in_the_process(path, data_dir):
         open_runner(path, LlamaOptions(type_v="q8_0", flash_attention=False, gpu_layers=0))
     with pytest.raises(LlamaCppError, match="cannot load"):
         open_runner(data_dir / "vocab/ggml-vocab-llama-spm.gguf")
+
+
+def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
+    path = sparse_models.write(replace(sparse_models.TINY_QWEN3, architecture="novel"), tmp_path / "model.gguf")
+    with pytest.raises(LlamaCppError, match="unknown model architecture: 'novel'"):
+        open_runner(path)
 
 
 def test_llama_cpps_log_goes_through_logging(path, caplog):

@@ -154,6 +154,25 @@ def decode_logits(path: Path | str, tokens: Sequence[int], setup: Setup = DEFAUL
         return np.concatenate([_decode(handle, [token], position) for position, token in enumerate(tokens)])
 
 
+def hidden_states(path: Path | str, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Return the last hidden state after every token of one text, unpooled: float32[len(tokens), embedding]."""
+    llama = api()
+    model = load(path)
+    params = llama.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
+    params.embeddings = True
+    params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
+    handle = llama.llama_init_from_model(model, params)
+    if not handle:
+        raise ValueError(f"llama.cpp cannot make an embedding context:\n{log()[-2000:]}")
+    try:
+        _compute(handle, tokens, 0)
+        shape = (len(tokens), llama.llama_model_n_embd_out(model))
+        return np.array(np.ctypeslib.as_array(llama.llama_get_embeddings(handle), shape), dtype=np.float32)
+    finally:
+        llama.llama_free(handle)
+
+
 def greedy(path: Path | str, prompt: Sequence[int], count: int, setup: Setup = DEFAULT) -> list[int]:
     """Return the `count` most likely tokens after the prompt. It does not stop at an end-of-text token."""
     with context(path, len(prompt) + count, setup) as handle:
@@ -220,6 +239,15 @@ def vocab_size(path: Path | str) -> int:
 
 def _decode(handle: Any, tokens: Sequence[int], first_position: int) -> NDArray[np.float32]:
     """Append tokens to sequence 0 and return the logits of all of them, as a copy."""
+    _compute(handle, tokens, first_position)
+    llama = api()
+    vocab = llama.llama_model_get_vocab(llama.llama_get_model(handle))
+    shape = (len(tokens), llama.llama_vocab_n_tokens(vocab))
+    return np.array(np.ctypeslib.as_array(llama.llama_get_logits(handle), shape), dtype=np.float32)
+
+
+def _compute(handle: Any, tokens: Sequence[int], first_position: int) -> None:
+    """Run tokens of sequence 0 and ask for the results of all of them."""
     llama = api()
     batch = llama.llama_batch_init(len(tokens), 0, 1)
     try:
@@ -230,14 +258,11 @@ def _decode(handle: Any, tokens: Sequence[int], first_position: int) -> NDArray[
             batch.n_seq_id[row] = 1
             batch.seq_id[row][0] = 0
             batch.logits[row] = 1
-        status = llama.llama_decode(handle, batch)
+        status = (llama.llama_decode if llama.llama_get_memory(handle) else llama.llama_encode)(handle, batch)
     finally:
         llama.llama_batch_free(batch)
     if status != 0:
-        raise RuntimeError(f"llama_decode returned {status}:\n{log()[-2000:]}")
-    vocab = llama.llama_model_get_vocab(llama.llama_get_model(handle))
-    shape = (len(tokens), llama.llama_vocab_n_tokens(vocab))
-    return np.array(np.ctypeslib.as_array(llama.llama_get_logits(handle), shape), dtype=np.float32)
+        raise RuntimeError(f"llama.cpp returned {status}:\n{log()[-2000:]}")
 
 
 def _type_id(name: str) -> int:
