@@ -119,7 +119,10 @@ class Engine:
         if not plan.parts:
             return self._settle() or plan.again or self._spill()
         began = time.monotonic()
-        logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
+        try:
+            logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
+        except LocalLLMError as error:
+            return self._fail(plan, error)
         self._scheduler.chunk.observe(len(plan), time.monotonic() - began)
         self._commit(plan, logits)
         self._steps += 1
@@ -213,6 +216,13 @@ class Engine:
                 self._kv.discard(generation)
             generation.send_text()
         self._settle()
+
+    def _fail(self, plan: Plan, error: LocalLLMError) -> bool:
+        """End the requests whose rows could not be computed; what their sequences hold now is unknown."""
+        for part in plan.parts:
+            self._kv.discard(part.generation)
+            part.generation.fail(error)
+        return self._settle()
 
     def _cut_rejected(self, generation: Generation) -> None:
         valid = len(generation.tokens) - 1

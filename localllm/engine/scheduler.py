@@ -54,17 +54,20 @@ class Scheduler:
         return plan
 
     def _admit(self) -> None:
-        for generation in list(self.waiting):
+        """Let waiting requests run, in order, while there is room. Those whose readers are behind make room."""
+        waiting = [generation for generation in self.waiting if not generation.stream.full]
+        paused = [generation for generation in self.running if generation.stream.full]
+        while waiting and paused and len(self.running) >= self._max_running:
+            self._requeue(paused.pop())
+        for generation in waiting:
             if len(self.running) >= self._max_running or not self._fits(generation):
                 if generation.request.background:
                     continue
                 break
             self.waiting.remove(generation)
             insort(self.running, generation, key=self._order.__getitem__)
-        if self.waiting and not self.running:
-            self.waiting[0].fail(
-                OutOfMemoryError("Cached chats fill the KV memory, and a background request evicts none.")
-            )
+        if waiting and not self.running:
+            waiting[0].fail(OutOfMemoryError("Cached chats fill the KV memory, and a background request evicts none."))
 
     def _fits(self, generation: Generation) -> bool:
         """Whether its pages can be found beside those of the running ones. Cached prefixes can be evicted for it."""
@@ -86,7 +89,8 @@ class Scheduler:
                 continue
             if len(plan) == self._runner.max_rows:
                 return
-            room = min(spare, self._runner.max_rows - len(plan) - 1, generation.tokens_left - 1)
+            left = min(generation.tokens_left, generation.context - len(generation.tokens))
+            room = min(spare, self._runner.max_rows - len(plan) - 1, left - 1)
             drafts = generation.draft(room) if self._runner.can_truncate else []
             if drafts and self._add(plan, PlannedRows(generation, 1, drafts)):
                 continue
@@ -112,20 +116,21 @@ class Scheduler:
         return True
 
     def _preempt(self, generation: Generation) -> Generation:
-        """Let the last in order wait again, or fail if it is the only one; return it.
-
-        Its KV goes to the cache, where it stays unless the pages are needed.
-        """
+        """Let the last in order wait again, or fail if it is the only one; return it."""
         if self.running == [generation]:
             generation.fail(
                 OutOfMemoryError("The KV memory is used up. Give it more (--kv-memory) or shorten the prompt.")
             )
             return generation
         self.preemptions += 1
+        self._requeue(generation)
+        return generation
+
+    def _requeue(self, generation: Generation) -> None:
+        """Let a running one wait again. Its KV goes to the cache, where it stays unless the pages are needed."""
         self.running.remove(generation)
         self._kv.release(generation)
         self._enqueue(generation)
-        return generation
 
     def _enqueue(self, generation: Generation) -> None:
         insort(self.waiting, generation, key=self._order.__getitem__)

@@ -27,7 +27,7 @@ class GenerationStream:
 
     Read it from one place: `for event in stream`, `async for event in stream` or `poll()` after a listener's call.
     A reader that falls CAPACITY events behind pauses the generation of its own request until it catches up. Leaving a
-    loop early does not cancel; call `cancel()`, which any thread may.
+    loop early does not cancel; call `cancel()`, which any thread may. Reading again after the end gives nothing.
     """
 
     def __init__(self, wake_engine: Callable[[], None]) -> None:
@@ -89,11 +89,11 @@ class GenerationStream:
     def __iter__(self) -> Iterator[TokenEvent]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._events)
-            for event in self.poll():
-                yield event
-                if event.finish_reason:
-                    return
+                self._changed.wait_for(lambda: self._events or self._finished)
+            events = self.poll()
+            yield from events
+            if self._finished and not self._events:
+                return
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Iterate without a thread. A task that is cancelled while it waits cancels the generation."""
@@ -106,17 +106,15 @@ class GenerationStream:
                 loop.call_soon_threadsafe(arrived.set)
 
         self.set_listener(notify)
-        finished = False
         try:
-            while not finished:
+            while not self._finished or self._events:
                 await arrived.wait()
                 arrived.clear()
                 for event in self.poll():
-                    finished = event.finish_reason is not None
                     yield event
         finally:
             self.set_listener(None)
-            if not finished:
+            if not self._finished:
                 self.cancel()
 
     def collect(self) -> Completion:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, MessageSpan, SamplingParams
 from localllm.engine.stream import CAPACITY, Completion
-from localllm.errors import ContextOverflowError, LocalLLMError, QueueFullError, RequestError
+from localllm.errors import ContextOverflowError, LocalLLMError, OutOfMemoryError, QueueFullError, RequestError
 from tests.fakes.fake_runner import EOG, FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 
@@ -251,3 +251,41 @@ def test_a_runner_that_breaks_ends_every_stream(caplog: pytest.LogCaptureFixture
     with pytest.raises(LocalLLMError, match="device is gone"):
         engine.submit(request(1))
     engine.close()
+
+
+def test_a_failed_step_ends_its_own_requests_only() -> None:
+    def fail_on_seven(history: list[int], _: NDArray[np.float32]) -> None:
+        if history[0] == 7:
+            raise OutOfMemoryError("no room for sevens")
+
+    runner = FakeRunner(bias=fail_on_seven)
+    engine = Engine(runner, FakeVocabulary())
+    failed = answer(engine, request(7, 8, 9))
+    assert (failed.last.finish_reason, failed.last.error) == (FinishReason.ERROR, "no room for sevens")
+    assert answer(engine, request(1, 2, 3)).last.finish_reason is FinishReason.LENGTH
+    runner.check_pages(engine.check_integrity())
+
+
+def test_readers_that_are_behind_block_nobody() -> None:
+    runner = FakeRunner(pages=400)
+    engine = Engine(runner, FakeVocabulary(), max_running=2)
+    slow = [engine.submit(request(first, 2, 3, max_tokens=CAPACITY + 50)) for first in (1, 2)]
+    run_all(engine)
+    assert answer(engine, request(4, 5, 6)).last.counts.generated == 6
+    for first, stream in zip((1, 2), slow, strict=True):
+        tokens = [token for event in stream.poll() for token in event.token_ids]
+        run_all(engine)
+        tokens += stream.collect().token_ids
+        assert tuple(tokens) == expected(runner, (first, 2, 3), CAPACITY + 50)
+        assert list(stream) == []
+
+
+def test_drafts_stay_within_a_rolling_context() -> None:
+    def repeat(history: list[int], row: NDArray[np.float32]) -> None:
+        row[history[-4] if len(history) > 3 else 1] += 20
+
+    runner = FakeRunner(bias=repeat, max_context=64)
+    engine = Engine(runner, FakeVocabulary())
+    done = answer(engine, request(1, 2, 3, 4, max_tokens=200, context_policy=ContextPolicy.ROLLING))
+    assert done.last.counts.generated == 200 and done.last.counts.accepted > 50
+    assert max(runner.batches) > 2
