@@ -1,0 +1,73 @@
+"""What only a machine with a GPU and a llama.cpp built for it can show."""
+
+import logging
+import re
+
+import numpy as np
+import pytest
+
+from gguf_io.model_file import open_model
+from gpu_offload.devices import gpus
+from gpu_offload.errors import LlamaCppMissingError
+from gpu_offload.options import LlamaOptions
+from gpu_offload.placement import Gpu
+from gpu_offload.planner import PlanRequest, plan
+from gpu_offload.runner import LlamaCppRunner
+from tests.gpu_offload import sparse_models
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    try:
+        found = gpus()
+    except LlamaCppMissingError as error:
+        pytest.skip(str(error))
+    if not found:
+        pytest.skip("llama.cpp sees no GPU")
+    return found[0]
+
+
+def reported(log: str, device: str) -> dict[str, float]:
+    """Return the buffers that llama.cpp's log names for a device, in MiB."""
+    sizes = dict.fromkeys(("model", "KV", "compute"), 0.0)
+    for kind in sizes:
+        sizes[kind] = sum(map(float, re.findall(rf"\b{device} {kind} buffer size = +([\d.]+) MiB", log)))
+    return sizes
+
+
+def test_any_number_of_layers_gives_the_same_story(gpu, data_dir):
+    tokens = [1, 403, 407, 261, 378, 432, 383, 286]
+    logits = []
+    for layers in (0, 3, None):
+        with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as model:
+            options = LlamaOptions(context_tokens=256, gpu_layers=layers, threads=2, split_mode="none")
+            runner = LlamaCppRunner(model, options)
+        sequence = runner.create_sequence()
+        rows = range(len(tokens))
+        logits.append(runner.run(tokens, rows, [sequence] * len(tokens), rows).copy())
+        runner.close()
+    for found in logits[1:]:
+        np.testing.assert_allclose(found, logits[0], atol=0.1)
+        np.testing.assert_array_equal(found.argmax(axis=1), logits[0].argmax(axis=1))
+
+
+@pytest.mark.parametrize("layers", [None, 15])
+def test_the_gpu_takes_what_was_planned(gpu, tmp_path, caplog, layers):
+    path = sparse_models.write(sparse_models.QWEN3_06B, tmp_path / "model.gguf")
+    base = LlamaOptions(split_mode="none", flash_attention=True)
+    with open_model(path) as model, caplog.at_level(logging.DEBUG, "localllm.llama_cpp"):
+        request = PlanRequest(context_tokens=8192, gpu_layers=layers, base=base)
+        planned = plan(model, [Gpu(gpu.name, gpu.total_bytes, gpu.free_bytes)], 2**40, request)
+        LlamaCppRunner(model, planned.options).close()
+    truth = reported("\n".join(record.message for record in caplog.records), gpu.name)
+    use = planned.uses[1]
+    assert truth["model"] > 0
+    assert use.weights / MIB == pytest.approx(truth["model"], rel=0.05)
+    assert use.kv / MIB == pytest.approx(truth["KV"], rel=0.01)
+    total = sum(truth.values())
+    assert total - 200 < use.needed / MIB
+    assert use.needed / MIB == pytest.approx(total, rel=0.05)
