@@ -12,6 +12,8 @@ from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from gguf_io.model_file import ModelFile
 
+MAX_LAYERS = 1024  # far above any real model; bounds what a hostile file can ask for
+
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERTS = re.compile(r"ffn_\w+_(ch)?exps\b")
 _BY_NAME = {block.name.lower(): block for block in BLOCK_TYPES.values()}
@@ -89,7 +91,7 @@ class ModelNeeds:
         self.model = model
         self.name = model.name
         self.architecture = model.architecture
-        self.layer_count = self._int("block_count")
+        self.layer_count = model.metadata.get_int(f"{model.architecture}.block_count", maximum=MAX_LAYERS)
         self.trained_context = self._int("context_length")
 
     @cached_property

@@ -114,6 +114,20 @@ def test_what_is_no_model_exits_2(tmp_path: Path, show: Callable[..., int], caps
         assert str(path) in err
 
 
+def test_an_absurd_number_of_layers_is_refused(
+    tmp_path: Path, show: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_block_count(2**32 - 1)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert show(str(tmp_path / "m.gguf")) == 2
+    assert "llama.block_count: is 4294967295, outside 0..1024" in capsys.readouterr().err
+
+
 def test_real_models_are_shown(data_dir: Path, show: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     for path in sorted((data_dir / "models" / "gguf").glob("*.gguf")):
         assert show(str(path), "--json") == 0
