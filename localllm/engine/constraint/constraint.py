@@ -14,7 +14,7 @@ class Constraint:
     """The state of one generation under a constraint; made by compile_constraint. Not thread-safe.
 
     The masks hold on the model's real vocabulary: tokens that are no text are never allowed, and those that end a
-    generation only where the constraint is satisfied.
+    generation only where the constraint is satisfied. Of forced text only the tokenizer's own cut is allowed.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
@@ -52,7 +52,7 @@ class Constraint:
     def forced_tokens(self) -> list[int]:
         """Return the tokens, often none, whose text is the only one that can follow. Changes no state.
 
-        The text is what sampling would give; its cut into tokens is the tokenizer's own, which sampling may not hit.
+        The masks along them allow nothing else, so that taking them unsampled gives what sampling would.
         """
         tokens = list(self._matcher.compute_ff_tokens())
         self._check("say what must follow")
