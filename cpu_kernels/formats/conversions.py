@@ -5,7 +5,7 @@ and every other type that gguf.quants can decode becomes F32: exact, but far lar
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -21,8 +21,8 @@ Converter = Callable[[Bytes], Bytes]
 class NativeForm(NamedTuple):
     """The packed format for a block type, and the conversion of its raw rows to what that format packs.
 
-    convert takes uint8[rows, bytes of a row] and returns the same of the native type: the input itself where the type is
-    native, else a new array. It needs several times the result's memory for a moment, so give it some rows at a time.
+    convert takes uint8[rows, bytes of a row] and returns the same of the native type: the input itself where it is
+    that type, else a new array. It needs several times the result's memory for a moment, so give it a few rows a time.
     """
 
     weight_format: WeightFormat
@@ -81,9 +81,9 @@ def _q3_k_to_q6_k(raw: Bytes) -> Bytes:
     return np.concatenate(parts, axis=1).reshape(len(raw), -1)
 
 
-def _ternary_to_q4_0(values: NDArray[np.uint8], d: Bytes, rows: int) -> Bytes:
-    """values: uint8[blocks, 256] of 0, 1, 2 for -1, 0, 1; d: the blocks' f16 scale. Eight blocks of Q4_0 for each."""
-    nibbles = (values + np.uint8(7)).reshape(-1, 8, 2, 16)
+def _ternary_to_q4_0(values: NDArray[Any], d: Bytes, rows: int) -> Bytes:
+    """values: integers[blocks, 256], 0, 1, 2 for -1, 0, 1; d: the blocks' f16 scale. Eight blocks of Q4_0 for each."""
+    nibbles = (values.astype(np.uint8) + np.uint8(7)).reshape(-1, 8, 2, 16)
     packed = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
     scales = np.broadcast_to(d[:, None, :], (len(d), 8, 2))
     return np.concatenate([scales, packed], axis=2).reshape(rows, -1)
@@ -105,7 +105,7 @@ def _tq1_0_to_q4_0(raw: Bytes) -> Bytes:
         for piece, digits in ((blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4))
     ]
     digits = np.concatenate(pieces, axis=1).astype(np.uint16) * 3 >> 8
-    return _ternary_to_q4_0(digits.astype(np.uint8), blocks[:, 52:], len(raw))
+    return _ternary_to_q4_0(digits, blocks[:, 52:], len(raw))
 
 
 _CONVERSIONS: dict[str, tuple[str, Converter]] = {

@@ -1,0 +1,204 @@
+"""What tests of kernels share: aligned memory, blocks of random weights, records for a kernel, NumPy references."""
+
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import activations
+from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.kernel import Kernel
+from cpu_kernels.records import Act, Form, Op, Step
+
+Floats = NDArray[np.float32]
+ALL_FORMS = int(Form.BLOCKS_32 | Form.BLOCKS_256 | Form.FLOATS)
+# Where blocks hold half-precision factors, which random bytes would make NaN or huge.
+HALF_OFFSETS = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "IQ2_XXS": (0,),
+    "IQ3_S": (0,),
+}
+
+
+def aligned(count: int, dtype: type = np.uint8) -> NDArray:
+    """Zeros that begin on a cache line."""
+    size = count * np.dtype(dtype).itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype)
+
+
+def address(array: NDArray) -> int:
+    return array.ctypes.data
+
+
+def block_type(name: str) -> gguf.GGMLQuantizationType:
+    return gguf.GGMLQuantizationType[name]
+
+
+def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Raw rows of a block type: random bits, with factors of a sensible size (and some of them subnormal or negative)."""
+    rng = np.random.default_rng(seed)
+    if name in ("F32", "F16", "BF16"):
+        raw = gguf.quants.quantize(rng.standard_normal((rows, k)).astype(np.float32), block_type(name))
+        return np.ascontiguousarray(raw).view(np.uint8).reshape(rows, -1)
+    items, size = gguf.GGML_QUANT_SIZES[block_type(name)]
+    blocks = rng.integers(0, 256, (rows * k // items, size), dtype=np.uint8)
+    for offset in HALF_OFFSETS.get(name, ()):
+        factors = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
+        factors[::7] = np.float16(3e-6)
+        blocks[:, offset : offset + 2] = factors[:, None].view(np.uint8)
+    if name == "MXFP4":
+        blocks[:, 0] = rng.integers(115, 130, len(blocks))
+    return blocks.reshape(rows, -1)
+
+
+def dequantized(name: str, raw: NDArray[np.uint8]) -> Floats:
+    return gguf.quants.dequantize(raw, block_type(name)).astype(np.float32, copy=False)
+
+
+def record(size: int, values: dict[int, int]) -> NDArray[np.int64]:
+    result = aligned(size, np.int64)
+    for index, value in values.items():
+        result[index] = value
+    return result
+
+
+def run_on_threads(kernel: Kernel, op: NDArray[np.int64], step: NDArray[np.int64], threads: int) -> None:
+    """Every thread's share, one after another: kernels hold no barrier."""
+    for thread in range(threads):
+        kernel(address(op), address(step), thread, threads)
+
+
+def operation(*arguments: int) -> NDArray[np.int64]:
+    return record(Op.SIZE, {Op.ARGUMENTS + i: value for i, value in enumerate(arguments)})
+
+
+class Activations:
+    """Buffers for packed activations of up to 24 rows: one shared descriptor and one for each of two threads."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.buffers = [[aligned(24 * k * 4) for _ in range(Act.SIZE)] for _ in range(3)]
+        self.descriptors = record(3 * Act.SIZE, {})
+        self.descriptors[:] = [address(buffer) for one in self.buffers for buffer in one]
+        self.scratch = aligned(2 * 65536)
+
+    def step(self, rows: int, width: int) -> NDArray[np.int64]:
+        scratch = {int(Step.SCRATCH): address(self.scratch), int(Step.SCRATCH_STRIDE): 65536}
+        return record(Step.SIZE, {int(Step.ROWS): rows, int(Step.WIDTH): width, **scratch})
+
+    def pack(self, x: Floats, width: int, threads: int, forms: int = ALL_FORMS) -> NDArray[np.int64]:
+        """Pack rows without a norm; returns the step record."""
+        rows, k = x.shape
+        source = aligned(rows * k, np.float32)
+        source[:] = x.ravel()
+        epsilon = aligned(1, np.float32)
+        step = self.step(rows, width)
+        op = operation(address(source), k * 4, 0, k, forms, address(self.descriptors), address(epsilon), 0)
+        run_on_threads(activations.norm_pack, op, step, threads)
+        return step
+
+    def values(self, field: Act, dtype: type, rows: int, width: int, per_row: int, together: int = 1) -> NDArray:
+        """A buffer's entries as [row][entry], from [tile][entry / together][token][together]."""
+        tiles = -(-rows // width)
+        flat = self.buffers[1 if rows == 1 else 0][field].view(dtype)[: tiles * width * per_row]
+        by_token = flat.reshape(tiles, per_row // together, width, together).transpose(0, 2, 1, 3)
+        return by_token.reshape(tiles * width, per_row)[:rows]
+
+
+@dataclass
+class Matrix:
+    """A packed matrix of `rows` rows of k values."""
+
+    weight_format: WeightFormat
+    packed: NDArray[np.uint8]
+    rows: int
+    k: int
+
+    @classmethod
+    def pack(cls, weight_format: WeightFormat, raw: NDArray[np.uint8], k: int, threads: int = 1) -> "Matrix":
+        rows = len(raw)
+        groups, size = rows // weight_format.group_rows, weight_format.group_bytes(k)
+        packed = aligned(groups * size)
+        packed[:] = 0xAA
+        row_map = np.arange(rows, dtype=np.int32)
+        group_rows = weight_format.group_rows
+        op = operation(
+            address(raw), raw.shape[1], address(packed), size, group_rows, k, address(row_map), groups
+        )
+        run_on_threads(weight_format.repack, op, record(Step.SIZE, {}), threads)
+        return cls(weight_format, packed, rows, k)
+
+    def embed(self, tokens: list[int], factor: float = 1.0) -> Floats:
+        ids = np.array(tokens, dtype=np.int32)
+        x = aligned(len(tokens) * self.k, np.float32)
+        factors = np.array([factor], dtype=np.float32)
+        f = self.weight_format
+        size = f.group_bytes(self.k)
+        op = operation(address(self.packed), size, f.group_rows, self.k, address(x), self.k * 4, address(factors))
+        step = record(Step.SIZE, {int(Step.ROWS): len(tokens), int(Step.TOKENS): address(ids)})
+        run_on_threads(f.embed, op, step, 2)
+        return x.reshape(-1, self.k)
+
+    def multiply(self, x: Floats, width: int, threads: int = 1, addend: Floats | None = None) -> Floats:
+        """x @ weights.T; with tiles of one token, row by row."""
+        if width == 1 and len(x) > 1:
+            rest = [None] * len(x) if addend is None else [row[None] for row in addend]
+            return np.concatenate(
+                [self.multiply(x[i : i + 1], 1, threads, extra) for i, extra in enumerate(rest)]
+            )
+        f = self.weight_format
+        act = Activations(self.k)
+        step = act.pack(x, width, threads, int(f.form))
+        y = aligned(24 * self.rows, np.float32)
+        extra = aligned(24 * self.rows, np.float32)
+        if addend is not None:
+            extra[: addend.size] = addend.ravel()
+        op = operation(
+            address(self.packed),
+            self.rows // f.group_rows,
+            f.group_bytes(self.k),
+            f.group_rows,
+            self.k,
+            address(y),
+            self.rows * 4,
+            0 if addend is None else address(extra),
+            self.rows * 4,
+            address(act.descriptors),
+            1,
+        )
+        run_on_threads(f.matmul[width], op, step, threads)
+        return y.reshape(24, self.rows)[: len(x)].copy()
+
+
+def quantized(x: Floats, block: int) -> tuple[NDArray[np.int8], Floats]:
+    """Symmetric int8 in blocks, in float32 as Q8_0 and Q8_K are defined: values [row][k], scales [row][k / block]."""
+    blocks = x.reshape(len(x), -1, block)
+    scale = np.abs(blocks).max(axis=2) / np.float32(127)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    values = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
+    return values.reshape(x.shape), scale
+
+
+def as_multiplied(x: Floats, form: Form) -> NDArray[np.float64]:
+    """The activations that a format's kernels see."""
+    if form == Form.FLOATS:
+        return x.astype(np.float64)
+    block = 32 if form == Form.BLOCKS_32 else 256
+    values, scales = quantized(x, block)
+    return values.astype(np.float64) * np.repeat(scales.astype(np.float64), block, axis=1)

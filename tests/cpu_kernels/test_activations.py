@@ -1,0 +1,113 @@
+"""Activations on their way into a product: norms and gates against NumPy, packing against a plain quantiser."""
+
+import numpy as np
+import pytest
+from kernel_harness import ALL_FORMS, Activations, address, aligned, operation, quantized, run_on_threads
+
+from cpu_kernels import activations
+from cpu_kernels.records import Act, Step
+
+K = 512
+
+
+def rows_of(count: int, seed: int = 3) -> np.ndarray:
+    x = np.random.default_rng(seed).standard_normal((count, K)).astype(np.float32)
+    x[0, :32] = 0.0
+    x[-1, 256:] *= 1e-3
+    return x
+
+
+def aligned_copy(x: np.ndarray) -> np.ndarray:
+    copy = aligned(x.size, np.float32)
+    copy[:] = x.ravel()
+    return copy
+
+
+@pytest.mark.parametrize(("rows", "width", "threads"), [(1, 1, 2), (5, 4, 2), (13, 12, 1), (16, 8, 2)])
+def test_packed_activations_are_those_of_a_plain_quantiser(rows: int, width: int, threads: int) -> None:
+    x, act = rows_of(rows), Activations(K)
+    act.pack(x, width, threads)
+
+    values, scales = quantized(x, 32)
+    np.testing.assert_array_equal(act.values(Act.Q32, np.int8, rows, width, K, 4), values)
+    np.testing.assert_array_equal(act.values(Act.SCALE32, np.float32, rows, width, K // 32), scales)
+    sums = values.reshape(rows, -1, 32).sum(axis=2, dtype=np.int64)
+    np.testing.assert_array_equal(act.values(Act.SUM32, np.int32, rows, width, K // 32), -128 * sums)
+
+    values, scales = quantized(x, 256)
+    np.testing.assert_array_equal(act.values(Act.Q256, np.int8, rows, width, K, 4), values)
+    np.testing.assert_array_equal(act.values(Act.SCALE256, np.float32, rows, width, K // 256), scales)
+    sums = values.reshape(rows, -1, 16).sum(axis=2, dtype=np.int64)
+    np.testing.assert_array_equal(act.values(Act.SUM16, np.int32, rows, width, K // 16), -32 * sums)
+    pairs = values.reshape(rows, -1, 8, 32).sum(axis=3, dtype=np.int64)[:, :, [0, 2, 1, 3, 4, 6, 5, 7]]
+    np.testing.assert_array_equal(act.values(Act.PAIRS256, np.int16, rows, width, K // 32, 2), pairs.reshape(rows, -1))
+
+    np.testing.assert_array_equal(act.values(Act.FLOATS, np.float32, rows, width, K), x)
+
+
+@pytest.mark.parametrize("k", [512, 48, 40])
+def test_norm_is_rms_norm(k: int) -> None:
+    """Rows of 48 and 40 values leave the last vectors half full; memory beyond a row is zero."""
+    rows, padded = 6, (k + 15) // 16 * 16
+    rng = np.random.default_rng(4)
+    x, weight = aligned(rows * padded, np.float32), aligned(padded, np.float32)
+    x.reshape(rows, padded)[:, :k] = rng.standard_normal((rows, k))
+    weight[:k] = rng.standard_normal(k)
+    epsilon = np.array([1e-5], dtype=np.float32)
+    act = Activations(512)
+    step = act.step(rows, 4)
+    op = operation(address(x), padded * 4, address(weight), k, 4, address(act.descriptors), address(epsilon), 0)
+    run_on_threads(activations.norm_pack, op, step, 2)
+    wide = x.reshape(rows, padded)[:, :k].astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * weight[:k]
+    np.testing.assert_allclose(act.values(Act.FLOATS, np.float32, rows, 4, k), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_wanted_rows_are_gathered() -> None:
+    x, act = rows_of(6), Activations(K)
+    source, epsilon = aligned_copy(x), np.zeros(1, np.float32)
+    wanted = np.array([4, 0], dtype=np.int32)
+    step = act.step(2, 4)
+    step[Step.WANTED] = address(wanted)
+    op = operation(address(source), K * 4, 0, K, ALL_FORMS, address(act.descriptors), address(epsilon), 1)
+    run_on_threads(activations.norm_pack, op, step, 1)
+    np.testing.assert_array_equal(act.values(Act.FLOATS, np.float32, 2, 4, K), x[wanted])
+
+
+def test_norm_add_adds_the_normalised_rows() -> None:
+    x, y = rows_of(5, seed=5), rows_of(5, seed=6)
+    weight = rows_of(1, seed=7)[0]
+    into, source, weights = aligned_copy(x), aligned_copy(y), aligned_copy(weight)
+    epsilon = np.array([1e-6], dtype=np.float32)
+    act = Activations(K)
+    op = operation(address(into), K * 4, address(source), K * 4, address(weights), K, address(epsilon))
+    run_on_threads(activations.norm_add, op, act.step(5, 4), 2)
+    wide = y.astype(np.float64)
+    expected = x + wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-6) * weight
+    np.testing.assert_allclose(into.reshape(5, K), expected, rtol=1e-6, atol=1e-6)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize(("kind", "function"), [(activations.GATE_SILU, silu), (activations.GATE_GELU, gelu_tanh)])
+@pytest.mark.parametrize(("rows", "width", "threads"), [(1, 1, 2), (5, 4, 1)])
+def test_gates(kind: int, function, rows: int, width: int, threads: int) -> None:
+    gate, up = rows_of(rows, seed=8) * np.float32(4), rows_of(rows, seed=9)
+    gate[:, 100:104] = [-80.0, 80.0, -0.0, 1e-20]
+    gates, ups, act = aligned_copy(gate), aligned_copy(up), Activations(K)
+    op = operation(address(gates), address(ups), K * 4, K, ALL_FORMS, address(act.descriptors), kind)
+    run_on_threads(activations.gate_pack, op, act.step(rows, width), threads)
+    # With one row too, gate_pack fills the descriptor that all threads share.
+    act.buffers[1] = act.buffers[0]
+    got = act.values(Act.FLOATS, np.float32, rows, width, K)
+    expected = function(gate.astype(np.float64)) * up
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    values, scales = quantized(np.ascontiguousarray(got), 32)
+    np.testing.assert_array_equal(act.values(Act.Q32, np.int8, rows, width, K, 4), values)
+    np.testing.assert_array_equal(act.values(Act.SCALE32, np.float32, rows, width, K // 32), scales)
