@@ -45,7 +45,8 @@ lock: $(BIN)/python
 	    names = [(item["metadata"]["name"].lower(), item["metadata"]["version"]) \
 	             for item in json.load(open(".cache/resolution.json"))["install"]]; \
 	    print("# Written by make lock: the versions that every install of this project uses."); \
-	    print(*(f"{name}=={version}" for name, version in sorted(names) if name != "localllm"), sep="\n")' > constraints.txt
+	    print(*(f"{name}=={version}" for name, version in sorted(names) if name != "localllm"), sep="\n")' > .cache/constraints.txt
+	mv .cache/constraints.txt constraints.txt
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
