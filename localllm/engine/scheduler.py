@@ -11,14 +11,17 @@ from localllm.errors import OutOfMemoryError
 
 
 class Scheduler:
-    """First come, first served within a priority, several at a time. The engine's thread is the only caller."""
+    """First come, first served within a priority, several at a time; background requests come last.
+
+    The engine's thread is the only caller.
+    """
 
     def __init__(self, runner: Runner, kv: KVManager, max_running: int) -> None:
         self._runner = runner
         self._kv = kv
         self._max_running = max_running
         self._arrivals = count()
-        self._order: dict[Generation, tuple[int, int]] = {}
+        self._order: dict[Generation, tuple[bool, int, int]] = {}
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
         self.chunk = ChunkSize(runner.max_rows)
@@ -26,7 +29,8 @@ class Scheduler:
 
     def add(self, generation: Generation) -> None:
         """Put a new generation into the queue."""
-        self._order[generation] = (generation.request.priority, next(self._arrivals))
+        request = generation.request
+        self._order[generation] = (request.background, request.priority, next(self._arrivals))
         self._enqueue(generation)
 
     def remove(self, generation: Generation) -> None:
@@ -119,7 +123,7 @@ class Scheduler:
         """Let the last in order wait again, or fail if it is the only one; return it."""
         if self.running == [generation]:
             generation.fail(
-                OutOfMemoryError("The KV memory is used up. Give it more (--kv-memory) or shorten the prompt.")
+                OutOfMemoryError("This request alone fills the KV memory. Shorten it, or load the model with more.")
             )
             return generation
         self.preemptions += 1

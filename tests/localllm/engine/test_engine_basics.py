@@ -289,3 +289,21 @@ def test_drafts_stay_within_a_rolling_context() -> None:
     done = answer(engine, request(1, 2, 3, 4, max_tokens=200, context_policy=ContextPolicy.ROLLING))
     assert done.last.counts.generated == 200 and done.last.counts.accepted > 50
     assert max(runner.batches) > 2
+
+
+def test_a_background_request_gives_way_to_a_chat() -> None:
+    runner = FakeRunner(pages=24)
+    engine = Engine(runner, FakeVocabulary(), background_tokens=0)
+    title = engine.submit(request(1, 2, 3, max_tokens=50, background=True))
+    for _ in range(10):
+        engine.step()
+    chat = engine.submit(request(*range(4, 60), max_tokens=30))
+    ran = False
+    while engine.step():
+        runs = any(generation.stream is chat for generation in engine._scheduler.running)
+        waits = any(generation.stream is chat for generation in engine._scheduler.waiting)
+        assert not (ran and waits), "the chat was preempted for the sake of a background request"
+        ran = ran or runs
+    assert chat.collect().token_ids == expected(runner, tuple(range(4, 60)), 30)
+    assert title.collect().last.finish_reason in {FinishReason.LENGTH, FinishReason.ERROR}
+    runner.check_pages(engine.check_integrity())
