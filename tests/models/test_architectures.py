@@ -1,0 +1,51 @@
+"""Every native architecture against llama.cpp: logits of prompts of many lengths, at once and token by token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from models import NativeRunner
+from tests.models.synthetic import MODELS, write
+from tests.oracle import llama_oracle
+
+pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
+
+LENGTHS = (1, 2, 15, 16, 17, 600)
+# llama.cpp keeps keys and values in half precision as we do, but rounds elsewhere too; F32 weights leave only that.
+TOLERANCE = 4e-3
+# With this seed no two experts nearly tie for the last place, which rounding would decide either way.
+SEED = 9
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_llama_cpp(name: str, tmp_path: Path) -> None:
+    path = write(MODELS[name], tmp_path / f"{name}.gguf")
+    tokens = np.random.default_rng(SEED).integers(0, MODELS[name].vocabulary, max(LENGTHS)).tolist()
+    with open_model(path) as file:
+        runner = NativeRunner(file, kv_bytes=64 << 20)
+    try:
+        for length in LENGTHS:
+            expected = llama_oracle.prefill_logits(path, tokens[:length])
+            sequence = runner.create_sequence()
+            rows = range(0, length, runner.max_rows)
+            ours = np.concatenate(
+                [_run(runner, sequence, tokens[first : min(length, first + runner.max_rows)]) for first in rows]
+            )
+            spread = expected.std()
+            assert np.abs(ours - expected).max() < TOLERANCE * spread * 4
+            assert np.sqrt(((ours - expected) ** 2).mean()) < TOLERANCE * spread
+            runner.truncate_sequence(sequence, 0)
+            tail = np.concatenate([_run(runner, sequence, [token]) for token in tokens[: min(length, 40)]])
+            np.testing.assert_array_equal(tail, ours[: len(tail)])
+            runner.free_sequence(sequence)
+    finally:
+        runner.close()
+
+
+def _run(runner: NativeRunner, sequence: int, tokens: list[int]) -> np.ndarray:
+    start = runner.sequence_length(sequence)
+    count = len(tokens)
+    positions = list(range(start, start + count))
+    return runner.run(tokens, positions, [sequence] * count, list(range(count))).copy()

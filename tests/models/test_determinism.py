@@ -1,0 +1,107 @@
+"""A row's logits are the same to the bit whatever else is computed, however it is cut, on any number of threads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from models import NativeRunner
+from tests.models.synthetic import MODELS, write
+
+LENGTH = 300
+NAMES = ("llama", "qwen3", "gemma2", "mixtral")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name = request.param
+    return write(MODELS[name], tmp_path_factory.mktemp("models") / f"{name}.gguf")
+
+
+@pytest.fixture
+def runner(path: Path) -> Iterator[NativeRunner]:
+    with open_model(path) as file:
+        runner = NativeRunner(file, kv_bytes=16 << 20)
+    yield runner
+    runner.check_integrity()
+    runner.close()
+
+
+def tokens_of(seed: int, count: int = LENGTH) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, 320, count).tolist()
+    return tokens
+
+
+def extend(runner: NativeRunner, sequence: int, tokens: list[int]) -> np.ndarray:
+    start = runner.sequence_length(sequence)
+    positions = list(range(start, start + len(tokens)))
+    return runner.run(tokens, positions, [sequence] * len(tokens), list(range(len(tokens)))).copy()
+
+
+def whole(runner: NativeRunner, tokens: list[int]) -> np.ndarray:
+    sequence = runner.create_sequence()
+    rows = extend(runner, sequence, tokens)
+    runner.free_sequence(sequence)
+    return rows
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 129])
+def test_chunks(runner: NativeRunner, chunk: int) -> None:
+    tokens = tokens_of(1)
+    sequence = runner.create_sequence()
+    pieces = [extend(runner, sequence, tokens[i : i + chunk]) for i in range(0, LENGTH, chunk)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole(runner, tokens))
+
+
+def test_threads(path: Path, runner: NativeRunner) -> None:
+    with open_model(path) as file:
+        alone = NativeRunner(file, kv_bytes=16 << 20, threads=1)
+    np.testing.assert_array_equal(whole(alone, tokens_of(2)), whole(runner, tokens_of(2)))
+    alone.close()
+
+
+def test_company(runner: NativeRunner) -> None:
+    """Eight sequences decoded together, one of them while a prompt is prefilled beside it."""
+    prompts = [tokens_of(10 + i, 20 + 7 * i) for i in range(8)]
+    handles = [runner.create_sequence() for _ in prompts]
+    for handle, prompt in zip(handles, prompts, strict=True):
+        extend(runner, handle, prompt[:-1])
+    lengths = [len(prompt) - 1 for prompt in prompts]
+    batch = runner.run([p[-1] for p in prompts], lengths, handles, list(range(8))).copy()
+    for row, prompt in zip(batch, prompts, strict=True):
+        np.testing.assert_array_equal(row, whole(runner, prompt)[-1])
+    other = tokens_of(30, 100)
+    late = runner.create_sequence()
+    rows = len(other)
+    mixed = runner.run([5, *other], [len(prompts[0]), *range(rows)], [handles[0]] + [late] * rows, [0, rows]).copy()
+    np.testing.assert_array_equal(mixed[0], whole(runner, [*prompts[0], 5])[-1])
+    np.testing.assert_array_equal(mixed[1], whole(runner, other)[-1])
+
+
+@pytest.mark.parametrize("length", [1, 16, 40, 127])
+def test_forks_share_and_diverge(runner: NativeRunner, length: int) -> None:
+    tokens, other = tokens_of(3, 128), tokens_of(4, 30)
+    source = runner.create_sequence()
+    extend(runner, source, tokens)
+    free = runner.pages_free()
+    fork = runner.fork_sequence(source, length)
+    assert runner.pages_free() == free
+    branch = extend(runner, fork, other)
+    np.testing.assert_array_equal(branch, whole(runner, tokens[:length] + other)[length:])
+    np.testing.assert_array_equal(extend(runner, source, other), whole(runner, tokens + other)[128:])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 100), (0, 16), (5, 77), (64, 65)])
+def test_exported_pages_restore(runner: NativeRunner, start: int, stop: int) -> None:
+    tokens = tokens_of(5, 120)
+    source = runner.create_sequence()
+    extend(runner, source, tokens)
+    restored = runner.fork_sequence(source, start)
+    data = runner.export_kv(source, start, stop)
+    runner.import_kv(restored, start, stop, data)
+    np.testing.assert_array_equal(extend(runner, restored, tokens[stop:]), whole(runner, tokens)[stop:])
+    damaged = data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises(ValueError, match="damaged"):
+        runner.import_kv(runner.create_sequence(), 0, stop - start, damaged)
