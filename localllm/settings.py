@@ -31,8 +31,9 @@ Backend = Literal["auto", "native", "llama"]
 class Settings:
     """Every setting. None means that the model or the machine decides.
 
-    ctx and max_tokens count tokens; threads counts threads; disk_cache keeps conversations' KV across restarts; the
-    rest are llama.cpp's sampling parameters and defaults.
+    ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB; parallel is
+    how many requests run at once; disk_cache keeps conversations' KV across restarts; the rest are llama.cpp's sampling
+    parameters and defaults.
     """
 
     backend: Backend = "auto"
@@ -45,10 +46,12 @@ class Settings:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     seed: int | None = None
+    kv_mib: int | None = None
+    parallel: int = 8
     disk_cache: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("ctx", 1), ("threads", 1), ("max_tokens", 0)):
+        for name, least in (("ctx", 1), ("threads", 1), ("kv_mib", 1), ("parallel", 1), ("max_tokens", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingsError(f"{name} is {value}; the least is {least}.")

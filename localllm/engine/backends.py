@@ -36,7 +36,8 @@ def _open_native(file: ModelFile, settings: Settings, progress: Callable[[str, f
     from gpu_offload.memory import kv_bytes_per_token
     from models import NativeRunner
 
-    plan = plan_memory(file.size_bytes, kv_bytes_per_token(file, "f16", "f16"))
+    budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
+    plan = plan_memory(file.size_bytes, kv_bytes_per_token(file, "f16", "f16"), budget)
     return NativeRunner(file, kv_bytes=plan.kv, threads=settings.threads, context=settings.ctx, progress=progress)
 
 

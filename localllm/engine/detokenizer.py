@@ -36,15 +36,16 @@ class Detokenizer:
         if cuts:
             text, self._held, self.stopped = self._held[: min(cuts)], "", True
             return text
-        keep = self._possible_stop()
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        certain = len(self._held) - beginning_at_end(self._held, self._stop)
+        text, self._held = self._held[:certain], self._held[certain:]
         return text
 
-    def _possible_stop(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for size in range(min(longest, len(self._held)), 0, -1):
-            tail = self._held[-size:]
-            if any(stop.startswith(tail) for stop in self._stop):
-                return size
-        return 0
+
+def beginning_at_end(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest end of the text that begins one of the markers without being all of it."""
+    longest = max((len(marker) - 1 for marker in markers), default=0)
+    for size in range(min(longest, len(text)), 0, -1):
+        tail = text[-size:]
+        if any(marker.startswith(tail) for marker in markers):
+            return size
+    return 0

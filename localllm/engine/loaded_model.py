@@ -141,6 +141,6 @@ def load_model(path: str | Path, settings: Settings, progress: LoadProgress | No
     except BaseException:
         file.close()
         raise
-    engine = Engine(runner, tokenizer, context_limit=settings.ctx, disk=disk)
+    engine = Engine(runner, tokenizer, context_limit=settings.ctx, max_running=settings.parallel, disk=disk)
     engine.start()
     return LoadedModel(file, tokenizer, template, engine)

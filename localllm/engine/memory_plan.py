@@ -50,6 +50,6 @@ def plan_memory(
     if plan.kv > left or plan.kv_tokens < LEAST_TOKENS:
         raise OutOfMemoryError(
             f"The model does not fit into memory:\n{plan}\n"
-            "Close other programs, choose a smaller quantisation, or lower the KV budget."
+            "Close other programs, choose a smaller quantisation, or set the KV budget (kv_mib) lower."
         )
     return plan

@@ -123,7 +123,9 @@ class Scheduler:
         """Let the last in order wait again, or fail if it is the only one; return it."""
         if self.running == [generation]:
             generation.fail(
-                OutOfMemoryError("This request alone fills the KV memory. Shorten it, or load the model with more.")
+                OutOfMemoryError(
+                    "This request alone fills the KV memory. Shorten it, or load the model with more (kv_mib)."
+                )
             )
             return generation
         self.preemptions += 1
