@@ -99,3 +99,23 @@ def test_a_prompt_beyond_the_context_is_refused(backend: str, model: Path, start
     out, err = process.communicate()
     assert (process.returncode, out) == (2, b"")
     assert b"The prompt has 5 tokens and the context holds 4." in err
+
+
+def test_what_cannot_be_loaded_is_refused_in_a_sentence(model: Path, start: Start, tmp_path: Path) -> None:
+    data = model.read_bytes().replace(b"llama", b"lambo")
+    key = data.index(b"tokenizer.ggml.model")
+    (tmp_path / "unknown.gguf").write_bytes(data[:key] + data[key:].replace(b"lambo", b"llama", 1))
+    (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:200_000])
+    (tmp_path / "text.gguf").write_text("this is not a model at all", encoding="utf-8")
+    for name, words in (
+        ("missing.gguf", b"No such file"),
+        ("text.gguf", b"not a GGUF file"),
+        ("cut.gguf", b"the file has 200000"),
+        ("unknown.gguf", b"'lambo'"),
+    ):
+        process = start("native", str(tmp_path / name), PROMPT, "--json")
+        out, err = process.communicate()
+        assert (process.returncode, out) == (2, b""), err
+        assert words in err, err
+        assert err.startswith(b"error: "), err
+        assert b"Traceback" not in err
