@@ -140,7 +140,10 @@ def pack_row(source: int, first: int, last: int, k: int, forms: int, width: int,
 
 @inner
 def norm_row(x: int, weight: int, k: int, padded: int, epsilon: np.float32, out: int) -> None:
-    """out = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm). padded: k rounded up to 16, x and weight zero beyond k."""
+    """out = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm).
+
+    padded: k rounded up to 16; x and weight are zero beyond k.
+    """
     s0 = zero_f32()
     s1 = zero_f32()
     for i in range(0, padded - 16, 32):
@@ -207,9 +210,8 @@ def _gate(kind: int, gate: int, up: int, out: int, n: int) -> None:
     cube = splat_f32(_GELU_CUBE)
     for i in range(0, n, 16):
         x = load_f32(gate + i * 4)
-        if kind == GATE_SILU:
-            e = mul_f32(x, silu)
-        else:
+        e = mul_f32(x, silu)
+        if kind == GATE_GELU:
             e = mul_f32(fma(mul_f32(mul_f32(x, x), x), cube, x), gelu)
         store_f32(out + i * 4, mul_f32(div_f32(x, add_f32(one, exp2_f32(e))), load_f32(up + i * 4)))
 

@@ -128,7 +128,8 @@ def _span(
 ) -> None:
     """One span: running softmax over its chunks into outputs, maxima and sums of its own.
 
-    pages: (address of page ids, first page, end). strides: (bytes of a page, D). memory: queries, outputs, scores, state.
+    pages: (address of page ids, first page, end). strides: (bytes of a page, D). memory: queries, outputs, totals,
+    scores, state.
     """
     table, first, end = pages
     page_bytes, padded = strides

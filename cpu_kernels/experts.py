@@ -1,7 +1,7 @@
 """Mixtures of experts: choosing experts for each row, gathering rows by expert, and adding their answers up.
 
-A slot is a (row, expert) pair. Slots stand in order of expert and then of row, and each expert's begin at a tile's first
-lane, so that products run tile by tile with one expert's weights.
+A slot is a (row, expert) pair. Slots stand in order of expert and then of row, and each expert's begin at a tile's
+first lane, so that products run tile by tile with one expert's weights.
 """
 
 import math
@@ -109,7 +109,8 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
 def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise the row of each slot and pack it.
 
-    Arguments: 0 x, 1 stride in bytes, 2 norm weight, 3 k, 4 forms, 5 descriptors, 6 address of epsilon, 7 row of a slot.
+    Arguments: 0 x, 1 stride in bytes, 2 norm weight, 3 k, 4 forms, 5 descriptors, 6 address of epsilon,
+    7 row of a slot.
     """
     slots, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
     padded = (k + 15) // 16 * 16

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numba
 import numba.core.config
@@ -31,10 +31,16 @@ _ADDRESS = types.intp
 _SIGNATURE = ((_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS), types.void)
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": False}
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _log = logging.getLogger("localllm.kernels")
 
-inner = numba.njit(**_OPTIONS, nogil=True)
-"""Decorator of functions that only other compiled functions call."""
+
+def inner(function: FunctionT) -> FunctionT:
+    """Decorator of functions that only other compiled functions call. Give them a single return: see below.
+
+    LLVM 22 turns a function with two returns and a shift in one branch into a trap when it is inlined into a loop.
+    """
+    return cast(FunctionT, numba.njit(**_OPTIONS, nogil=True)(function))
 
 
 def _fingerprint() -> str:
@@ -56,7 +62,7 @@ def cache_directory() -> Path:
 
 
 def _usable_cache() -> Path | None:
-    """Create the cache folder for this user alone; None where it cannot be written (then kernels compile every time)."""
+    """Create the cache folder for this user alone; None where it cannot be used (then kernels compile every time)."""
     path = cache_directory()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,7 +77,7 @@ def _usable_cache() -> Path | None:
     return path
 
 
-class _NamedCache(FunctionCache):  # type: ignore[misc]
+class _NamedCache(FunctionCache):
     """Numba's cache keyed by the kernel's name.
 
     Its own key pickles what a function closes over, which for compiled functions differs in every process. The folder's
@@ -136,7 +142,7 @@ def _compile(function: Callable[..., None], name: str) -> CFunc:
         _cache, _cache_checked = _usable_cache(), True
     if _cache is not None:
         numba.core.config.CACHE_DIR = str(_cache)
-        compiled = CFunc(function, _SIGNATURE, locals={}, options=_OPTIONS)
+        compiled: Any = CFunc(function, _SIGNATURE, locals={}, options=_OPTIONS)
         compiled._cache = _NamedCache(function, name)
         try:
             compiled.compile()

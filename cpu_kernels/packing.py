@@ -1,4 +1,4 @@
-"""Walking the rows of a matrix: from a GGUF tensor's blocks into packed groups at load, and one row back for embeddings.
+"""Walking the rows of a matrix: from a tensor's blocks into packed groups at load, and one row back for embeddings.
 
 Arguments of a repack: 0 source, 1 bytes of a source row, 2 packed weights, 3 bytes of a group, 4 rows of a group, 5 k,
 6 row map (int32 a packed row: the source row, or -1 for a row of zeros), 7 groups.

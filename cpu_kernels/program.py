@@ -15,7 +15,7 @@ CompileProgress = Callable[[int, int, str], None]
 
 
 class ProgramBuilder:
-    """Collects operations in order. Arguments are addresses and sizes; arrays whose addresses are used are kept alive."""
+    """Collects operations in order. Arguments are addresses and sizes; arrays whose addresses are used stay alive."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Mapping[int, Kernel], list[int]]] = []

@@ -41,7 +41,7 @@ class Stage(IntEnum):
 
 
 class Op(IntEnum):
-    """Indices into an operation's record: four kernels (one a tile width), when a barrier follows, the stage, arguments."""
+    """Indices into an operation's record: a kernel a tile width, when a barrier follows, the stage, arguments."""
 
     KERNELS = 0
     BARRIER = 4

@@ -1,5 +1,6 @@
 """What tells one decoder architecture from another. Each known one is a file of this package named after it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -28,17 +29,17 @@ def _every_layer(config: "ModelConfig", layer: int) -> bool:
 
 
 def _inverse_root(config: "ModelConfig") -> float:
-    return float(config.head_size) ** -0.5
+    return 1.0 / math.sqrt(config.head_size)
 
 
 @dataclass(frozen=True)
 class Architecture:
     """A pre-norm decoder with grouped-query attention and a gated feed-forward network, and its variations.
 
-    Biases, norms of heads, norms after a sub-layer, tied embeddings and experts are recognised by the presence of their
-    tensors. slides(config, layer): whether a layer attends to the sliding window only. attention_scale(config): factor of
-    the scores. local_rope_base: base of the sliding layers' rotation where it differs. fused: the file stores q, k, v in
-    one tensor, and gate, up in another. normalise_experts: chosen experts' weights add up to one.
+    Biases, norms of heads, norms after a sub-layer, tied embeddings and experts are recognised by the presence of
+    their tensors. slides(config, layer): whether a layer attends to the sliding window only. attention_scale(config):
+    factor of the scores. local_rope_base: base of the sliding layers' rotation where it differs. fused: the file
+    stores q, k, v in one tensor, and gate, up in another. normalise_experts: chosen experts' weights add up to one.
     """
 
     name: str

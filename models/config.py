@@ -17,7 +17,7 @@ _EMBEDDING_TENSOR = "token_embd.weight"
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotation is stretched beyond the trained context. kind: none, linear, yarn or longrope (by factor tensors)."""
+    """How rotation is stretched beyond the trained context. kind: none, linear, yarn or longrope (factor tensors)."""
 
     kind: str
     factor: float
@@ -77,8 +77,8 @@ def read_config(file: ModelFile) -> ModelConfig:
     value_size = metadata.get_int(f"{name}.attention.value_length", head_size, minimum=2, maximum=MAX_HEAD_SIZE)
     if value_size != head_size or head_size % 2:
         raise UnsupportedModelError(
-            f"{file.path}: heads of {head_size} (keys) and {value_size} (values): the native engine needs one even size. "
-            f"Use --backend llama."
+            f"{file.path}: heads of {head_size} (keys) and {value_size} (values): the native engine needs one even "
+            f"size. Use --backend llama."
         )
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
@@ -111,7 +111,7 @@ def read_config(file: ModelFile) -> ModelConfig:
 
 
 def _same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
-    value = file.metadata[key] if key in file.metadata else None
+    value = file.metadata.get(key)
     if not isinstance(value, int | None):
         values = set(file.metadata.get_list(key, int))
         if len(values) != 1:

@@ -245,7 +245,7 @@ class DecoderRecorder:
         private: bool = True,
         stage: Stage = Stage.ALL,
     ) -> int:
-        """out = matrix * packed + addend (address, stride); `last` of several that run side by side ends with a barrier."""
+        """out = matrix * packed + addend (address, stride); the last of several side by side ends with a barrier."""
         return self._builder.add(
             matrix.format.matmul,
             matrix.address,

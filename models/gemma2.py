@@ -1,5 +1,7 @@
 """Gemma 2: norms after each sub-layer, capped scores and logits, every other layer sees a window only."""
 
+import math
+
 from models.architecture import Architecture, Gate, RopePairs
 from models.config import ModelConfig
 
@@ -13,7 +15,7 @@ def _slides(config: ModelConfig, layer: int) -> bool:
 def _attention_scale(config: ModelConfig) -> float:
     """The 27B model scales by the width a head would have if heads filled the embedding."""
     size = config.embedding / config.heads if config.layers == _LAYERS_27B else config.head_size
-    return float(size) ** -0.5
+    return 1.0 / math.sqrt(size)
 
 
 ARCHITECTURE = Architecture(

@@ -1,5 +1,7 @@
 """Gemma 3: norms of heads, five layers with a window and their own rotation base to one that sees everything."""
 
+import math
+
 from models.architecture import Architecture, Gate, RopePairs
 from models.config import ModelConfig
 
@@ -14,7 +16,7 @@ def _slides(config: ModelConfig, layer: int) -> bool:
 def _attention_scale(config: ModelConfig) -> float:
     """The 27B model scales by the width a head would have if heads filled the embedding."""
     size = config.embedding / config.heads if config.layers == _LAYERS_27B else config.head_size
-    return float(size) ** -0.5
+    return 1.0 / math.sqrt(size)
 
 
 ARCHITECTURE = Architecture(

@@ -1,8 +1,8 @@
 """Storage of keys and values: a pool of pages, counted references, and each sequence's table of pages.
 
 Keys lie in pages as [kv head][value][token], values as [kv head][token][value], so that a vector of the kernels is 16
-tokens of a key's value, or 16 values of a token. All layers use the same page numbers. Pages are handed out lowest first,
-which keeps a sequence's neighbours together.
+tokens of a key's value, or 16 values of a token. All layers use the same page numbers. Pages are handed out lowest
+first, which keeps a sequence's neighbours together.
 """
 
 import heapq
@@ -54,14 +54,14 @@ class PageStore:
 
     def address(self, layer: int, value: bool) -> int:
         """Address of page 0 of a layer's keys or values."""
-        return self._data[layer, int(value)].ctypes.data
+        return int(self._data[layer, int(value)].ctypes.data)
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Pages that appending tokens takes: new ones, and a copy of a shared last page."""
         if tokens == 0:
             return 0
         new = -(-(sequence.length + tokens) // PAGE_TOKENS) - sequence.pages
-        return new + int(self._last_is_shared(sequence))
+        return new + self._last_is_shared(sequence)
 
     def append(self, sequence: Sequence, tokens: int) -> None:
         """Make room for tokens more, copying a shared last page. The caller has checked `needed` against `free`."""

@@ -1,7 +1,7 @@
 """Angles of rotary embeddings: frequencies with their scalings, and tables of cosines and sines that grow on demand.
 
-Linear scaling divides positions. YaRN (Peng et al., 2023) interpolates slow dimensions and leaves fast ones, with a ramp
-between, and sharpens attention. Llama 3 and longrope files carry a factor for each frequency as a tensor.
+Linear scaling divides positions. YaRN (Peng et al., 2023) interpolates slow dimensions and leaves fast ones, with a
+ramp between, and sharpens attention. Llama 3 and longrope files carry a factor for each frequency as a tensor.
 """
 
 import math
@@ -21,7 +21,7 @@ def frequencies(
 ) -> NDArray[np.float64]:
     """Radians a position for each of size/2 turning pairs."""
     pairs = np.arange(size // 2)
-    plain = base ** (-2.0 * pairs / size)
+    plain: NDArray[np.float64] = np.power(base, -2.0 * pairs / size)
     if factors is not None:
         plain = plain / factors.astype(np.float64)
     if scaling.kind == "linear":

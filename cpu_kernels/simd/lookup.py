@@ -21,6 +21,11 @@ def _select(builder: ir.IRBuilder, table: tuple[int, ...], indices: ir.Value) ->
     return result
 
 
+def table_bytes(builder: ir.IRBuilder, table: tuple[int, ...], nibbles: ir.Value) -> ir.Value:
+    """Emit the lookup: sixteen 32-bit lanes of nibbles to the same of the table's bytes."""
+    return builder.bitcast(_emit(builder, table, builder.bitcast(nibbles, _BYTES)), i32x16.llvm)
+
+
 def _emit(builder: ir.IRBuilder, table: tuple[int, ...], indices: ir.Value) -> ir.Value:
     repeated = ir.Constant(_BYTES, list(table) * 4)
     if ISA in (Isa.AVX512_VNNI, Isa.AVX512):
@@ -37,7 +42,7 @@ def lookup(name: str, table: tuple[int, ...]) -> Any:
 
     def typer(context: Any, nibbles: Any) -> Any:
         def codegen(_context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-            return builder.bitcast(_emit(builder, table, builder.bitcast(args[0], _BYTES)), i32x16.llvm)
+            return table_bytes(builder, table, args[0])
 
         return i32x16(i32x16), codegen
 

@@ -22,7 +22,7 @@ def _zero(name: str, vector: Any) -> Any:
     def typer(context: Any, width: Any) -> Any:
         if not isinstance(width, types.IntegerLiteral):
             return None
-        tile = types.UniTuple(vector, width.literal_value)
+        tile = types.containers.UniTuple(vector, width.literal_value)
 
         def codegen(context: Any, builder: ir.IRBuilder, _signature: Any, _args: Any) -> ir.Value:
             return context.make_tuple(builder, tile, [constant(vector.llvm, 0)] * tile.count)
