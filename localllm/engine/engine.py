@@ -189,6 +189,9 @@ class Engine:
             value = getattr(request, name)
             if value is not None and value < 0:
                 raise RequestError(f"{name} is {value}; it cannot be negative.")
+        edges = [edge for span in request.messages for edge in (span.start, span.stop)]
+        if edges != sorted(edges) or (edges and (edges[0] < 0 or edges[-1] > len(request.prompt))):
+            raise RequestError("The message spans overlap or leave the prompt.")
         if any(not stop for stop in request.stop):
             raise RequestError("A stop string is empty. Leave it out.")
 

@@ -65,11 +65,11 @@ class ChunkSize:
     """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times."""
 
     TARGET_S = 0.15
-    SMALLEST, FIRST = 16, 64
+    SMALLEST = 16
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
-        self._rows_per_s = self.FIRST / self.TARGET_S
+        self._rows_per_s = 0.0
 
     @property
     def rows(self) -> int:
@@ -79,4 +79,5 @@ class ChunkSize:
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step. Small ones tell little: their time is that of reading the weights."""
         if rows >= self.SMALLEST:
-            self._rows_per_s += 0.5 * (rows / max(seconds, 1e-6) - self._rows_per_s)
+            measured = rows / max(seconds, 1e-6)
+            self._rows_per_s = (self._rows_per_s + measured) / 2 if self._rows_per_s else measured

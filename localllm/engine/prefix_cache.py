@@ -36,16 +36,12 @@ class PrefixCache:
         self._root = _Node(None, 0, [], 0)
         self._leaves: set[_Node] = set()
         self._clock = 0
+        self.tokens = 0  # kept, shared prefixes counted once
         self.evicted_tokens = 0
 
     def __len__(self) -> int:
         """Number of prefixes kept, one sequence each."""
         return len(self._leaves)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens kept, shared prefixes counted once."""
-        return sum(len(node.edge) for node in self._nodes())
 
     def match(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens are kept. Changes nothing."""
@@ -82,6 +78,7 @@ class PrefixCache:
         leaf.sequence = sequence
         node.children[leaf.edge[0]] = leaf
         self._leaves.add(leaf)
+        self.tokens += len(leaf.edge)
         self._touch(leaf)
 
     def evict(self, pages: int) -> bool:
@@ -97,6 +94,7 @@ class PrefixCache:
         if keep > leaf.start:
             assert leaf.sequence is not None
             self._runner.truncate_sequence(leaf.sequence, keep)
+            self.tokens -= leaf.depth - keep
             leaf.edge = leaf.edge[: keep - leaf.start]
         else:
             self._remove(leaf)
@@ -108,11 +106,6 @@ class PrefixCache:
         while self._leaves and len(self._leaves) == before:
             self.evict(self._runner.pages_total())
         return len(self._leaves) < before
-
-    def clear(self) -> None:
-        """Forget everything."""
-        while self.drop_oldest():
-            pass
 
     def check_integrity(self) -> set[int]:
         """Walk the whole tree, raise RuntimeError where it is wrong, and return the sequences it owns."""
@@ -136,8 +129,8 @@ class PrefixCache:
             for problem, found in problems.items():
                 if found:
                     raise RuntimeError(f"prefix cache: {problem} at depth {node.depth}")
-        if leaves != self._leaves:
-            raise RuntimeError("prefix cache: the list of leaves is not the tree's")
+        if leaves != self._leaves or self.tokens != sum(len(node.edge) for node in self._nodes()):
+            raise RuntimeError("prefix cache: leaves or tokens are not the tree's")
         return owned
 
     def _nodes(self) -> Iterator[_Node]:
@@ -187,6 +180,7 @@ class PrefixCache:
         assert parent is not None and sequence is not None
         del parent.children[leaf.edge[0]]
         self._leaves.discard(leaf)
+        self.tokens -= len(leaf.edge)
         if parent.children or parent is self._root:
             self._runner.free_sequence(sequence)
         elif self._runner.can_truncate:

@@ -176,7 +176,8 @@ def test_queue_is_bounded_and_bad_requests_are_refused() -> None:
     engine.submit(request(1))
     with pytest.raises(QueueFullError):
         engine.submit(request(2))
-    for bad in (request(), request(64), request(1, max_tokens=-1), request(1, stop=("",))):
+    spans = (MessageSpan("user", 0, 2),)
+    for bad in (request(), request(64), request(1, max_tokens=-1), request(1, stop=("",)), request(1, messages=spans)):
         with pytest.raises(RequestError):
             engine.submit(bad)
 

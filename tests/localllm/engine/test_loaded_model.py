@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from localllm.engine.constraint import ConstraintKind
+from localllm.engine.context_policy import fit_prompt
 from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.memory_plan import plan_memory
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
@@ -51,6 +52,8 @@ def test_a_long_chat_drops_its_oldest_messages_and_keeps_the_cut(model: LoadedMo
         assert counts.prompt < 400
         assert counts.prompt + counts.dropped_tokens == len(prompt.tokens)
         cuts.append(counts.dropped_messages)
+        kept = conversation(turns)[:1] + conversation(turns)[1 + counts.dropped_messages :]
+        assert tuple(fit_prompt(request, model.engine.context).tokens) == model.chat_prompt(kept).tokens
     assert cuts[-1] > 0 and cuts == sorted(cuts)
     # The cut moves now and then, not at every turn, so that the prefix stays cached.
     assert len(set(cuts)) <= len(cuts) // 2

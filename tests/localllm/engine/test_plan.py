@@ -1,0 +1,33 @@
+"""Sharing a step's rows, and how many rows it may have."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localllm.engine.plan import ChunkSize, fair_shares
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=9), st.integers(0, 600))
+def test_shares_are_fair(wants: list[int], budget: int) -> None:
+    shares = fair_shares(wants, budget)
+    assert all(0 <= share <= want for share, want in zip(shares, wants, strict=True))
+    assert sum(shares) == min(budget, sum(wants))
+    # Whoever wants more gets no less, and those who go short differ by the rounding alone.
+    short = [share for share, want in zip(shares, wants, strict=True) if share < want]
+    assert not short or max(short) - min(short) <= 1
+    assert not short or max(shares) - min(short) <= 1
+
+
+def test_chunks_grow_to_the_target_time() -> None:
+    chunk = ChunkSize(largest=512)
+    assert chunk.rows == ChunkSize.SMALLEST
+    for _ in range(12):
+        chunk.observe(chunk.rows, chunk.rows / 1000)
+    assert chunk.rows == int(1000 * ChunkSize.TARGET_S)
+    for _ in range(12):
+        chunk.observe(chunk.rows, chunk.rows / 20)
+    assert chunk.rows == ChunkSize.SMALLEST
+    for _ in range(20):
+        chunk.observe(chunk.rows, chunk.rows / 1e6)
+    assert chunk.rows == 512
+    chunk.observe(1, 60.0)
+    assert chunk.rows == 512
