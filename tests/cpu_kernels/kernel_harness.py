@@ -51,7 +51,7 @@ def block_type(name: str) -> gguf.GGMLQuantizationType:
 
 
 def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Raw rows of a block type: random bits, with factors of a sensible size (and some of them subnormal or negative)."""
+    """Raw rows of a block type: random bits, with factors of a sensible size, some subnormal or negative."""
     rng = np.random.default_rng(seed)
     if name in ("F32", "F16", "BF16"):
         raw = gguf.quants.quantize(rng.standard_normal((rows, k)).astype(np.float32), block_type(name))
@@ -138,9 +138,7 @@ class Matrix:
         packed[:] = 0xAA
         row_map = np.arange(rows, dtype=np.int32)
         group_rows = weight_format.group_rows
-        op = operation(
-            address(raw), raw.shape[1], address(packed), size, group_rows, k, address(row_map), groups
-        )
+        op = operation(address(raw), raw.shape[1], address(packed), size, group_rows, k, address(row_map), groups)
         run_on_threads(weight_format.repack, op, record(Step.SIZE, {}), threads)
         return cls(weight_format, packed, rows, k)
 
@@ -159,13 +157,13 @@ class Matrix:
         """x @ weights.T; with tiles of one token, row by row."""
         if width == 1 and len(x) > 1:
             rest = [None] * len(x) if addend is None else [row[None] for row in addend]
-            return np.concatenate(
-                [self.multiply(x[i : i + 1], 1, threads, extra) for i, extra in enumerate(rest)]
-            )
+            return np.concatenate([self.multiply(x[i : i + 1], 1, threads, extra) for i, extra in enumerate(rest)])
         f = self.weight_format
         act = Activations(self.k)
         step = act.pack(x, width, threads, int(f.form))
-        y = aligned(24 * self.rows, np.float32)
+        used = -(-len(x) // width) * width * self.rows
+        y = aligned(used + 1024, np.float32)
+        y[used:] = 7.0
         extra = aligned(24 * self.rows, np.float32)
         if addend is not None:
             extra[: addend.size] = addend.ravel()
@@ -183,7 +181,8 @@ class Matrix:
             1,
         )
         run_on_threads(f.matmul[width], op, step, threads)
-        return y.reshape(24, self.rows)[: len(x)].copy()
+        assert (y[used:] == 7.0).all(), "written past the last tile"
+        return y[:used].reshape(-1, self.rows)[: len(x)].copy()
 
 
 def quantized(x: Floats, block: int) -> tuple[NDArray[np.int8], Floats]:

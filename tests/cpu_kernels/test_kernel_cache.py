@@ -1,0 +1,103 @@
+"""The cache of compiled kernels: it saves time, and nothing that befalls its folder does more than cost time."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cpu_kernels.kernel import CACHE_VARIABLE
+
+# Adds 3 * 2 / sqrt(2 * 2) to 1.
+CHILD = """
+import json
+from kernel_harness import Activations, address, aligned, operation, run_on_threads
+import numpy as np
+from cpu_kernels.activations import norm_add
+from cpu_kernels.kernel import cache_directory
+x, y, weight, epsilon = (aligned(16, np.float32) for _ in range(4))
+x[:], y[:], weight[:] = 1.0, 2.0, 3.0
+act = Activations(16)
+op = operation(address(x), 64, address(y), 64, address(weight), 16, address(epsilon))
+run_on_threads(norm_add, op, act.step(1, 1), 1)
+print(json.dumps({"result": x.tolist(), "hits": norm_add._compiled.cache_hits, "folder": str(cache_directory())}))
+"""
+
+
+class Answer:
+    """What a process of its own said."""
+
+    def __init__(self, cache: Path) -> None:
+        here = Path(__file__).parent
+        path = os.pathsep.join([str(here), str(here.parents[1])])
+        environment = {**os.environ, CACHE_VARIABLE: str(cache), "PYTHONPATH": path}
+        command = [sys.executable, "-c", CHILD]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        answer = json.loads(done.stdout)
+        assert answer["result"] == [4.0] * 16
+        self.hits = answer["hits"]
+        self.folder = Path(answer["folder"])
+        self.warning = done.stderr
+
+
+def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path) -> None:
+    first, second = Answer(tmp_path), Answer(tmp_path)
+    assert (first.hits, second.hits) == (0, 1)
+    assert first.warning == second.warning == ""
+    assert first.folder.parent == tmp_path
+    if os.name == "posix":
+        assert first.folder.stat().st_mode & 0o777 == 0o700
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+
+
+def _overwrite(path: Path) -> None:
+    path.write_bytes(b"not what was here" * 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [_empty, _cut, _overwrite])
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_damaged_files_are_compiled_anew(tmp_path: Path, damage: Callable[[Path], None], suffix: str) -> None:
+    files = list(Answer(tmp_path).folder.rglob(f"*.{suffix}"))
+    assert files
+    for file in files:
+        damage(file)
+    answer = Answer(tmp_path)
+    assert answer.hits == 0
+    # What was damaged does not stay: the next processes compile, keep and load.
+    assert [Answer(tmp_path).hits for _ in range(2)][1] == 1
+
+
+def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path) -> None:
+    obstacle = tmp_path / "file"
+    obstacle.write_text("in the way")
+    answer = Answer(obstacle / "kernels")
+    assert answer.hits == 0
+    assert "cannot be used" in answer.warning
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
+def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
+    folder = Answer(tmp_path).folder
+    folder.chmod(0o777)
+    answer = Answer(tmp_path)
+    assert answer.hits == 0
+    assert "writable by others" in answer.warning
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+    os.chown(Answer(tmp_path).folder, 65534, 65534)
+    answer = Answer(tmp_path)
+    assert answer.hits == 0
+    assert "writable by others" in answer.warning
