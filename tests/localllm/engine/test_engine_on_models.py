@@ -21,7 +21,7 @@ def model(data_dir: Path) -> Iterator[ModelFile]:
         yield file
 
 
-@pytest.fixture(params=["llama", "native"])
+@pytest.fixture(params=[pytest.param("llama", marks=pytest.mark.oracle), "native"])
 def runner(request: pytest.FixtureRequest, model: ModelFile) -> Iterator[Runner]:
     opened = open_runner(request.param, model)
     yield opened

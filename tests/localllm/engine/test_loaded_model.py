@@ -17,9 +17,8 @@ from localllm.settings import Settings
 
 @pytest.fixture(scope="module")
 def model(data_dir: Path) -> Iterator[LoadedModel]:
-    pytest.importorskip("llama_cpp", reason="needs the llama extra")
     path = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
-    with load_model(path, Settings(backend="llama", ctx=400, threads=1, disk_cache=False)) as loaded:
+    with load_model(path, Settings(backend="native", ctx=400, threads=1, kv_mib=64, disk_cache=False)) as loaded:
         yield loaded
 
 
