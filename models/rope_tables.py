@@ -21,7 +21,7 @@ def frequencies(
 ) -> NDArray[np.float64]:
     """Radians a position for each of size/2 turning pairs."""
     pairs = np.arange(size // 2)
-    plain: NDArray[np.float64] = np.power(base, -2.0 * pairs / size)
+    plain: NDArray[np.float64] = np.exp(pairs * (-2.0 * math.log(base) / size))
     if factors is not None:
         plain = plain / factors.astype(np.float64)
     if scaling.kind == "linear":
@@ -34,7 +34,8 @@ def frequencies(
     )
     low, high = max(0.0, math.floor(low)), min(size - 1.0, math.ceil(high))
     kept = 1.0 - np.clip((pairs - low) / max(0.001, high - low), 0.0, 1.0)
-    return plain / scaling.factor * (1.0 - kept) + plain * kept
+    blended: NDArray[np.float64] = plain / scaling.factor * (1.0 - kept) + plain * kept
+    return blended
 
 
 def magnitude(scaling: RopeScaling) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.formats.conversions import native_form
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
@@ -15,6 +15,7 @@ from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile, TensorInfo
 from models.errors import UnsupportedModelError
 
+_ROWS_CONVERTED_TOGETHER = 1024
 ROW_MULTIPLE = 32
 """Outputs are padded to this many values, so that any format's groups fit."""
 
@@ -121,12 +122,7 @@ class WeightLoader:
         return tensor
 
     def _pack(self, tensor: TensorInfo, order: NDArray[np.int64], rows: int, k: int, experts: int) -> Matrix:
-        weight_format = WEIGHT_FORMATS.get(tensor.type.name)
-        if weight_format is None:
-            raise UnsupportedModelError(
-                f"{self._file.path}: {tensor.name} is of type {tensor.type.name}, which the native engine does not "
-                f"compute. Use --backend llama."
-            )
+        weight_format, source = self._source(tensor)
         length = padded(len(order))
         one = np.full(length, -1, np.int64)
         one[: len(order)] = order
@@ -135,7 +131,6 @@ class WeightLoader:
         groups = len(row_map) // weight_format.group_rows
         packed = aligned_zeros((groups * weight_format.group_bytes(k),), np.uint8)
         self._builder.keep(packed)
-        source = self._file.data(tensor.name)
         op = aligned_zeros((int(Op.SIZE),), np.int64)
         op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
             source.ctypes.data,
@@ -151,6 +146,20 @@ class WeightLoader:
         self._file.release(tensor.name)
         self._report(tensor)
         return Matrix(weight_format, packed, length, k, experts)
+
+    def _source(self, tensor: TensorInfo) -> tuple[WeightFormat, NDArray[np.uint8]]:
+        """The format that a tensor is packed in and its rows, converted where it has no kernels of its own."""
+        try:
+            weight_format, convert = native_form(tensor.type.name)
+        except ValueError as error:
+            raise UnsupportedModelError(
+                f"{self._file.path}: {tensor.name}: {error}. The llama.cpp backend may take it: use --backend llama."
+            ) from error
+        rows = self._file.data(tensor.name)
+        if weight_format.name != tensor.type.name:
+            pieces = range(0, len(rows), _ROWS_CONVERTED_TOGETHER)
+            rows = np.concatenate([convert(rows[i : i + _ROWS_CONVERTED_TOGETHER]) for i in pieces])
+        return weight_format, rows
 
     def _report(self, tensor: TensorInfo) -> None:
         self._loaded_bytes += tensor.nbytes

@@ -1,5 +1,6 @@
 """Small GGUF files of every native architecture: random weights that keep activations near one, no vocabulary."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,8 @@ MODELS: dict[str, Synthetic] = {
 }
 
 
-def write(model: Synthetic, path: Path, seed: int = 1) -> Path:
-    """Write the file, matrices in F32, and return its path."""
+def write(model: Synthetic, path: Path, seed: int = 1, values: Mapping[str, NDArray[np.float32]] | None = None) -> Path:
+    """Write the file, matrices in F32, and return its path. values: tensors by name, instead of random ones."""
     name = model.architecture
     writer = gguf.GGUFWriter(path, name)
     writer.add_tokenizer_model("no_vocab")
@@ -109,7 +110,7 @@ def write(model: Synthetic, path: Path, seed: int = 1) -> Path:
         add(f"{name}.{key}", value)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
-        writer.add_tensor(tensor, _values(tensor, shape, random))
+        writer.add_tensor(tensor, _values(tensor, shape, random) if values is None else values[tensor])
     for tensor, factor in model.factors.items():
         pairs = model.head // 2
         writer.add_tensor(tensor, np.linspace(1.0, factor, pairs, dtype=np.float32))

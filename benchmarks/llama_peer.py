@@ -1,0 +1,56 @@
+"""llama.cpp as the peer of a benchmark: prompts and tokens computed through its C interface, nothing in between.
+
+Set LOCALLLM_PEER to a folder with another build of llama-cpp-python to measure that one, e.g. one without AMX kernels,
+which on some processors end the process: there the default build must leave weights as they lie in the file.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if "LOCALLLM_PEER" in os.environ:
+    sys.path.insert(0, os.environ["LOCALLLM_PEER"])
+
+
+class LlamaPeer:
+    """One sequence of a model on llama.cpp."""
+
+    def __init__(self, path: Path, threads: int, context: int, *, flash_attention: bool) -> None:
+        from gpu_offload.library import llama
+        from gpu_offload.loading import can_repack
+
+        self._llama: Any = llama()
+        params = self._llama.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.use_extra_bufts = can_repack()
+        self.repacks = params.use_extra_bufts
+        self._model = self._llama.llama_model_load_from_file(str(path).encode(), params)
+        settings = self._llama.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = context, 512, 512
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.flash_attn_type = int(flash_attention)
+        self._context = self._llama.llama_init_from_model(self._model, settings)
+        self._length = 0
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Compute tokens after what is there, 512 at a time, with logits of the last."""
+        for first in range(0, len(tokens), 512):
+            piece = tokens[first : first + 512]
+            array = (ctypes.c_int32 * len(piece))(*piece)
+            if self._llama.llama_decode(self._context, self._llama.llama_batch_get_one(array, len(piece))):
+                raise RuntimeError("llama_decode failed")
+        self._llama.llama_get_logits_ith(self._context, -1)[0]
+        self._length += len(tokens)
+
+    def clear(self) -> None:
+        """Forget the sequence."""
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
+        self._length = 0
+
+    def close(self) -> None:
+        """Free model and context."""
+        self._llama.llama_free(self._context)
+        self._llama.llama_model_free(self._model)
