@@ -39,7 +39,7 @@ from cpu_kernels.simd.vectors import (
     zero_i32,
 )
 
-_AHEAD = 4096
+_AHEAD = 3072
 _Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 # Undoes the factor in the packed activations' -128 * sum.
 _PER_SUM = np.float32(-1.0 / 128.0)

@@ -52,7 +52,7 @@ from cpu_kernels.simd.vectors import (
 _BLOCK_BYTES = 1344
 _SCALES, _D, _DMIN = 1024, 1280, 1312
 _SOURCE_BYTES, _SOURCE_Q, _SOURCE_D, _SOURCE_DMIN = 84, 16, 80, 82
-_AHEAD = 4096
+_AHEAD = 3072
 _TWO = 0x03030303
 # Undoes the factor in the packed activations' -32 * sum, and the minima are subtracted.
 _PER_SUM = np.float32(1.0 / 32.0)
