@@ -32,8 +32,9 @@ class Settings:
     """Every setting. None means that the model or the machine decides.
 
     ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB; parallel is
-    how many requests run at once; disk_cache keeps conversations' KV across restarts; the rest are llama.cpp's sampling
-    parameters and defaults.
+    how many requests run at once; disk_cache keeps conversations' KV across restarts; model_store is the folder of
+    pulled models, model_folders further ones to look for GGUF files in, separated as in PATH; the rest are
+    llama.cpp's sampling parameters and defaults.
     """
 
     backend: Backend = "auto"
@@ -49,6 +50,8 @@ class Settings:
     kv_mib: int | None = None
     parallel: int = 8
     disk_cache: bool = True
+    model_store: str | None = None
+    model_folders: str = ""
 
     def __post_init__(self) -> None:
         for name, least in (("ctx", 1), ("threads", 1), ("kv_mib", 1), ("parallel", 1), ("max_tokens", 0)):
@@ -131,7 +134,7 @@ def _checked(name: str, value: object, where: str) -> Any:
 
 
 def _wrong_type(name: str, value: object, where: str) -> SettingsError:
-    names = {bool: "true or false", int: "an integer", float: "a number"}
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
     wanted = " or ".join(names.get(kind, repr(kind)) for kind in _TYPES[name])
     return SettingsError(f"{where}: {name} should be {wanted} and is {value!r}.")
 

@@ -7,6 +7,7 @@ import typer
 
 from localllm.cli import terminal
 from localllm.cli.exit_code import ExitCode
+from localllm.cli.list import list_models
 from localllm.cli.run import run
 from localllm.cli.show import show
 from localllm.errors import LocalLLMError
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(show)
+app.command("list")(list_models)
 
 
 def _print_version(wanted: bool) -> None:

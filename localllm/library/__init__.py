@@ -4,8 +4,12 @@ from pathlib import Path
 
 
 def resolve(name: str) -> Path:
-    """Return the file that a model's name stands for. A name is a path, in which ~ is the home folder.
+    """Return the file that a model's name stands for, looked up with this user's settings; see docs/models.md.
 
-    The file may be missing or of another kind: opening it says so, as gguf_io.ModelFileError.
+    Asks no network. A name that looks like a path is one, and its file may be missing or of another kind: opening it
+    says so, as gguf_io.ModelFileError. Raises ModelNotFoundError for other names that nothing on this machine has.
     """
-    return Path(name).expanduser()
+    from localllm.library.lookup import find
+    from localllm.settings import load_settings
+
+    return find(name, load_settings({})).path

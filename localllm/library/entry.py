@@ -1,0 +1,101 @@
+"""One model on this machine: where its file is, and what its owner says about it beside the file."""
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from localllm.library.errors import LibraryError
+from localllm.library.manifest import Manifest, blob_name
+
+MAX_TEXT_BYTES = 1 << 20
+
+
+class Source(StrEnum):
+    """Whose folder a model was found in, in the order in which names are looked up."""
+
+    OWN = "localllm"
+    OLLAMA = "ollama"
+    HUGGING_FACE = "huggingface"
+    LM_STUDIO = "lmstudio"
+    LLAMA_CPP = "llama.cpp"
+    FOLDER = "folder"
+    PATH = "path"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """What a manifest adds to a model file. parameters are in Ollama's names, values as JSON gives them.
+
+    template is the text as it is stored, in Go's or Jinja's language. messages begin every conversation.
+    """
+
+    template: str | None = None
+    system: str | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    messages: tuple[dict[str, str], ...] = ()
+    licenses: tuple[str, ...] = ()
+    adapters: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryModel:
+    """A model that a name stands for. names: all of them, the one to show first; path: its file, or the first part."""
+
+    names: tuple[str, ...]
+    source: Source
+    path: Path
+    manifest: Manifest | None = None
+    manifest_path: Path | None = None
+    blobs: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The name to show."""
+        return self.names[0]
+
+    def defaults(self) -> ModelDefaults:
+        """Read what the manifest adds. Raises LibraryError for a layer that is missing or damaged."""
+        if self.manifest is None or self.blobs is None:
+            return ModelDefaults()
+        manifest = self.manifest
+        template, system = self._texts("template"), self._texts("system")
+        return ModelDefaults(
+            template=template[-1] if template else None,
+            system=system[-1] if system else None,
+            parameters=self._json("params", dict) or {},
+            messages=tuple(self._json("messages", list) or ()),
+            licenses=tuple(self._texts("license")),
+            adapters=tuple(self.blobs / blob_name(layer.digest) for layer in manifest.of_kind("adapter")),
+        )
+
+    def _texts(self, kind: str) -> list[str]:
+        if self.manifest is None or self.blobs is None:
+            return []
+        return [_read_text(self.blobs / blob_name(layer.digest)) for layer in self.manifest.of_kind(kind)]
+
+    def _json(self, kind: str, wanted: type) -> Any:
+        texts = self._texts(kind)
+        if not texts:
+            return None
+        try:
+            value = json.loads(texts[-1])
+        except ValueError as error:
+            raise LibraryError(f"{self.name}: its {kind} layer is not JSON: {error}. Pull the model again.") from error
+        if not isinstance(value, wanted):
+            raise LibraryError(f"{self.name}: its {kind} layer holds {type(value).__name__}. Pull the model again.")
+        return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+        if len(data) > MAX_TEXT_BYTES:
+            raise LibraryError(f"{path}: has more than {MAX_TEXT_BYTES} bytes of text.")
+        return data.decode()
+    except OSError as error:
+        raise LibraryError(f"{path}: cannot be read: {error.strerror}. Pull the model again.") from error
+    except UnicodeDecodeError as error:
+        raise LibraryError(f"{path}: is not UTF-8 text. Pull the model again.") from error

@@ -1,0 +1,96 @@
+"""Models that lie as plain GGUF files: the Hugging Face cache, LM Studio's and llama.cpp's folders, configured ones."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from localllm.library.entry import LibraryModel, Source
+from localllm.library.names import quantization_of, without_part
+
+MAX_DEPTH = 6
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+
+
+def hugging_face_models(hub: Path) -> Iterator[LibraryModel]:
+    """models--<user>--<repo>/snapshots/<revision>/<file>; the newest revision of each file wins."""
+    for repository in sorted(_listed(hub)):
+        kind, _, name = repository.name.partition("--")
+        if kind != "models" or "--" not in name:
+            continue
+        user, _, repo = name.partition("--")
+        snapshots = sorted(_listed(repository / "snapshots"), key=_changed, reverse=True)
+        files: dict[str, Path] = {}
+        for snapshot in snapshots:
+            for file in gguf_files(snapshot):
+                files.setdefault(file.name, file)
+        yield from _of_repository(files, f"hf.co/{user}/{repo}", Source.HUGGING_FACE)
+
+
+def lm_studio_models(root: Path) -> Iterator[LibraryModel]:
+    """<publisher>/<repo>/<file>, where publisher and repo are Hugging Face's."""
+    for publisher in sorted(_listed(root)):
+        for repository in sorted(_listed(publisher)):
+            files = {file.name: file for file in gguf_files(repository)}
+            repo = f"{publisher.name}/{repository.name}"
+            yield from _of_repository(files, repo, Source.LM_STUDIO, also=f"hf.co/{repo}")
+
+
+def llama_cpp_models(cache: Path) -> Iterator[LibraryModel]:
+    """<user>_<repo>_<file>, told apart by the manifest=<user>=<repo>=<tag>.json beside them."""
+    repositories = [path.name.split("=")[1:3] for path in _listed(cache) if path.name.count("=") == 3]
+    for file in gguf_files(cache, depth=1):
+        for user, repo in repositories:
+            prefix = f"{user}_{repo}_"
+            if file.name.startswith(prefix):
+                plain = file.name.removeprefix(prefix)
+                yield from _of_repository({plain: file}, f"hf.co/{user}/{repo}", Source.LLAMA_CPP)
+                break
+        else:
+            yield LibraryModel((without_part(file.stem),), Source.LLAMA_CPP, file)
+
+
+def folder_models(folder: Path) -> Iterator[LibraryModel]:
+    """Every GGUF file below a folder, under its name without .gguf."""
+    for file in gguf_files(folder):
+        yield LibraryModel((without_part(file.stem), file.name), Source.FOLDER, file)
+
+
+def gguf_files(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+    """Model files below a folder, sorted: no projectors (mmproj), of split ones the first part."""
+    for path in sorted(_listed(folder)):
+        if path.is_dir():
+            if depth > 1 and not path.is_symlink():
+                yield from gguf_files(path, depth - 1)
+        elif path.suffix == ".gguf" and is_model_name(path.name) and path.is_file():
+            yield path
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a file of this name is a model or its first part, and no projector for images or sound."""
+    return not _LATER_PART.search(name) and "mmproj" not in name.lower()
+
+
+def _of_repository(
+    files: Mapping[str, Path], repository: str, source: Source, also: str | None = None
+) -> Iterator[LibraryModel]:
+    """Name a repository's files by quantisation, and by their whole names where that leaves a doubt."""
+    stems = {without_part(Path(name).stem): path for name, path in sorted(files.items())}
+    labels = [quantization_of(stem) for stem in stems]
+    bases = [repository, *([also] if also else [])]
+    for (stem, path), label in zip(stems.items(), labels, strict=True):
+        tag = label if label is not None and labels.count(label) == 1 else stem
+        names = [f"{base}:{end}" for end in (tag, stem) for base in bases]
+        yield LibraryModel(tuple(dict.fromkeys([*names, stem])), source, path)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing where it is missing or closed to us: other programs need not be installed."""
+    try:
+        return [Path(entry.path) for entry in os.scandir(folder)]
+    except OSError:
+        return []
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime

@@ -1,0 +1,76 @@
+"""What `localllm list` says of each model: read from headers alone, nothing is loaded."""
+
+from dataclasses import dataclass
+
+from gguf_io import open_model
+from gguf_io.model_file import ModelFile
+from localllm.engine.memory_plan import plan_memory
+from localllm.errors import LocalLLMError, OutOfMemoryError
+from localllm.library.entry import LibraryModel
+from localllm.library.summary import summarize
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One row. size: bytes; context: tokens the model was trained for; None where the file does not say.
+
+    fits: whether main memory that is free now holds the weights and a short conversation. problem: why the file cannot
+    be read, and then nothing but name, source and path is known.
+    """
+
+    name: str
+    source: str
+    path: str
+    size: int | None = None
+    quantization: str | None = None
+    parameters: int | None = None
+    architecture: str | None = None
+    context: int | None = None
+    fits: bool | None = None
+    problem: str | None = None
+
+
+def describe(model: LibraryModel, available: int | None = None) -> Listed:
+    """Open a model's header. A file that cannot be read gets a row that says why.
+
+    available: bytes of free memory, asked of the machine if None.
+    """
+    try:
+        with open_model(model.path) as file:
+            summary = summarize(file)
+            return Listed(
+                model.name,
+                model.source,
+                str(model.path),
+                size=summary.file_bytes,
+                quantization=file_type(file) or summary.quantization,
+                parameters=summary.parameters,
+                architecture=summary.architecture,
+                context=summary.context,
+                fits=fits(summary.weights_bytes, summary.kv_bytes_per_token, available),
+            )
+    except LocalLLMError as error:
+        return Listed(model.name, model.source, str(model.path), problem=str(error))
+
+
+def fits(weights: int, kv_bytes_per_token: int | None, available: int | None = None) -> bool | None:
+    """Whether the memory plan of the CPU engine holds; None where the KV of an architecture is not known."""
+    if kv_bytes_per_token is None:
+        return None
+    try:
+        plan_memory(weights, kv_bytes_per_token, available=available)
+    except OutOfMemoryError:
+        return False
+    return True
+
+
+def file_type(file: ModelFile) -> str | None:
+    """The mixture of formats by llama.cpp's name, such as Q4_K_M; None where the file does not say."""
+    from gguf import LlamaFileType
+
+    value = file.metadata.get("general.file_type")
+    try:
+        name = str(LlamaFileType(value).name)
+    except ValueError:
+        return None
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")

@@ -1,0 +1,117 @@
+"""From a name to a model on this machine. docs/models.md says the order in words."""
+
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from localllm.library import folders, places
+from localllm.library.entry import LibraryModel, Source
+from localllm.library.errors import LibraryError, ModelNotFoundError
+from localllm.library.names import DEFAULT_TAG, HUGGING_FACE_HOST, ModelName, preference, quantization_of
+from localllm.library.stores import stored_models
+from localllm.settings import Settings
+
+
+def all_models(settings: Settings) -> Iterator[LibraryModel]:
+    """Every model on this machine, in the order in which a name is looked up."""
+    yield from stored_models(places.own_store(settings), Source.OWN)
+    for store in places.ollama_stores():
+        yield from stored_models(store, Source.OLLAMA)
+    yield from folders.hugging_face_models(places.hugging_face_hub())
+    for folder in places.lm_studio_models():
+        yield from folders.lm_studio_models(folder)
+    yield from folders.llama_cpp_models(places.llama_cpp_cache())
+    for folder in places.configured_folders(settings):
+        yield from folders.folder_models(folder)
+
+
+def find(name: str, settings: Settings) -> LibraryModel:
+    """The model that a name stands for: a path, a URL that was pulled, or a name.
+
+    Asks no network. Raises ModelNotFoundError, and LibraryError for a name that cannot be one.
+    """
+    if is_path(name):
+        return LibraryModel((name,), Source.PATH, Path(name).expanduser())
+    wanted = wanted_names(name)
+    models = list(all_models(settings))
+    for model in models:
+        if not wanted.isdisjoint(known.lower() for known in model.names):
+            return model
+    if (untagged := _untagged_repository(name)) is not None and (chosen := _preferred(untagged, models)) is not None:
+        return chosen
+    raise ModelNotFoundError(_not_found(name, models))
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is a path: it looks like one, or a file of this name is here."""
+    if "://" in name:
+        return False
+    return name.startswith(("/", ".", "~")) or name.lower().endswith(".gguf") or os.path.isfile(name)
+
+
+def wanted_names(name: str) -> set[str]:
+    """What a model may be called, in lower case, to be the one that this name means."""
+    if "://" in name:
+        return {str(name_of_url(name)).lower(), name_of_url(name).key}
+    wanted = {name.lower()}
+    parsed = _parsed(name)
+    return wanted if parsed is None else wanted | {parsed.key, str(parsed).lower()}
+
+
+def name_of_url(url: str) -> ModelName:
+    """The name under which the file of a URL is stored: hf.co/user/repo:<tag> for Hugging Face, else host/web/<file>.
+
+    Raises LibraryError for a URL that is not http(s) to a .gguf file.
+    """
+    parts = urlsplit(url)
+    segments = [unquote(segment) for segment in parts.path.split("/") if segment]
+    if parts.scheme not in ("http", "https") or not parts.hostname or not segments:
+        raise LibraryError(f"{url!r} is not the address of a model: give http(s)://host/.../file.gguf.")
+    if parts.hostname in ("huggingface.co", HUGGING_FACE_HOST) and segments[0] != "api" and len(segments) >= 2:
+        file = segments[-1] if len(segments) > 4 and segments[-1].endswith(".gguf") else ""
+        stem = file.removesuffix(".gguf")
+        return ModelName(segments[1], stem or DEFAULT_TAG, segments[0], HUGGING_FACE_HOST)
+    if not segments[-1].endswith(".gguf"):
+        raise LibraryError(f"{url!r} is not the address of a .gguf file.")
+    return ModelName(segments[-1].removesuffix(".gguf"), DEFAULT_TAG, "web", parts.netloc.rpartition("@")[2])
+
+
+def _parsed(name: str) -> ModelName | None:
+    """None for what is no name of a registry, such as a file's name with a space: it may still be in a folder."""
+    try:
+        return ModelName.parse(name)
+    except LibraryError:
+        return None
+
+
+def _untagged_repository(name: str) -> str | None:
+    """How the names of a repository's models begin, for a name that leaves the quantisation open."""
+    parsed = name_of_url(name) if "://" in name else _parsed(name)
+    if parsed is None or parsed.tag != DEFAULT_TAG or "/" not in name:
+        return None
+    return f"{parsed.host}/{parsed.repository}:".lower() if parsed.host == HUGGING_FACE_HOST else f"{name.lower()}:"
+
+
+def _preferred(repository: str, models: list[LibraryModel]) -> LibraryModel | None:
+    """Of a repository's models, the one that a pull would choose."""
+    of_it = [
+        model
+        for model in models
+        if model.source is not Source.OLLAMA and any(known.lower().startswith(repository) for known in model.names)
+    ]
+    return min(of_it, key=lambda model: preference(_quantization(model)), default=None)
+
+
+def _quantization(model: LibraryModel) -> str:
+    return quantization_of(model.name.rpartition(":")[2]) or ""
+
+
+def _not_found(name: str, models: list[LibraryModel]) -> str:
+    near = difflib.get_close_matches(name.lower(), [model.name for model in models], n=1, cutoff=0.6)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return (
+        f"There is no model {name!r} on this machine. {hint}"
+        f"`localllm list` shows those there are, `localllm pull {name}` gets it."
+    )

@@ -1,0 +1,125 @@
+"""Manifests: which blobs make up a model. Ollama's registry and store have the same form, and so has our store.
+
+A model is a list of layers, each a kind and the SHA-256 of its content. No digest reaches a path unchecked.
+Format: Docker's image manifest, version 2, with the media types application/vnd.ollama.image.*.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from localllm.library.errors import LibraryError
+
+MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
+MAX_MANIFEST_BYTES = 1 << 20
+MAX_LAYERS = 1024
+MAX_LAYER_BYTES = 1 << 46  # 64 TiB, beyond any disk
+
+_LAYER_TYPE = "application/vnd.ollama.image."
+_LINK_TYPE = "application/vnd.localllm.link"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One content. kind: model, template, system, params, messages, license, adapter, projector. size: bytes."""
+
+    kind: str
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A model's layers. link: a GGUF file outside the store that stands in for the model layer."""
+
+    layers: tuple[Layer, ...]
+    link: Path | None = None
+
+    def of_kind(self, kind: str) -> list[Layer]:
+        """The layers of one kind, in order."""
+        return [layer for layer in self.layers if layer.kind == kind]
+
+    def dump(self) -> bytes:
+        """As JSON."""
+        layers: list[dict[str, object]] = [
+            {"mediaType": f"{_LAYER_TYPE}{layer.kind}", "digest": layer.digest, "size": layer.size}
+            for layer in self.layers
+        ]
+        if self.link is not None:
+            layers.append({"mediaType": _LINK_TYPE, "path": str(self.link)})
+        content = {"schemaVersion": 2, "mediaType": MEDIA_TYPE, "layers": layers}
+        return json.dumps(content, indent=1).encode()
+
+
+def check_digest(digest: object) -> str:
+    """The digest itself, if it is one; LibraryError otherwise."""
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise LibraryError(f"{str(digest)[:100]!r} is not a digest like sha256:<64 hex digits>.")
+    return digest
+
+
+def blob_name(digest: str) -> str:
+    """The file name of a blob, in Ollama's store and in ours."""
+    return check_digest(digest).replace(":", "-")
+
+
+def model_file_names(layers: Sequence[Layer]) -> list[str]:
+    """The blobs' file names of a model's parts, in order; a split model's are named as its loader looks for them."""
+    if len(layers) == 1:
+        return [blob_name(layers[0].digest)]
+    stem = blob_name(layers[0].digest)
+    return [f"{stem}-{number:05}-of-{len(layers):05}.gguf" for number in range(1, len(layers) + 1)]
+
+
+def parse_manifest(data: bytes, where: str, *, own: bool = False) -> Manifest:
+    """Read a manifest. Layers of unknown kinds are left out.
+
+    own: it lies in our own store, so that its link may be followed; nobody else's is.
+    Raises LibraryError naming where it came from.
+    """
+    try:
+        content = json.loads(data)
+        items = content["layers"]
+        known = [_layer(item) for item in _checked_items(items) if _kind(item) is not None]
+        links = [Path(item["path"]) for item in items if own and item["mediaType"] == _LINK_TYPE]
+    except (ValueError, TypeError, KeyError, RecursionError, LibraryError) as error:
+        raise LibraryError(
+            f"{where}: is not a model's manifest: {error}. Remove it and pull the model again."
+        ) from error
+    return Manifest(tuple(known), links[0] if links else None)
+
+
+def read_manifest(path: Path, *, own: bool = False) -> Manifest:
+    """Read a manifest's file. Raises LibraryError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise LibraryError(f"{path}: cannot be read: {error.strerror}.") from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise LibraryError(f"{path}: is no manifest: it is larger than {MAX_MANIFEST_BYTES} bytes.")
+    return parse_manifest(data, str(path), own=own)
+
+
+def _checked_items(items: Any) -> Iterable[dict[str, Any]]:
+    if not isinstance(items, list) or len(items) > MAX_LAYERS:
+        raise LibraryError(f"its layers should be a list of at most {MAX_LAYERS}")
+    return items
+
+
+def _kind(item: dict[str, Any]) -> str | None:
+    media_type = item["mediaType"]
+    if not isinstance(media_type, str) or not media_type.startswith(_LAYER_TYPE):
+        return None
+    return media_type.removeprefix(_LAYER_TYPE)
+
+
+def _layer(item: dict[str, Any]) -> Layer:
+    size = item["size"]
+    if type(size) is not int or not 0 <= size <= MAX_LAYER_BYTES:
+        raise LibraryError(f"a layer's size is {str(size)[:40]!r}")
+    return Layer(str(_kind(item)), check_digest(item["digest"]), size)

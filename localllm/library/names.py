@@ -1,0 +1,106 @@
+"""Names of models in the registries' words: [host/][namespace/]model[:tag].
+
+The parts become folders, so each is checked here before anything else sees it. Names compare without case.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Self
+
+from localllm.library.errors import LibraryError
+
+OLLAMA_HOST = "registry.ollama.ai"
+HUGGING_FACE_HOST = "hf.co"
+DEFAULT_NAMESPACE = "library"
+DEFAULT_TAG = "latest"
+
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")
+_HOST_ALIASES = {"huggingface.co": HUGGING_FACE_HOST, "www.huggingface.co": HUGGING_FACE_HOST}
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:IQ[1-8]_[A-Z0-9]+|T?Q[1-8]_[0-9K](?:_[A-Z]{1,2})?|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-._])",
+    re.IGNORECASE,
+)
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+
+# What a repository's model stands for when no quantisation is named: small enough for most, good enough for most.
+PREFERRED_QUANTIZATIONS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A whole name. `str` leaves out Ollama's host and namespace: qwen3:0.6b, hf.co/user/repo:Q4_K_M."""
+
+    model: str
+    tag: str = DEFAULT_TAG
+    namespace: str = DEFAULT_NAMESPACE
+    host: str = OLLAMA_HOST
+
+    def __post_init__(self) -> None:
+        for part in (self.namespace, self.model, self.tag):
+            if not _PART.fullmatch(part) or ".." in part:
+                raise LibraryError(
+                    f"{part!r} cannot be a part of a model's name. Use letters, digits, '.', '_' and '-'."
+                )
+        if not _HOST.fullmatch(self.host) or ".." in self.host:
+            raise LibraryError(f"{self.host!r} is not the name of a host.")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a name and fill in the defaults. Raises LibraryError, also for what would leave its folder."""
+        *before, last = text.split("/")
+        model, colon, tag = last.partition(":")
+        if len(before) > 2:
+            raise LibraryError(f"{text!r} is not a model's name: it has more than host/namespace/model:tag.")
+        if colon and not tag:
+            raise LibraryError(f"{text!r} is not a model's name: nothing follows the colon.")
+        host = before[0] if len(before) == 2 else OLLAMA_HOST
+        return cls(
+            model=model,
+            tag=tag or DEFAULT_TAG,
+            namespace=before[-1] if before else DEFAULT_NAMESPACE,
+            host=_HOST_ALIASES.get(host.lower(), host),
+        )
+
+    @property
+    def key(self) -> str:
+        """The whole name in lower case, for comparing."""
+        return f"{self.host}/{self.repository}:{self.tag}".lower()
+
+    @property
+    def repository(self) -> str:
+        """Namespace and model, as registries and Hugging Face call it."""
+        return f"{self.namespace}/{self.model}"
+
+    @property
+    def folders(self) -> tuple[str, str, str, str]:
+        """Where the manifest lies below its folder; the last is the file."""
+        return self.host, self.namespace, self.model, self.tag
+
+    def tagged(self, tag: str) -> Self:
+        """The same model under another tag."""
+        return replace(self, tag=tag)
+
+    def __str__(self) -> str:
+        if self.host != OLLAMA_HOST:
+            return f"{self.host}/{self.repository}:{self.tag}"
+        return f"{self.model if self.namespace == DEFAULT_NAMESPACE else self.repository}:{self.tag}"
+
+
+def quantization_of(stem: str) -> str | None:
+    """The quantisation that a file's name (without .gguf) tells of, in upper case: Q4_K_M of Qwen3-0.6B-Q4_K_M."""
+    found = _QUANTIZATION.findall(_SPLIT.sub("", stem))
+    return found[-1].upper() if found else None
+
+
+def without_part(stem: str) -> str:
+    """A file's name (without .gguf) without -00001-of-00003."""
+    return _SPLIT.sub("", stem)
+
+
+def preference(quantization: str) -> int:
+    """Rank of a quantisation where none was asked for; smaller is better."""
+    try:
+        return PREFERRED_QUANTIZATIONS.index(quantization.upper())
+    except ValueError:
+        return len(PREFERRED_QUANTIZATIONS)

@@ -1,0 +1,60 @@
+"""Where models lie on this machine, by program. Nothing here is written to, except the own store by its module."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+
+from localllm.settings import Settings
+
+
+def own_store(settings: Settings) -> Path:
+    """Our store: the setting model_store, or the user's data folder (~/.local/share/localllm/models on Linux)."""
+    if settings.model_store:
+        return Path(settings.model_store).expanduser()
+    return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "models"
+
+
+def ollama_stores() -> list[Path]:
+    """Ollama's: OLLAMA_MODELS, or the user's and the Linux service's."""
+    if chosen := os.environ.get("OLLAMA_MODELS"):
+        return [Path(chosen).expanduser()]
+    return [Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
+
+
+def hugging_face_hub() -> Path:
+    """The Hugging Face cache, by the variables that huggingface_hub documents."""
+    if chosen := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface").expanduser() / "hub"
+
+
+def lm_studio_models() -> list[Path]:
+    """LM Studio's folders, under the home that its pointer file names, and the two that it used by default."""
+    homes = [Path.home() / ".lmstudio", Path.home() / ".cache" / "lm-studio"]
+    pointer = Path.home() / ".lmstudio-home-pointer"
+    if pointer.is_file():
+        named = pointer.read_text(encoding="utf-8", errors="replace").strip()
+        homes = [Path(named), *homes] if named else homes
+    return list(_once(home / "models" for home in homes))
+
+
+def llama_cpp_cache() -> Path:
+    """llama.cpp's downloads: LLAMA_CACHE or the platform's cache folder. Newer ones lie in the Hugging Face cache."""
+    if chosen := os.environ.get("LLAMA_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "llama.cpp"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama.cpp"
+
+
+def configured_folders(settings: Settings) -> list[Path]:
+    """The folders of the setting model_folders, which are separated as in PATH."""
+    return [Path(folder).expanduser() for folder in settings.model_folders.split(os.pathsep) if folder]
+
+
+def _once(paths: Iterator[Path]) -> Iterator[Path]:
+    yield from dict.fromkeys(paths)

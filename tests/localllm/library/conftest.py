@@ -1,0 +1,113 @@
+"""A home folder of its own for every test, and the stores that other programs would have in it."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+OTHER_PLACES = (
+    "OLLAMA_MODELS",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HF_HOME",
+    "LLAMA_CACHE",
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home; no variable leads out of it."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", *OTHER_PLACES):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A whole model file of a few kilobytes, with the keys of a Llama and a file type of Q8_0."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_token_list([f"t{index}" for index in range(40)])
+    writer.add_tensor("blk.0.attn_k.weight", np.zeros((16, 32), np.float16))
+    writer.add_tensor("token_embd.weight", np.zeros((40, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def write_file(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def write_ollama_model(root: Path, name: str, layers: dict[str, bytes]) -> Path:
+    """What `ollama pull` leaves: name is host/namespace/model/tag, layers are by the end of their media type."""
+    listed = []
+    for kind, data in layers.items():
+        digest = hashlib.sha256(data).hexdigest()
+        write_file(root / "blobs" / f"sha256-{digest}", data)
+        media_type = f"application/vnd.ollama.image.{kind}"
+        listed.append({"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)})
+    manifest = {"schemaVersion": 2, "config": {"digest": "sha256:" + 64 * "0", "size": 1}, "layers": listed}
+    return write_file(root / "manifests" / name, json.dumps(manifest).encode())
+
+
+def write_hugging_face_model(hub: Path, repository: str, file: str, data: bytes, revision: str = "a" * 40) -> Path:
+    """What huggingface_hub leaves: a blob, and a snapshot that links to it."""
+    folder = hub / f"models--{repository.replace('/', '--')}"
+    blob = write_file(folder / "blobs" / hashlib.sha256(data).hexdigest(), data)
+    link = folder / "snapshots" / revision / file
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(Path("../../blobs") / blob.name)
+    return link
+
+
+@pytest.fixture
+def full_home(home: Path, tiny_gguf: bytes) -> Path:
+    """Models of four other programs."""
+    ollama = home / ".ollama" / "models"
+    layers = {"model": tiny_gguf, "system": b"Speak like a pirate.", "params": b'{"temperature": 0.5, "stop": ["x"]}'}
+    write_ollama_model(ollama, "registry.ollama.ai/library/qwen3/0.6b", layers)
+    write_ollama_model(ollama, "hf.co/bartowski/Tiny-GGUF/Q8_0", {"model": tiny_gguf})
+    hub = home / ".cache" / "huggingface" / "hub"
+    write_hugging_face_model(hub, "user/Some-Model-GGUF", "Some-Model-Q4_K_M.gguf", tiny_gguf)
+    write_hugging_face_model(hub, "user/Some-Model-GGUF", "Some-Model-Q8_0.gguf", tiny_gguf)
+    write_hugging_face_model(hub, "user/Some-Model-GGUF", "mmproj-Some-Model-F16.gguf", tiny_gguf)
+    write_file(home / ".lmstudio/models/lmstudio-community/Phi-GGUF/Phi-Q6_K.gguf", tiny_gguf)
+    write_file(home / ".cache/llama.cpp/ggml-org_gemma-GGUF_gemma-Q4_0.gguf", tiny_gguf)
+    write_file(home / ".cache/llama.cpp/manifest=ggml-org=gemma-GGUF=latest.json", b"{}")
+    return home
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run localllm with these arguments and return the exit code."""
+    from localllm.cli.main import main
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["localllm", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return call

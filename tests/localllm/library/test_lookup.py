@@ -1,0 +1,201 @@
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localllm.library import resolve
+from localllm.library.entry import Source
+from localllm.library.errors import LibraryError, ModelNotFoundError
+from localllm.library.lookup import all_models, find
+from localllm.settings import Settings
+from tests.localllm.library.conftest import write_file, write_hugging_face_model, write_ollama_model
+
+SETTINGS = Settings()
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """Every file's size, time and content, to see that nothing changes."""
+    return {
+        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "end"),
+    [
+        ("qwen3:0.6b", Source.OLLAMA, "blobs/sha256-"),
+        ("QWEN3:0.6B", Source.OLLAMA, "blobs/sha256-"),
+        ("registry.ollama.ai/library/qwen3:0.6b", Source.OLLAMA, "blobs/sha256-"),
+        ("hf.co/bartowski/Tiny-GGUF:Q8_0", Source.OLLAMA, "blobs/sha256-"),
+        ("hf.co/user/Some-Model-GGUF:Q4_K_M", Source.HUGGING_FACE, "Some-Model-Q4_K_M.gguf"),
+        ("hf.co/user/some-model-gguf:q8_0", Source.HUGGING_FACE, "Some-Model-Q8_0.gguf"),
+        ("huggingface.co/user/Some-Model-GGUF:Q8_0", Source.HUGGING_FACE, "Some-Model-Q8_0.gguf"),
+        ("hf.co/user/Some-Model-GGUF", Source.HUGGING_FACE, "Some-Model-Q4_K_M.gguf"),
+        (
+            "https://huggingface.co/user/Some-Model-GGUF/resolve/main/Some-Model-Q8_0.gguf",
+            Source.HUGGING_FACE,
+            "Q8_0.gguf",
+        ),
+        ("Some-Model-Q8_0", Source.HUGGING_FACE, "Some-Model-Q8_0.gguf"),
+        ("lmstudio-community/Phi-GGUF", Source.LM_STUDIO, "Phi-Q6_K.gguf"),
+        ("hf.co/lmstudio-community/Phi-GGUF:Q6_K", Source.LM_STUDIO, "Phi-Q6_K.gguf"),
+        ("hf.co/ggml-org/gemma-GGUF:Q4_0", Source.LLAMA_CPP, "ggml-org_gemma-GGUF_gemma-Q4_0.gguf"),
+    ],
+)
+def test_names_find_models_of_other_programs(full_home: Path, name: str, source: Source, end: str) -> None:
+    model = find(name, SETTINGS)
+    assert model.source == source
+    assert end in str(model.path)
+    assert model.path.is_file()
+
+
+def test_every_shown_name_is_found(full_home: Path) -> None:
+    models = list(all_models(SETTINGS))
+    assert len(models) == 6
+    for model in models:
+        assert find(model.name, SETTINGS).path == model.path
+
+
+def test_manifest_layers_are_read(full_home: Path) -> None:
+    defaults = find("qwen3:0.6b", SETTINGS).defaults()
+    assert defaults.system == "Speak like a pirate."
+    assert defaults.parameters == {"temperature": 0.5, "stop": ["x"]}
+    assert defaults.template is None
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3", "qwen3:8b", "bartowski/Tiny-GGUF", "nothing", "a b", "hf.co/user/Some-Model-GGUF:Q5_0"]
+)
+def test_names_of_nothing_say_how_to_get_it(full_home: Path, name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="localllm pull"):
+        find(name, SETTINGS)
+
+
+def test_a_near_name_is_told(full_home: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"Did you mean qwen3:0\.6b"):
+        find("qwen3:0.6", SETTINGS)
+
+
+def test_paths_come_first(full_home: Path, tiny_gguf: bytes) -> None:
+    write_file(full_home / "qwen3:0.6b", tiny_gguf)
+    assert resolve("qwen3:0.6b") == Path("qwen3:0.6b")
+    assert resolve("~/x") == full_home / "x"
+    assert resolve("missing.gguf") == Path("missing.gguf")
+
+
+def test_sources_are_asked_in_order(home: Path, tiny_gguf: bytes) -> None:
+    write_file(home / ".lmstudio/models/u/r/m-Q8_0.gguf", tiny_gguf)
+    assert find("hf.co/u/r:Q8_0", SETTINGS).source is Source.LM_STUDIO
+    write_hugging_face_model(home / ".cache/huggingface/hub", "u/r", "m-Q8_0.gguf", tiny_gguf)
+    assert find("hf.co/u/r:Q8_0", SETTINGS).source is Source.HUGGING_FACE
+    write_ollama_model(home / ".ollama/models", "hf.co/u/r/Q8_0", {"model": tiny_gguf})
+    assert find("hf.co/u/r:Q8_0", SETTINGS).source is Source.OLLAMA
+    write_ollama_model(home / ".local/share/localllm/models", "hf.co/u/r/Q8_0", {"model": tiny_gguf})
+    assert find("hf.co/u/r:Q8_0", SETTINGS).source is Source.OWN
+
+
+def test_variables_and_settings_lead_elsewhere(home: Path, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ollama_model(home / "o", "registry.ollama.ai/library/a/1", {"model": tiny_gguf})
+    write_hugging_face_model(home / "h" / "hub", "u/r", "b-Q8_0.gguf", tiny_gguf)
+    write_file(home / "lm/models/p/q/c-Q8_0.gguf", tiny_gguf)
+    write_file(home / ".lmstudio-home-pointer", f"{home}/lm\n".encode())
+    write_file(home / "l/d.gguf", tiny_gguf)
+    write_file(home / "f1/deep/er/e.gguf", tiny_gguf)
+    write_file(home / "f2/f-00001-of-00002.gguf", tiny_gguf)
+    write_file(home / "f2/f-00002-of-00002.gguf", tiny_gguf)
+    monkeypatch.setenv("OLLAMA_MODELS", str(home / "o"))
+    monkeypatch.setenv("HF_HOME", str(home / "h"))
+    monkeypatch.setenv("LLAMA_CACHE", str(home / "l"))
+    settings = Settings(model_folders=f"{home}/f1{os.pathsep}{home}/f2", model_store=str(home / "own"))
+    write_ollama_model(home / "own", "registry.ollama.ai/library/g/1", {"model": tiny_gguf})
+    names = {model.name for model in all_models(settings)}
+    assert names == {"g:1", "a:1", "hf.co/u/r:Q8_0", "p/q:Q8_0", "d", "e", "f"}
+    assert find("f", settings).path.name == "f-00001-of-00002.gguf"
+
+
+def test_two_files_of_one_quantisation_keep_their_whole_names(home: Path, tiny_gguf: bytes) -> None:
+    hub = home / ".cache/huggingface/hub"
+    for file in ("small-Q8_0.gguf", "large-Q8_0.gguf"):
+        write_hugging_face_model(hub, "u/r", file, tiny_gguf)
+    assert {model.name for model in all_models(SETTINGS)} == {"hf.co/u/r:small-Q8_0", "hf.co/u/r:large-Q8_0"}
+
+
+def test_damaged_manifests_hide_nobody_else(
+    full_home: Path, tiny_gguf: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    ollama = full_home / ".ollama/models"
+    before = len(list(all_models(SETTINGS)))
+    layers = [("sha256:../../x", 1), ("sha256:" + "A" * 64, 1), ("sha256:" + "0" * 64, -1), ("sha256:" + "0" * 64, "1")]
+    media_type = "application/vnd.ollama.image.model"
+    bad = [b"", b"{", b"[]", b'{"layers": 3}', b"\xff", b"[" * 100_000, b'{"layers": [1]}', b" " * (2 << 20)]
+    for digest, size in layers:
+        layer = {"mediaType": media_type, "digest": digest, "size": size}
+        bad.append(json.dumps({"layers": [layer]}).encode())
+    for number, data in enumerate(bad):
+        write_file(ollama / f"manifests/registry.ollama.ai/library/bad/{number}", data)
+    assert len(list(all_models(SETTINGS))) == before
+    assert len(caplog.records) == len(bad)
+    assert all("bad/" in record.getMessage() for record in caplog.records)
+
+
+def test_a_manifest_of_another_program_cannot_link_to_a_file(home: Path, tiny_gguf: bytes) -> None:
+    target = write_file(home / "secret.gguf", tiny_gguf)
+    manifest = {"layers": [{"mediaType": "application/vnd.localllm.link", "path": str(target)}]}
+    for store in (".ollama/models", ".local/share/localllm/models"):
+        write_file(home / store / "manifests/registry.ollama.ai/library/x/1", json.dumps(manifest).encode())
+    assert [(model.source, model.path) for model in all_models(SETTINGS)] == [(Source.OWN, target)]
+
+
+def test_a_manifest_without_its_blobs_is_no_model(home: Path, tiny_gguf: bytes) -> None:
+    write_ollama_model(home / ".ollama/models", "registry.ollama.ai/library/x/1", {"model": tiny_gguf})
+    for blob in (home / ".ollama/models/blobs").iterdir():
+        blob.unlink()
+    assert list(all_models(SETTINGS)) == []
+
+
+def test_a_layer_that_is_no_json_is_named(home: Path, tiny_gguf: bytes) -> None:
+    layers = {"model": tiny_gguf, "params": b"{"}
+    write_ollama_model(home / ".ollama/models", "registry.ollama.ai/library/x/1", layers)
+    with pytest.raises(LibraryError, match="x:1: its params layer"):
+        find("x:1", SETTINGS).defaults()
+
+
+def test_list_shows_all_and_changes_nothing(
+    full_home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = write_file(full_home / ".lmstudio/models/a/b/broken-Q8_0.gguf", b"GGUF but not really, just some text")
+    before = snapshot(full_home)
+    assert command("list", "--json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert len(rows) == 7
+    qwen = rows["qwen3:0.6b"]
+    size = Path(qwen["path"]).stat().st_size
+    shown = {key: qwen[key] for key in ("source", "size", "quantization", "parameters", "context", "fits", "problem")}
+    assert shown == {
+        "source": "ollama",
+        "size": size,
+        "quantization": "Q8_0",
+        "parameters": 16 * 32 + 40 * 32,
+        "context": 64,
+        "fits": True,
+        "problem": None,
+    }
+    assert str(broken) in rows["a/b:Q8_0"]["problem"]
+    assert command("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "FITS"]
+    assert len(lines) == 8
+    assert snapshot(full_home) == before
+
+
+def test_an_empty_machine_is_told_what_to_do(
+    home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("list") == 0
+    assert "localllm pull" in capsys.readouterr().err
+    assert list(home.iterdir()) == []

@@ -1,0 +1,99 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localllm.library.errors import LibraryError
+from localllm.library.lookup import name_of_url
+from localllm.library.names import ModelName, quantization_of
+
+# Names, and host/namespace/model:tag as Ollama's documentation fills them in.
+WHOLE = [
+    ("qwen3", "registry.ollama.ai/library/qwen3:latest", "qwen3:latest"),
+    ("qwen3:0.6b", "registry.ollama.ai/library/qwen3:0.6b", "qwen3:0.6b"),
+    ("Mario/Nice-Model", "registry.ollama.ai/mario/nice-model:latest", "Mario/Nice-Model:latest"),
+    ("hf.co/user/repo:Q4_K_M", "hf.co/user/repo:q4_k_m", "hf.co/user/repo:Q4_K_M"),
+    ("huggingface.co/user/repo", "hf.co/user/repo:latest", "hf.co/user/repo:latest"),
+    ("localhost:5000/a/b:c", "localhost:5000/a/b:c", "localhost:5000/a/b:c"),
+]
+WRONG = [
+    "",
+    ":",
+    "a:",
+    "/a",
+    "a/",
+    "../a",
+    "a/../b",
+    "a/b/c/d",
+    "a..b",
+    ".a",
+    "a:b:c",
+    "a b",
+    "a\0",
+    "-a",
+    "a:../x",
+    "h/n/m:t/x",
+    "a" * 129,
+]
+
+
+@pytest.mark.parametrize(("text", "key", "shown"), WHOLE)
+def test_names_are_filled_in(text: str, key: str, shown: str) -> None:
+    name = ModelName.parse(text)
+    assert (name.key, str(name)) == (key, shown)
+    assert ModelName.parse(str(name)) == name
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_no_name_is_refused(text: str) -> None:
+    with pytest.raises(LibraryError):
+        ModelName.parse(text)
+
+
+@given(st.text(max_size=60) | st.text(alphabet="ab./:-_\\%", max_size=20))
+def test_no_name_leaves_its_folder(text: str) -> None:
+    try:
+        folders = ModelName.parse(text).folders
+    except LibraryError:
+        return
+    for part in folders:
+        assert part not in ("", ".", "..")
+        assert not set(part) & set("/\\\0")
+
+
+@pytest.mark.parametrize(
+    ("stem", "quantization"),
+    [
+        ("Qwen3-0.6B-Q8_0", "Q8_0"),
+        ("qwen2.5-0.5b-instruct-q4_k_m", "Q4_K_M"),
+        ("Meta-Llama-3.1-8B-Instruct-IQ2_XXS", "IQ2_XXS"),
+        ("gpt-oss-20b-MXFP4", "MXFP4"),
+        ("Qwen3-8B-UD-Q4_K_XL", "UD-Q4_K_XL"),
+        ("tinyllama-1.1b-chat-v1.0.Q4_K_M", "Q4_K_M"),
+        ("big-BF16-00001-of-00002", "BF16"),
+        ("Llama-3-8B", None),
+        ("phi-2", None),
+    ],
+)
+def test_quantisation_of_a_file_name(stem: str, quantization: str | None) -> None:
+    assert quantization_of(stem) == quantization
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://huggingface.co/user/repo/resolve/main/Repo-Q8_0.gguf", "hf.co/user/repo:Repo-Q8_0"),
+        ("https://huggingface.co/user/repo/blob/main/Repo-Q8_0.gguf?download=true", "hf.co/user/repo:Repo-Q8_0"),
+        ("https://huggingface.co/user/repo", "hf.co/user/repo:latest"),
+        ("https://example.org:8000/models/tiny.gguf", "example.org:8000/web/tiny:latest"),
+    ],
+)
+def test_urls_have_names(url: str, shown: str) -> None:
+    assert str(name_of_url(url)) == shown
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://a/b.gguf", "https://a/b.bin", "https:///b.gguf", "https://a/..gguf", "https://a/x%2f..%2fy.gguf"]
+)
+def test_urls_that_name_no_model_are_refused(url: str) -> None:
+    with pytest.raises(LibraryError):
+        name_of_url(url)
