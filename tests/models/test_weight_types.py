@@ -1,7 +1,7 @@
 """Every weight type that llama.cpp's quantizer makes: our logits against its own, and against the dequantised weights.
 
-Both engines round activations to 8 bits, in blocks of 32 or 256 that need not be the same ones. Each is up to 0.03 of the
-logits' spread from what the float activations would give on this model, so two of them differ by up to 0.045.
+Both engines round activations to 8 bits, in blocks of 32 or 256 that need not be the same ones. Each is up to 0.03 of
+the logits' spread from what the float activations would give on this model, so two of them differ by up to 0.045.
 """
 
 from pathlib import Path
