@@ -9,6 +9,7 @@ from localllm.cli import terminal
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.list import list_models
 from localllm.cli.run import run
+from localllm.cli.serve import serve
 from localllm.cli.show import show
 from localllm.errors import LocalLLMError
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(serve)
 app.command()(show)
 app.command("list")(list_models)
 

@@ -16,12 +16,15 @@ def open_runner(file: ModelFile, settings: Settings, progress: Callable[[str, fl
 
     Raises OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
     """
-    backend = _choose(file) if settings.backend == "auto" else settings.backend
+    backend = choose_backend(file, settings)
     return _open_llama(file, settings) if backend == "llama" else _open_native(file, settings, progress)
 
 
-def _choose(file: ModelFile) -> Backend:
-    """llama.cpp where it finds a GPU, and for architectures that the native engine does not know."""
+def choose_backend(file: ModelFile, settings: Settings) -> Backend:
+    """The backend that the settings name; for "auto", llama.cpp where it finds a GPU or the native engine does not
+    know the architecture."""
+    if settings.backend != "auto":
+        return settings.backend
     from gpu_offload.devices import gpus
     from gpu_offload.errors import LlamaCppMissingError
     from models.registry import ARCHITECTURES

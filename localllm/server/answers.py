@@ -1,0 +1,92 @@
+"""A model's events as pieces of an answer: content, reasoning, tool calls. A whole answer is a fold over them."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from localllm.engine.answer_parts import AnswerSplitter, PartKind
+from localllm.engine.request import FinishReason, Progress, TokenEvent, TokenLogprob
+from localllm.engine.stream import GenerationStream
+from localllm.engine.tool_calls import ToolCall
+from localllm.server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came since the piece before. last is set on the final piece alone, which may hold text too."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    progress: Progress | None = None
+    last: TokenEvent | None = None
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is anything to show before the end."""
+        return bool(self.content or self.reasoning or self.calls or self.logprobs)
+
+
+@dataclass(slots=True)
+class Answer:
+    """All pieces of an answer together."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    last: TokenEvent = field(default_factory=TokenEvent)
+
+    def add(self, piece: Piece) -> None:
+        """Append a piece."""
+        self.content += piece.content
+        self.reasoning += piece.reasoning
+        self.calls += piece.calls
+        self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs
+        self.last = piece.last or self.last
+
+
+class AnswerReader:
+    """Turns one generation's events into pieces. Without a splitter all text is content."""
+
+    def __init__(self, splitter: AnswerSplitter | None = None) -> None:
+        self._splitter = splitter
+
+    def push(self, event: TokenEvent) -> Piece:
+        """The piece that an event stands for. Raises ApiError for a generation that failed or was stopped by us."""
+        if event.finish_reason is FinishReason.ERROR:
+            raise ApiError(500, event.error or "the engine stopped without a reason")
+        if event.finish_reason is FinishReason.CANCELLED:
+            raise ApiError(503, "the generation was cancelled because the model or the server stops")
+        last = event if event.finish_reason else None
+        if self._splitter is None:
+            return Piece(event.text, "", (), event.token_ids, event.logprobs, event.progress, last)
+        parts = self._splitter.push(event.text)
+        if last:
+            parts += self._splitter.flush()
+        return Piece(
+            content="".join(part.text for part in parts if part.kind is PartKind.CONTENT),
+            reasoning="".join(part.text for part in parts if part.kind is PartKind.REASONING),
+            calls=tuple(call for part in parts for call in part.tool_calls),
+            token_ids=event.token_ids,
+            logprobs=event.logprobs,
+            progress=event.progress,
+            last=last,
+        )
+
+
+async def pieces(stream: GenerationStream, reader: AnswerReader) -> AsyncGenerator[Piece, None]:
+    """Read a stream to its end."""
+    async for event in stream:
+        yield reader.push(event)
+
+
+async def collect(stream: GenerationStream, reader: AnswerReader) -> Answer:
+    """Read a stream to its end and return the whole answer."""
+    answer = Answer()
+    async for piece in pieces(stream, reader):
+        answer.add(piece)
+    return answer

@@ -1,0 +1,112 @@
+"""Which models requests may name. A request never names a path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+
+from gguf_io import open_model
+from localllm.errors import LocalLLMError
+from localllm.library import errors as library_errors
+from localllm.library.entry import LibraryModel, ModelDefaults
+from localllm.library.lookup import all_models, find, is_path
+from localllm.library.names import ModelName
+from localllm.library.summary import ModelSummary, summarize
+from localllm.server.errors import ApiError, ModelNotFoundError
+from localllm.server.limits import MAX_NAME_CHARS
+from localllm.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """A model that can be asked for, by name. defaults: what its manifest adds to requests."""
+
+    name: str
+    path: Path
+    defaults: ModelDefaults = field(default_factory=ModelDefaults, compare=False)
+
+    @property
+    def modified_at(self) -> str:
+        """When the file changed last, RFC 3339."""
+        return datetime.fromtimestamp(self.path.stat().st_mtime, UTC).isoformat().replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a file's header tells. digest: 64 hex digits that name the content."""
+
+    summary: ModelSummary
+    digest: str
+
+
+class Catalog:
+    """The models that were named when the server started, and those of this machine's library.
+
+    Reading the library looks into folders: off the event loop.
+    """
+
+    def __init__(self, served: Sequence[str], settings: Settings) -> None:
+        """served: names or paths. Raises ModelNotFoundError of the library."""
+        self._settings = settings
+        self._served = [_served(name, find(name, settings).path) for name in served]
+
+    def entries(self) -> list[CatalogEntry]:
+        """All models whose files can be read, those named at the start first."""
+        paths = {entry.path for entry in self._served}
+        library = [_entry(model) for model in all_models(self._settings) if model.path not in paths]
+        return [entry for entry in (*self._served, *library) if _is_model(entry.path)]
+
+    def find(self, name: str) -> CatalogEntry:
+        """The model of that name, ":latest" or not. Raises ApiError: 400 for what is no name, 404 for a missing one."""
+        check_name(name)
+        plain = name.removesuffix(":latest").lower()
+        for entry in self._served:
+            if entry.name.removesuffix(":latest").lower() == plain:
+                return entry
+        if is_path(name):
+            raise ModelNotFoundError(name)
+        try:
+            return _entry(find(name, self._settings))
+        except library_errors.ModelNotFoundError:
+            raise ModelNotFoundError(name) from None
+
+
+def check_name(name: str) -> str:
+    """Return the name if it can be a model's; ApiError 400 otherwise, before anything is done with it."""
+    try:
+        if len(name) <= MAX_NAME_CHARS:
+            ModelName.parse(name)
+            return name
+    except library_errors.LibraryError:
+        pass
+    raise ApiError(400, "model is required" if not name else "invalid model name")
+
+
+def facts_of(path: Path) -> ModelFacts:
+    """Read a file's header, once as long as it does not change. Raises ModelFileError."""
+    status = path.stat()
+    return _facts(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=256)
+def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
+    with open_model(path) as file:
+        return ModelFacts(summarize(file), file.identity())
+
+
+def _served(name: str, path: Path) -> CatalogEntry:
+    return CatalogEntry(path.name.removesuffix(".gguf") if is_path(name) else name, path)
+
+
+def _entry(model: LibraryModel) -> CatalogEntry:
+    return CatalogEntry(model.name, model.path, model.defaults())
+
+
+def _is_model(path: Path) -> bool:
+    """Whether the header can be read; what else lies in a library is left out of lists."""
+    try:
+        facts_of(path)
+    except (OSError, LocalLLMError):
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""From messages to a request: what the three protocols share, once they have spelt messages alike."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.engine.answer_parts import AnswerSplitter
+from localllm.engine.constraint import Constraint, ConstraintKind
+from localllm.engine.loaded_model import LoadedModel
+from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
+from localllm.server.errors import ApiError
+from localllm.server.service import Prepared
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+TEXT_ONLY = "images are not supported: this server reads text only"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How an answer is sampled and where it ends."""
+
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    context_limit: int | None = None
+    policy: ContextPolicy = ContextPolicy.REFUSE
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation to be answered. format: None, "json", or a JSON Schema. think None is the model's own way."""
+
+    name: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    think: bool | str | None = None
+    format: Any = None
+    splits: bool = True
+
+
+def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:
+    """Render, tokenise, constrain. Raises ApiError 400 for what the model cannot do, TemplateError, RequestError."""
+    template = model.template
+    check_roles(chat.messages)
+    if chat.tools and not template.supports_tools:
+        raise ApiError(400, f'"{chat.name}" does not support tools')
+    if chat.think and not template.supports_thinking:
+        raise ApiError(400, f'"{chat.name}" does not support thinking')
+    constraint = constraint_of(model, chat.format)
+    if constraint and chat.think:
+        raise ApiError(400, "format and think exclude each other: the format holds from the first token on")
+    effort = {"reasoning_effort": chat.think} if isinstance(chat.think, str) else {}
+    prompt = model.chat_prompt(
+        chat.messages,
+        tools=chat.tools or None,
+        enable_thinking=False if constraint else None if chat.think is None else bool(chat.think),
+        context_limit=limits.context_limit,
+        **effort,
+    )
+    splitter = None
+    if chat.splits and not constraint:
+        calls = template.tool_call_markers if chat.tools else ()
+        splitter = AnswerSplitter(template.reasoning_markers, calls, prompt.starts_in_reasoning)
+    request = GenerationRequest(
+        prompt=prompt.tokens,
+        sampling=limits.sampling,
+        max_tokens=limits.max_tokens,
+        stop=(*limits.stop, *prompt.stop),
+        context_limit=limits.context_limit,
+        context_policy=limits.policy,
+        background=limits.background,
+        messages=prompt.messages,
+        constraint=constraint,
+    )
+    return Prepared(request, splitter)
+
+
+def prepare_text(model: LoadedModel, tokens: Sequence[int], limits: Limits, format: Any = None) -> Prepared:
+    """A prompt without messages. Raises RequestError."""
+    request = GenerationRequest(
+        prompt=tuple(tokens),
+        sampling=limits.sampling,
+        max_tokens=limits.max_tokens,
+        stop=limits.stop,
+        context_limit=limits.context_limit,
+        context_policy=limits.policy,
+        background=limits.background,
+        constraint=constraint_of(model, format),
+    )
+    return Prepared(request)
+
+
+def infill_tokens(model: LoadedModel, name: str, prefix: str, suffix: str) -> list[int]:
+    """A prompt that asks for what stands between prefix and suffix. ApiError 400 where the model cannot fill in."""
+    tokenizer = model.tokenizer
+    marks = (tokenizer.fim_prefix_id, tokenizer.fim_suffix_id, tokenizer.fim_middle_id)
+    if None in marks:
+        raise ApiError(400, f'"{name}" does not support insert')
+    before, after, middle = (mark for mark in marks if mark is not None)
+    bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    head = tokenizer.encode(prefix, add_special=False)
+    return [*bos, before, *head, after, *tokenizer.encode(suffix, add_special=False), middle]
+
+
+def constraint_of(model: LoadedModel, format: Any) -> Constraint | None:
+    """The constraint of a `format`: None and "" are none. ApiError 400 for what is neither "json" nor a schema."""
+    if format is None or format == "":
+        return None
+    if format == "json":
+        return model.constraint(ConstraintKind.JSON)
+    if isinstance(format, dict):
+        return model.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(format))
+    raise ApiError(400, 'invalid format: expected "json" or a JSON schema')
+
+
+def check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ApiError 400 for a role that no protocol has."""
+    for message in messages:
+        if message["role"] not in ROLES:
+            raise ApiError(400, f"unknown role {str(message['role'])[:32]!r}; roles are {', '.join(sorted(ROLES))}")

@@ -1,0 +1,66 @@
+"""Errors as the three protocols write them."""
+
+from typing import Any
+
+from gpu_offload.errors import LlamaCppMemoryError
+from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
+
+
+class ApiError(LocalLLMError):
+    """A refusal with its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class ModelNotFoundError(ApiError):
+    """No model goes by that name here."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(404, f"model '{name}' not found")
+
+
+class ClientGoneError(ApiError):
+    """The client has closed the connection; nobody reads this."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client closed the connection")
+
+
+def status_of(error: LocalLLMError) -> int:
+    """The HTTP status that says whose fault an error is."""
+    if isinstance(error, ApiError):
+        return error.status
+    if isinstance(error, RequestError | TemplateError | TokenizerError):
+        return 400
+    if isinstance(error, QueueFullError | OutOfMemoryError | LlamaCppMemoryError):
+        return 503
+    return 500
+
+
+def error_body(path: str, status: int, message: str) -> dict[str, Any]:
+    """The error's JSON in the protocol that the route belongs to."""
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": {"type": _anthropic_type(status), "message": message}}
+    if path.startswith("/v1/"):
+        return openai_error(status, message)
+    return {"error": message}
+
+
+def openai_error(status: int, message: str) -> dict[str, Any]:
+    """OpenAI's shape, which also stands inside of streams."""
+    kinds = {401: "authentication_error", 404: "not_found_error"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def _anthropic_type(status: int) -> str:
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        503: "overloaded_error",
+    }
+    return kinds.get(status, "invalid_request_error" if status < 500 else "api_error")

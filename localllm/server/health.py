@@ -1,0 +1,25 @@
+"""Whether the process lives, and whether it can answer; figures for Prometheus."""
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from localllm.engine.loaded_model import LoadedModel
+from localllm.server.service import TheService
+
+router = APIRouter(tags=["Operation"])
+
+
+@router.get("/health")
+async def health(service: TheService) -> dict[str, Any]:
+    """`status` "ok" says that the process lives, `ready` that a model which is loaded has computed a token."""
+    engines = [slot.model.engine for slot in service.manager.slots() if isinstance(slot.model, LoadedModel)]
+    ready = [engine.stats().generated_tokens > 0 for engine in engines]
+    return {"status": "ok", "ready": any(ready), "models_loaded": len(service.manager.slots())}
+
+
+@router.get("/metrics")
+async def metrics(service: TheService) -> Response:
+    """Figures in Prometheus' text format."""
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

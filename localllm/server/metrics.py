@@ -1,0 +1,105 @@
+"""Figures for Prometheus. Nothing in them tells what was asked or answered."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from localllm.engine.engine import EngineStats
+from localllm.engine.request import TokenEvent
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+LoadedStats = Callable[[], Iterable[tuple[str, EngineStats]]]
+
+
+class Metrics:
+    """Counts of one server. Not thread-safe to observe; used on the event loop."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "localllm_requests", "HTTP requests by route and status.", ["route", "status"], registry=self.registry
+        )
+        self._ttft = Histogram(
+            "localllm_ttft_seconds", "Submission to first token.", buckets=_SECONDS, registry=self.registry
+        )
+        self._itl = Histogram(
+            "localllm_itl_seconds",
+            "Time between two tokens, a request's mean.",
+            buckets=_TOKEN_SECONDS,
+            registry=self.registry,
+        )
+        self._queue = Histogram(
+            "localllm_queue_seconds", "Time that requests waited.", buckets=_SECONDS, registry=self.registry
+        )
+
+    def watch(self, loaded: LoadedStats) -> None:
+        """Ask the engines for their figures whenever the metrics are read."""
+        self.registry.register(_Engines(loaded))
+
+    def observe(self, last: TokenEvent) -> None:
+        """Note a generation's end."""
+        self._queue.observe(last.timings.queue_s)
+        if last.counts.generated:
+            self._ttft.observe(last.timings.ttft_s)
+        if last.counts.generated > 1:
+            self._itl.observe(last.timings.decode_s / (last.counts.generated - 1))
+
+    def text(self) -> bytes:
+        """All figures in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+_GAUGES = {
+    "running": ("localllm_running_requests", "Requests that compute."),
+    "waiting": ("localllm_waiting_requests", "Requests in the queue."),
+    "cached_tokens": ("localllm_cached_tokens", "Tokens whose keys and values are kept for later."),
+    "pages_total": ("localllm_kv_pages", "Pages of keys and values in the budget."),
+    "pages_free": ("localllm_kv_pages_free", "Pages that are not used."),
+    "page_bytes": ("localllm_kv_page_bytes", "Bytes of a page."),
+}
+_COUNTERS = {
+    "prompt_tokens": ("localllm_prompt_tokens", "Prompt tokens, cached ones included."),
+    "generated_tokens": ("localllm_generated_tokens", "Tokens generated."),
+    "drafted_tokens": ("localllm_drafted_tokens", "Tokens speculated."),
+    "accepted_tokens": ("localllm_accepted_tokens", "Speculated tokens that were kept."),
+    "evicted_tokens": ("localllm_evicted_tokens", "Cached tokens that made room."),
+    "preemptions": ("localllm_preemptions", "Requests put back for lack of pages."),
+}
+_TIERS = {"memory": "reused_memory_tokens", "disk": "reused_disk_tokens"}
+
+
+class _Engines(Collector):
+    def __init__(self, loaded: LoadedStats) -> None:
+        self._loaded = loaded
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        loaded = list(self._loaded())
+        for field, (name, text) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["model"])
+            for model, stats in loaded:
+                gauge.add_metric([model], getattr(stats, field))
+            yield gauge
+        for field, (name, text) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=["model"])
+            for model, stats in loaded:
+                counter.add_metric([model], getattr(stats, field))
+            yield counter
+        hits = CounterMetricFamily(
+            "localllm_prefix_hit_tokens", "Prompt tokens not computed.", labels=["model", "tier"]
+        )
+        for model, stats in loaded:
+            for tier, field in _TIERS.items():
+                hits.add_metric([model, tier], getattr(stats, field))
+        yield hits
+        yield GaugeMetricFamily("localllm_models_loaded", "Models in memory.", value=len(loaded))
+        yield GaugeMetricFamily(
+            "localllm_memory_bytes", "Memory that the process holds.", value=psutil.Process().memory_info().rss
+        )

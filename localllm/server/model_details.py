@@ -1,0 +1,74 @@
+"""What a model file is, in Ollama's words."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
+from gguf_io.metadata import MetadataArray
+from localllm.cli.terminal import human_count
+from localllm.library.listing import file_type
+from localllm.server.catalog import facts_of
+
+
+def details_of(path: Path) -> dict[str, Any]:
+    """The `details` of a model, read from its header."""
+    summary = facts_of(path).summary
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": summary.architecture,
+        "families": [summary.architecture],
+        "parameter_size": human_count(summary.parameters).replace(" ", ""),
+        "quantization_level": _quantization(path),
+        "context_length": summary.context or 0,
+        "embedding_length": summary.width or 0,
+    }
+
+
+def capabilities_of(path: Path) -> list[str]:
+    """What requests may ask of a model: completion or embedding, and tools, thinking, insert."""
+    return list(_capabilities(path, path.stat().st_mtime_ns))
+
+
+def model_info(path: Path, verbose: bool) -> dict[str, Any]:
+    """The file's metadata; arrays, such as the vocabulary, are null unless verbose."""
+    with open_model(path) as file:
+        return {
+            **{key: _json(value, verbose) for key, value in file.metadata.items() if key != "tokenizer.chat_template"},
+            "general.parameter_count": file.parameter_count,
+        }
+
+
+def _json(value: Any, verbose: bool) -> Any:
+    if isinstance(value, MetadataArray):
+        return [_json(item, verbose) for item in value] if verbose else None
+    if isinstance(value, float) and not abs(value) < float("inf"):  # JSON has no infinity and no NaN
+        return str(value)
+    return value
+
+
+@lru_cache(maxsize=256)
+def _capabilities(path: Path, _changed: int) -> tuple[str, ...]:
+    with open_model(path) as file:
+        if embeds_only(file):
+            return ("embedding",)
+        template, tokenizer = load_chat_template(file), load_tokenizer(file)
+        found = {
+            "completion": True,
+            "tools": template.supports_tools,
+            "thinking": template.supports_thinking,
+            "insert": None not in (tokenizer.fim_prefix_id, tokenizer.fim_suffix_id, tokenizer.fim_middle_id),
+        }
+    return tuple(name for name, there in found.items() if there)
+
+
+def embeds_only(file: ModelFile) -> bool:
+    """Whether a file says how its vectors are pooled, which only embedding models do."""
+    return f"{file.architecture}.pooling_type" in file.metadata
+
+
+def _quantization(path: Path) -> str:
+    """The name of `general.file_type`, or the block format that holds most bytes."""
+    with open_model(path) as file:
+        return file_type(file) or facts_of(path).summary.quantization

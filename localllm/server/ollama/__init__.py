@@ -1,0 +1,1 @@
+"""Ollama's protocol: what its routes take and give."""

@@ -1,0 +1,107 @@
+"""/api/generate and /api/chat."""
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Request, Response
+from starlette.responses import JSONResponse
+
+from localllm.errors import LocalLLMError
+from localllm.server.answers import Answer, Piece
+from localllm.server.json_body import JsonRoute
+from localllm.server.ollama import translate
+from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
+from localllm.server.responses import NDJSON, connected, ndjson, respond, with_errors
+from localllm.server.service import Prepare, Run, Service, TheService
+
+router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
+
+# How much of an answer is said: its pieces in, the object's own fields out.
+Say = Callable[[Piece | Answer, int], dict[str, Any]]
+
+
+@router.post("/api/generate")
+async def generate(body: GenerateBody, request: Request, service: TheService) -> Response:
+    """Continue a prompt. An empty one loads the model, or unloads it where keep_alive is 0."""
+    translate.check_generate(body)
+    if not body.prompt and not body.suffix and not body.context:
+        return await _load(body, {"response": ""}, request, service)
+    return await _answer(
+        body, _said_in_generate, lambda model: translate.prepare_generate(model, body), request, service
+    )
+
+
+@router.post("/api/chat")
+async def chat(body: ChatBody, request: Request, service: TheService) -> Response:
+    """Answer a conversation. An empty one loads the model, or unloads it where keep_alive is 0."""
+    translate.chat_of(body)
+    if not body.messages:
+        return await _load(body, {"message": {"role": "assistant", "content": ""}}, request, service)
+    return await _answer(body, _said_in_chat, lambda model: translate.prepare_chat_body(model, body), request, service)
+
+
+def _said_in_generate(piece: Piece | Answer, _calls_before: int) -> dict[str, Any]:
+    return {"response": piece.content, **({"thinking": piece.reasoning} if piece.reasoning else {})}
+
+
+def _said_in_chat(piece: Piece | Answer, calls_before: int) -> dict[str, Any]:
+    return {"message": translate.message_of(piece.content, piece.reasoning, piece.calls, calls_before)}
+
+
+async def _load(body: Common, empty: dict[str, Any], request: Request, service: Service) -> Response:
+    """Load or unload a model, and say which."""
+    keep_alive = translate.keep_alive(body.keep_alive)
+    done = {"done": True, "done_reason": "load"}
+    if keep_alive == 0:
+        service.manager.expire(await to_thread.run_sync(service.catalog.find, body.model))
+        done["done_reason"] = "unload"
+    else:
+        await connected(request, _hold(service, body.model, keep_alive))
+    return JSONResponse({**translate.line(body.model, empty), **done})
+
+
+async def _hold(service: Service, name: str, keep_alive: float | None) -> None:
+    async with service.lease(name, keep_alive):
+        pass
+
+
+async def _answer(body: Common, say: Say, prepare: Prepare, request: Request, service: Service) -> Response:
+    async def whole(run: Run) -> dict[str, Any]:
+        (answer,) = await run.answers()
+        said = say(answer, 0)
+        if answer.logprobs:
+            said["logprobs"] = translate.logprobs_of(answer.logprobs, run.model.tokenizer)
+        return _final(body, run, answer, said)
+
+    def lines(run: Run) -> AsyncGenerator[bytes, None]:
+        return with_errors(_lines(body, say, run), _error_line)
+
+    running = service.run(body.model, translate.keep_alive(body.keep_alive), prepare)
+    streams = body.stream is not False
+    return await respond(request, running, whole=whole, lines=lines if streams else None, media_type=NDJSON)
+
+
+async def _lines(body: Common, say: Say, run: Run) -> AsyncGenerator[bytes, None]:
+    answer = Answer()
+    async for piece in run.pieces():
+        if piece.progress and body.progress:
+            progress = translate.progress_of(piece.progress)
+            yield ndjson(translate.line(body.model, say(Piece(), 0), progress=progress))
+        if piece.says_something:
+            said = say(piece, len(answer.calls))
+            if piece.logprobs:
+                said["logprobs"] = translate.logprobs_of(piece.logprobs, run.model.tokenizer)
+            yield ndjson(translate.line(body.model, said))
+        answer.add(piece)
+    yield ndjson(_final(body, run, answer, say(Piece(), 0)))
+
+
+def _final(body: Common, run: Run, answer: Answer, said: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(body, GenerateBody) and not body.raw:
+        said["context"] = [*run.prepared[0].request.prompt, *answer.token_ids]
+    return translate.final(body.model, said, answer.last, run.total_s, run.lease.load_s)
+
+
+def _error_line(error: LocalLLMError) -> bytes:
+    return ndjson({"error": str(error)})

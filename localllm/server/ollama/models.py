@@ -1,0 +1,114 @@
+"""Which models there are, what they are, and which are loaded."""
+
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from anyio import to_thread
+from fastapi import APIRouter
+from starlette.responses import PlainTextResponse
+
+from localllm.engine.loaded_model import LoadedModel
+from localllm.server.catalog import Catalog, CatalogEntry, facts_of
+from localllm.server.json_body import JsonRoute
+from localllm.server.model_details import capabilities_of, details_of, model_info
+from localllm.server.models_manager import Slot
+from localllm.server.ollama.schema import ShowBody
+from localllm.server.options import FOREVER
+from localllm.server.service import TheService
+
+router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
+
+_READ = ["GET", "HEAD"]
+# A date that no program takes for near, where a model stays for good.
+_NEVER = datetime(2318, 1, 1, tzinfo=UTC)
+
+
+@router.api_route("/", methods=_READ, response_class=PlainTextResponse)
+async def root() -> str:
+    """Say that a server is there, in the words that Ollama's clients look for."""
+    return "Ollama is running"
+
+
+@router.api_route("/api/version", methods=_READ)
+async def tell_version() -> dict[str, str]:
+    """This program's version."""
+    return {"version": version("localllm")}
+
+
+@router.api_route("/api/tags", methods=_READ)
+async def tags(service: TheService) -> dict[str, Any]:
+    """List the models that requests may name."""
+    return {"models": await to_thread.run_sync(_tags, service.catalog)}
+
+
+@router.post("/api/show")
+async def show(body: ShowBody, service: TheService) -> dict[str, Any]:
+    """Tell what a model is."""
+    entry = await to_thread.run_sync(service.catalog.find, body.model)
+    return await to_thread.run_sync(_show, entry, bool(body.verbose))
+
+
+@router.api_route("/api/ps", methods=_READ)
+async def ps(service: TheService) -> dict[str, Any]:
+    """List the loaded models, those that stay longest first."""
+    slots = sorted(service.manager.slots(), key=lambda slot: -slot.seconds_left)
+    return {"models": [await to_thread.run_sync(_loaded, slot) for slot in slots]}
+
+
+def _tags(catalog: Catalog) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": entry.name,
+            "model": entry.name,
+            "modified_at": entry.modified_at,
+            "size": facts.summary.file_bytes,
+            "digest": facts.digest,
+            "details": details_of(entry.path),
+        }
+        for entry, facts in ((entry, facts_of(entry.path)) for entry in catalog.entries())
+    ]
+
+
+def _show(entry: CatalogEntry, verbose: bool) -> dict[str, Any]:
+    summary = facts_of(entry.path).summary
+    return {
+        "modelfile": f"FROM {entry.name}\n",
+        "parameters": "",
+        "template": summary.chat_template or "{{ .Prompt }}",
+        "details": details_of(entry.path),
+        "model_info": model_info(entry.path, verbose),
+        "capabilities": capabilities_of(entry.path),
+        "modified_at": entry.modified_at,
+    }
+
+
+def _loaded(slot: Slot) -> dict[str, Any]:
+    path: Path = slot.entry.path
+    size = facts_of(path).summary.file_bytes
+    row: dict[str, Any] = {
+        "name": slot.entry.name,
+        "model": slot.entry.name,
+        "digest": facts_of(path).digest,
+        "details": details_of(path),
+        "expires_at": _expiry(slot),
+        "size_vram": 0,
+    }
+    if isinstance(slot.model, LoadedModel):
+        stats = slot.model.engine.stats()
+        used = (stats.pages_total - stats.pages_free) * stats.page_bytes
+        row |= {
+            "size": size + used,
+            "context_length": slot.model.engine.context,
+            "cached_tokens": stats.cached_tokens,
+            "running": stats.running,
+            "waiting": stats.waiting,
+        }
+    return {"size": size, **row}
+
+
+def _expiry(slot: Slot) -> str:
+    left = slot.seconds_left
+    never = left == FOREVER or left > timedelta.max.total_seconds() / 10**4
+    return (_NEVER if never else datetime.now(UTC) + timedelta(seconds=left)).isoformat().replace("+00:00", "Z")

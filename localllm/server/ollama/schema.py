@@ -1,0 +1,123 @@
+"""Bodies of Ollama's requests. Fields that Ollama does not have are marked; unknown ones are ignored, as it does."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from localllm.server.limits import MAX_EMBED_TEXTS, MAX_INT, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS
+
+ModelName = Annotated[str, Field(validation_alias=AliasChoices("model", "name"), max_length=1024)]
+KeepAlive = Annotated[float, Field(allow_inf_nan=False)] | str | None
+Token = Annotated[int, Field(ge=0, le=MAX_INT)]
+
+
+class Body(BaseModel):
+    """A request's body."""
+
+    model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
+
+
+class Common(Body):
+    """What generating and chatting share. progress, which Ollama lacks, asks for lines before the first token."""
+
+    model: ModelName = ""
+    stream: bool | None = None
+    format: Any = None
+    keep_alive: KeepAlive = None
+    options: dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high", "max", ""] | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    progress: bool = False
+
+
+class GenerateBody(Common):
+    """/api/generate."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[Token] | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+
+
+class Function(Body):
+    """The function of a tool call."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    index: int | None = None
+
+
+class Call(Body):
+    """A tool call."""
+
+    id: str | None = None
+    function: Function
+
+
+class Message(Body):
+    """One message of a chat."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(Body):
+    """What a tool is. Everything else about it goes to the template as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class ChatBody(Common):
+    """/api/chat."""
+
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class EmbedBody(Body):
+    """/api/embed."""
+
+    model: ModelName = ""
+    input: str | Annotated[list[str], Field(max_length=MAX_EMBED_TEXTS)] | None = None
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive = None
+
+
+class EmbeddingsBody(Body):
+    """/api/embeddings, the older form."""
+
+    model: ModelName = ""
+    prompt: str | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive = None
+
+
+class ShowBody(Body):
+    """/api/show."""
+
+    model: ModelName = ""
+    verbose: bool | None = None

@@ -1,0 +1,175 @@
+"""Who may talk to the server, and how much may come in before anybody looks at it.
+
+A page on the internet can reach this port through the user's browser. Its Origin gives it away; a page that has
+rebound its own name to this machine is given away by the Host header, which browsers do not let it change.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import socket
+from collections.abc import Iterable
+from functools import cache
+from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localllm.server.errors import error_body
+from localllm.server.limits import BODY_SECONDS, MAX_BODY_BYTES
+from localllm.server.options import ServerOptions
+
+# What a request that changes nothing and tells nothing needs no key for.
+OPEN_PATHS = frozenset({"/health"})
+UPLOADS = "/api/blobs/"
+
+_CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+
+
+class Gate:
+    """ASGI middleware: Host, Origin, API key and the size of bodies, in this order."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self._app = app
+        self._key = options.api_key.encode() if options.api_key else None
+        self._hosts = frozenset({options.host.lower(), *(host.lower() for host in options.hosts), *_own_names()})
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in options.origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on with the body read."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        origin = headers.get(b"origin")
+        refusal = self._refusal(scope, headers, origin)
+        if refusal is None and scope["method"] == "OPTIONS" and origin and b"access-control-request-method" in headers:
+            await _preflight(origin, headers)(scope, receive, send)
+            return
+        if refusal is None and not self._has_key(scope["path"], headers):
+            refusal = (401, "an API key is needed: send it as Authorization: Bearer ...")
+        if refusal is None and not scope["path"].startswith(UPLOADS):
+            body, refusal = await _read_body(headers, receive)
+            receive = _replay(body, receive)
+        if refusal:
+            await _refuse(scope["path"], *refusal)(scope, receive, send)
+            return
+        await self._app(scope, receive, _with_origin(send, origin) if origin else send)
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, str], origin: str | None) -> tuple[int, str] | None:
+        if not self._knows_host(headers.get(b"host", ""), scope):
+            return 403, "this Host is not served here; name it with --allow-host if it should be"
+        if origin is not None and not self._knows_origin(origin, headers.get(b"host", "")):
+            return 403, "this Origin may not call; name it with --origin if it should"
+        return None
+
+    def _knows_host(self, header: str, scope: Scope) -> bool:
+        """A name of this machine or an address. Names of others can be rebound to here, addresses cannot."""
+        if not header:
+            return True  # HTTP/1.0 without it; browsers always send one
+        host = _host_of(header)
+        if host is None:
+            return False
+        if host in self._hosts or host == "localhost" or host.endswith(".localhost"):
+            return True
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        server = scope.get("server") or ("", 0)
+        return address.is_loopback or str(address) == server[0]
+
+    def _knows_origin(self, origin: str, host: str) -> bool:
+        """A page of this server itself, or one that the user has named."""
+        origin = origin.lower().rstrip("/")
+        return origin in self._origins or (
+            bool(host) and origin in (f"http://{host.lower()}", f"https://{host.lower()}")
+        )
+
+    def _has_key(self, path: str, headers: dict[bytes, str]) -> bool:
+        if self._key is None or path in OPEN_PATHS:
+            return True
+        scheme, _, token = headers.get(b"authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
+        return hmac.compare_digest(given.encode("latin-1"), self._key)
+
+
+def _host_of(header: str) -> str | None:
+    """The header's host without its port, lower-case; None where it is malformed."""
+    try:
+        parts = urlsplit(f"//{header}")
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return host if host and parts.netloc == header and "@" not in header else None
+
+
+@cache
+def _own_names() -> Iterable[str]:
+    name = socket.gethostname().lower()
+    return (name, f"{name}.local")
+
+
+async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
+    """The whole body, or a refusal where it is too large, too slow or compressed."""
+    too_large = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    if headers.get(b"content-encoding", "identity").lower() != "identity":
+        return b"", (415, "compressed bodies are not accepted")
+    length = headers.get(b"content-length", "0")
+    if not length.isdigit() or len(length) > 19 or int(length) > MAX_BODY_BYTES:
+        return b"", too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return b"", (400, "the body ended early")
+                body += message.get("body", b"")
+                if len(body) > MAX_BODY_BYTES:
+                    return b"", too_large
+                if not message.get("more_body", False):
+                    return bytes(body), None
+    except TimeoutError:
+        return b"", (408, f"the body did not come within {BODY_SECONDS:g} seconds")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    sent = False
+
+    async def replayed() -> Message:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replayed
+
+
+def _refuse(path: str, status: int, message: str) -> JSONResponse:
+    # What was not read of a body must not be taken for the next request.
+    return JSONResponse(error_body(path, status, message), status, headers={"Connection": "close"})
+
+
+def _preflight(origin: str, headers: dict[bytes, str]) -> JSONResponse:
+    answer = {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Methods": _CORS_METHODS,
+        "Access-Control-Max-Age": "600",
+        "Vary": "Origin",
+    }
+    wanted = headers.get(b"access-control-request-headers")
+    if wanted:
+        answer["Access-Control-Allow-Headers"] = wanted
+    return JSONResponse(None, headers=answer)
+
+
+def _with_origin(send: Send, origin: str) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            allow = (b"access-control-allow-origin", origin.encode("latin-1"))
+            message["headers"] = [*message.get("headers", []), allow, (b"vary", b"Origin")]
+        await send(message)
+
+    return sent

@@ -1,0 +1,141 @@
+"""What routes share: the models, the queue in front of them, and the life of one request."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from anyio import to_thread
+from fastapi import Depends, Request
+
+from localllm.engine.answer_parts import AnswerSplitter
+from localllm.engine.loaded_model import LoadedModel
+from localllm.engine.request import GenerationRequest
+from localllm.engine.stream import GenerationStream
+from localllm.errors import LocalLLMError, QueueFullError
+from localllm.server.answers import Answer, AnswerReader, Piece, collect, pieces
+from localllm.server.catalog import Catalog
+from localllm.server.metrics import Metrics
+from localllm.server.models_manager import Lease, ModelManager
+from localllm.server.options import ServerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as a route has translated it, and how its answer is to be split."""
+
+    request: GenerationRequest
+    splitter: AnswerSplitter | None = None
+
+
+Prepare = Callable[[LoadedModel], Sequence[Prepared]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One or more generations under way on a model that is held for them."""
+
+    lease: Lease
+    prepared: Sequence[Prepared]
+    streams: Sequence[GenerationStream]
+    began: float
+    metrics: Metrics
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model that answers."""
+        return cast("LoadedModel", self.lease.model)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the request came in."""
+        return time.monotonic() - self.began
+
+    async def pieces(self, index: int = 0) -> AsyncGenerator[Piece, None]:
+        """Read one generation's answer piece by piece."""
+        async with contextlib.aclosing(
+            pieces(self.streams[index], AnswerReader(self.prepared[index].splitter))
+        ) as read:
+            async for piece in read:
+                if piece.last:
+                    self.metrics.observe(piece.last)
+                yield piece
+
+    async def answers(self) -> list[Answer]:
+        """Wait for all generations."""
+        found = await asyncio.gather(*map(self._answer, range(len(self.streams))))
+        for answer in found:
+            self.metrics.observe(answer.last)
+        return found
+
+    async def _answer(self, index: int) -> Answer:
+        return await collect(self.streams[index], AnswerReader(self.prepared[index].splitter))
+
+
+class Service:
+    """One server's models and limits."""
+
+    def __init__(self, options: ServerOptions, catalog: Catalog, manager: ModelManager, metrics: Metrics) -> None:
+        self.options = options
+        self.catalog = catalog
+        self.manager = manager
+        self.metrics = metrics
+        self._admitted = 0
+
+    @contextlib.contextmanager
+    def admit(self) -> Iterator[None]:
+        """Count a request that needs a model. Raises QueueFullError where there are too many already."""
+        if self._admitted >= self.options.max_queue:
+            raise QueueFullError("server busy, please try again. maximum pending requests exceeded")
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+
+    @contextlib.asynccontextmanager
+    async def lease(
+        self, name: str, keep_alive_s: float | None = None, *, embeds: bool = False
+    ) -> AsyncIterator[Lease]:
+        """Hold a model by name, loaded."""
+        with self.admit():
+            entry = await to_thread.run_sync(self.catalog.find, name)
+            async with self.manager.lease(entry, keep_alive_s, embeds=embeds) as lease:
+                yield lease
+
+    @contextlib.asynccontextmanager
+    async def run(self, name: str, keep_alive_s: float | None, prepare: Prepare) -> AsyncIterator[Run]:
+        """Load the model, translate the request on another thread, submit it; cancel what is left at the end.
+
+        Raises what translating, loading and submitting raise, before anything was answered.
+        """
+        began = time.monotonic()
+        async with self.lease(name, keep_alive_s) as lease:
+            model = cast("LoadedModel", lease.model)
+            prepared = await to_thread.run_sync(prepare, model)
+            streams: list[GenerationStream] = []
+            try:
+                for one in prepared:
+                    streams.append(self._submit(lease, model, one))
+                yield Run(lease, prepared, streams, began, self.metrics)
+            finally:
+                for stream in streams:
+                    stream.cancel()
+
+    def _submit(self, lease: Lease, model: LoadedModel, prepared: Prepared) -> GenerationStream:
+        try:
+            return model.engine.submit(prepared.request)
+        except LocalLLMError as error:
+            if type(error) is LocalLLMError:  # the engine has stopped for good
+                self.manager.discard(lease.slot)
+            raise
+
+
+def service_of(request: Request) -> Service:
+    """The service that the application was made with."""
+    return cast("Service", request.app.state.service)
+
+
+TheService = Annotated[Service, Depends(service_of)]
