@@ -2,10 +2,11 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 # isspace() of the C locale.
 _SPACE = " \t\n\v\f\r"
+_LITERAL = -1
 
 
 class Partition:
@@ -24,10 +25,13 @@ class Partition:
         self._lengths = {first: sorted(found) for first, found in lengths.items()}
         self._first = re.compile("[" + "".join(map(re.escape, lengths)) + "]") if lengths else None
 
-    def split(self, text: str) -> Iterator[int | str]:
-        """Token ids and the non-empty stretches of text around them, in order."""
+    def split(self, text: str, literal: Sequence[tuple[int, int]] = ()) -> Iterator[int | str]:
+        """Token ids and the non-empty stretches of text around them, in order.
+
+        literal: disjoint ascending ranges of the text in which nothing is a token.
+        """
         position = 0
-        for start, end, token in self._spans(text):
+        for start, end, token in self._spans(text, literal):
             if position < start:
                 yield text[position:start]
             if token is not None:
@@ -36,9 +40,19 @@ class Partition:
         if position < len(text):
             yield text[position:]
 
-    def _spans(self, text: str) -> list[tuple[int, int, int | None]]:
+    def ranges(self, text: str) -> list[tuple[int, int]]:
+        """Disjoint ascending ranges that cover every occurrence of every token, overlapping ones as one."""
+        covered: list[tuple[int, int]] = []
+        for start, end in sorted((start, start - negative_length) for negative_length, start, _ in self._matches(text)):
+            if covered and start < covered[-1][1]:
+                covered[-1] = covered[-1][0], max(end, covered[-1][1])
+            else:
+                covered.append((start, end))
+        return covered
+
+    def _spans(self, text: str, literal: Sequence[tuple[int, int]]) -> list[tuple[int, int, int | None]]:
         """Disjoint (start, end, token) in order; token None is swallowed space."""
-        taken: list[tuple[int, int, int | None]] = []
+        taken: list[tuple[int, int, int | None]] = [(start, end, _LITERAL) for start, end in literal]
         for negative_length, start, token in sorted(self._matches(text)):
             end = start - negative_length
             index = bisect_left(taken, (start,))
@@ -52,7 +66,7 @@ class Partition:
             if token in self._rstrip and (right := ceiling - len(text[end:ceiling].lstrip(_SPACE))) > end:
                 spans.append((end, right, None))
             taken[index:index] = spans
-        return taken
+        return [span for span in taken if span[2] != _LITERAL]
 
     def _matches(self, text: str) -> Iterator[tuple[int, int, int]]:
         """(minus length, start, id) of every occurrence of every token, overlapping ones too."""

@@ -78,8 +78,9 @@ _FIM = {
 }
 _NAMES = {"eot_id": _EOT, "eom_id": _EOM, **_FIM}
 
-# Parts of a message that must be seen, whatever the file calls them.
-_ALWAYS_TEXT = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+# Parts of a message that must be seen, whatever the file calls them. They frame messages all the same.
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+FRAMING = (*_SHOWN, "<|end|>")
 
 _KEYS = {
     "bos_id": ("bos_token_id",),
@@ -170,7 +171,7 @@ def kind_overrides(
         token: int | None = getattr(special, role)
         if token is not None and not any(f"tokenizer.ggml.{key}" in metadata for key in _KEYS[role]):
             kinds[token] = CONTROL
-    kinds.update({ids[name]: USER_DEFINED for name in _ALWAYS_TEXT if name in ids})
+    kinds.update({ids[name]: USER_DEFINED for name in _SHOWN if name in ids})
     if "<|end|>" in ids and ids["<|end|>"] not in ends:
         kinds[ids["<|end|>"]] = USER_DEFINED
     return kinds

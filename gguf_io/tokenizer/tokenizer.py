@@ -1,13 +1,13 @@
 """Text to token ids and back, as the model's file defines it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Protocol
 
 from gguf_io.errors import TokenizerError
 from gguf_io.metadata import Metadata
 from gguf_io.tokenizer.partition import Partition
-from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, FRAMING, NORMAL, UNKNOWN, USER_DEFINED
 from gguf_io.tokenizer.streaming import StreamDecoder
 from gguf_io.tokenizer.vocabulary import read_vocabulary
 
@@ -53,18 +53,25 @@ class Tokenizer:
         self.fim_suffix_id: int | None = special.fim_suffix_id
         self.fim_middle_id: int | None = special.fim_middle_id
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special: bool = True,
+        parse_special: bool = False,
+        literal: Sequence[tuple[int, int]] = (),
+    ) -> list[int]:
         """Token ids of a text.
 
         add_special: begin and end with the tokens that the model wants there, such as BOS. parse_special: read
         "<|im_end|>" and the like as tokens; without it they are text, as whatever a user wrote must be. Tokens that
-        the file calls user-defined are found either way. Lone surrogates count as U+FFFD. TokenizerError where the
-        text or the vocabulary cannot be encoded.
+        the file calls user-defined are found either way, but no token of either kind within the `literal` ranges of
+        the text, which ascend and are disjoint. Lone surrogates count as U+FFFD. TokenizerError where the text or the
+        vocabulary cannot be encoded.
         """
         partition = self._all_special if parse_special else self._user_defined
         ids: list[int] = []
         after_special = True
-        for part in partition.split(_without_surrogates(text)):
+        for part in partition.split(_without_surrogates(text), literal):
             if isinstance(part, int):
                 ids.append(part)
             else:
@@ -75,6 +82,10 @@ class Tokenizer:
             before, after = self._frame
             ids = before + ids + after
         return ids
+
+    def markup(self, text: str) -> list[tuple[int, int]]:
+        """Ranges of a text, disjoint and ascending, that name tokens which steer the model, and are no mere text."""
+        return self._steering.ranges(text)
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The tokens' bytes as text, with U+FFFD for what is not UTF-8; `skip_special` leaves control tokens out.
@@ -139,9 +150,14 @@ class Tokenizer:
     def _user_defined(self) -> Partition:
         return self._partition(USER_DEFINED)
 
-    def _partition(self, *kinds: int) -> Partition:
+    @cached_property
+    def _steering(self) -> Partition:
+        return self._partition(CONTROL, UNKNOWN, always=FRAMING)
+
+    def _partition(self, *kinds: int, always: Sequence[str] = ()) -> Partition:
         vocabulary = self._vocabulary
         tokens = {vocabulary.tokens[index]: index for index, kind in enumerate(vocabulary.kinds) if kind in kinds}
+        tokens |= {name: vocabulary.ids[name] for name in always if name in vocabulary.ids}
         return Partition(tokens, vocabulary.lstrip, vocabulary.rstrip)
 
     @cached_property

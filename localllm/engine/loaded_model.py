@@ -13,6 +13,7 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.backends import open_runner
 from localllm.engine.disk_cache import DiskCache, disk_cache_folder
 from localllm.engine.engine import Engine
+from localllm.engine.literal_text import LiteralText
 from localllm.engine.request import MessageSpan
 from localllm.errors import TemplateError
 from localllm.settings import Settings
@@ -61,14 +62,24 @@ class LoadedModel:
     ) -> ChatPrompt:
         """Render and tokenise a conversation that the assistant answers next. Raises TemplateError.
 
-        Message spans are worked out only for prompts above half of the context, where dropping may become due.
+        Markup is what the template writes. The names of control tokens in messages and tools stay text; an assistant's
+        content alone may hold the markers of reasoning. Message spans are worked out only for prompts above half of
+        the context, where dropping may become due.
         """
-        options = {"tools": tools, "enable_thinking": enable_thinking, **extra}
-        text = self.template.render(messages, **options)
-        tokens = self._encode_rendered(text)
+        literal = LiteralText(
+            self.tokenizer.markup, [text for pair in self.template.reasoning_markers for text in pair]
+        )
+        harmless = literal.hide_messages(messages)
+        options = {"tools": literal.hide(tools), "enable_thinking": enable_thinking, **literal.hide(extra)}
+        rendered = self.template.render(harmless, **options)
+        tokens = self._encode_rendered(rendered, literal)
         context = min(context_limit or self.engine.context, self.engine.context)
-        spans = self._spans(messages, options, text, tokens) if len(tokens) > context // 2 else ()
-        return ChatPrompt(text, tokens, spans, self.template.stop_strings, self.template.starts_in_reasoning(text))
+        spans: tuple[MessageSpan, ...] = ()
+        if len(tokens) > context // 2:
+            lengths = self._lengths(harmless, options, rendered, tokens, literal)
+            spans = _spans([str(message["role"]) for message in messages], lengths)
+        in_reasoning = self.template.starts_in_reasoning(rendered)
+        return ChatPrompt(literal.reveal(rendered)[0], tokens, spans, self.template.stop_strings, in_reasoning)
 
     def constraint(self, kind: "ConstraintKind", source: str = "") -> "Constraint":
         """Compile a constraint on the model's vocabulary, for a GenerationRequest. Raises RequestError.
@@ -93,30 +104,28 @@ class LoadedModel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _encode_rendered(self, text: str) -> tuple[int, ...]:
+    def _encode_rendered(self, rendered: str, literal: LiteralText) -> tuple[int, ...]:
         """Token ids with one BOS where the model wants it, whether the template wrote it or not."""
-        ids = tuple(self.tokenizer.encode(text, add_special=False, parse_special=True))
+        text, ranges = literal.reveal(rendered)
+        ids = tuple(self.tokenizer.encode(text, add_special=False, parse_special=True, literal=ranges))
         bos = self.tokenizer.bos_id
         return (bos, *ids) if self.tokenizer.add_bos and bos is not None and ids[:1] != (bos,) else ids
 
-    def _spans(
-        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], text: str, tokens: Sequence[int]
-    ) -> tuple[MessageSpan, ...]:
-        """Where each message stands in the tokens.
-
-        A message ends where the rendering of the conversation up to it ends. Where that is no beginning of the whole,
-        in text or in tokens, there is no clean cut, and the message counts as a part of the next one.
-        """
-        spans: list[MessageSpan] = []
-        start, role = 0, ""
-        for count, message in enumerate(messages, start=1):
-            role = role or str(message["role"])
-            shorter = self._prefix(messages[:count], options, text)
-            ids = self._encode_rendered(shorter) if shorter else ()
-            if len(ids) > start and tuple(tokens[: len(ids)]) == ids:
-                spans.append(MessageSpan(role, start, len(ids)))
-                start, role = len(ids), ""
-        return tuple(spans)
+    def _lengths(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        rendered: str,
+        tokens: Sequence[int],
+        literal: LiteralText,
+    ) -> list[int]:
+        """Tokens of the conversation up to each message; 0 where its rendering is no beginning of the whole."""
+        lengths = []
+        for count in range(1, len(messages) + 1):
+            shorter = self._prefix(messages[:count], options, rendered)
+            ids = self._encode_rendered(shorter, literal) if shorter else ()
+            lengths.append(len(ids) if tuple(tokens[: len(ids)]) == ids else 0)
+        return lengths
 
     def _prefix(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], text: str) -> str:
         """The rendering of these messages, or "" where the template refuses them alone or writes something else."""
@@ -125,6 +134,18 @@ class LoadedModel:
         except TemplateError:
             return ""
         return shorter if text.startswith(shorter) else ""
+
+
+def _spans(roles: Sequence[str], lengths: Sequence[int]) -> tuple[MessageSpan, ...]:
+    """Where each message stands in the tokens; without a clean cut it counts as a part of the next one."""
+    spans: list[MessageSpan] = []
+    start, role = 0, ""
+    for own_role, length in zip(roles, lengths, strict=True):
+        role = role or own_role
+        if length > start:
+            spans.append(MessageSpan(role, start, length))
+            start, role = length, ""
+    return tuple(spans)
 
 
 def load_model(path: str | Path, settings: Settings, progress: LoadProgress | None = None) -> LoadedModel:
