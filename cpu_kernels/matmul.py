@@ -2,7 +2,8 @@
 
 Weights are packed so that a vector lane is an output row (see cpu_kernels.formats). A format brings two functions:
 gemv(weights, k, act, tile, y, addend, first, last) for one token, over its groups of rows, and
-tile(zero_i, zero_f, group, k, act, tile, y, y_stride, addend, addend_stride, scratch) for a register tile of tokens.
+tile(zero_i, zero_f, group, k, act, tile, out, scratch) for a register tile of tokens, where out is (y, its stride,
+addend, its stride).
 Both add the same products in the same order, so a token's result does not depend on its company.
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
@@ -29,8 +30,17 @@ def put_sum(total: Any, y: int, addend: int) -> None:
 
 
 @inner
-def put_tile(zero: Any, sums: int, y: int, y_stride: int, addend: int, addend_stride: int) -> None:
+def moved(out: Any, rows: int, columns: int) -> Any:
+    """A tile's place and addend, some rows and bytes further on."""
+    y, y_stride, addend, addend_stride = out
+    at = addend + rows * addend_stride + columns if addend != 0 else 0
+    return y + rows * y_stride + columns, y_stride, at, addend_stride
+
+
+@inner
+def put_tile(zero: Any, sums: int, out: Any) -> None:
     """Store the accumulators of a tile, 64 bytes a token at `sums`, as put_sum does."""
+    y, y_stride, addend, addend_stride = out
     for t in range(tile_width(zero)):
         put_sum(load_f32(sums + t * 64), y + t * y_stride, addend + t * addend_stride if addend != 0 else 0)
 
@@ -78,10 +88,7 @@ def tile_kernel(tile: Any, width: int, name: str) -> Kernel:
                         k,
                         act,
                         m,
-                        y + row * y_stride + column,
-                        y_stride,
-                        addend + row * addend_stride + column if addend != 0 else 0,
-                        addend_stride,
+                        moved((y, y_stride, addend, addend_stride), row, column),
                         sums,
                     )
 

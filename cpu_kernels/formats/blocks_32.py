@@ -15,7 +15,7 @@ import numpy as np
 
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.matmul import moved, put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import add_i32, fma, mul_f32, prefetch_lines, shift_left, to_f32
 from cpu_kernels.simd.tiles import (
@@ -202,17 +202,14 @@ def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
         )
 
     @inner
-    def tile(  # noqa: PLR0913, PLR0917 - the signature is cpu_kernels.matmul's
+    def tile(
         zero_i: Any,
         zero_f: Any,
         group: int,
         k: int,
         act: int,
         tile: int,
-        y: int,
-        y_stride: int,
-        addend: int,
-        addend_stride: int,
+        out: Any,
         sums: int,
     ) -> None:
         width = tile_width(zero_i)
@@ -236,6 +233,6 @@ def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
                 x += 8 * step
                 scale += step
                 offset += step
-            put_tile(zero_i, sums, y + half * 64, y_stride, addend + half * 64 if addend != 0 else 0, addend_stride)
+            put_tile(zero_i, sums, moved(out, 0, half * 64))
 
     return tile

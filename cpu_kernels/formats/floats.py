@@ -110,10 +110,7 @@ def _format(name: str, load: Any, vector_bytes: int, pack_row: Any, unpack_row: 
         k: int,
         act: int,
         index: int,
-        y: int,
-        y_stride: int,
-        addend: int,
-        addend_stride: int,
+        out: Any,
         sums: int,
     ) -> None:
         width = tile_width(zero_i)
@@ -122,7 +119,7 @@ def _format(name: str, load: Any, vector_bytes: int, pack_row: Any, unpack_row: 
         for i in range(k):
             total = tile_fma_broadcast(total, load(group + i * vector_bytes), x + i * 4 * width, 4)
         tile_store(total, sums, 64)
-        put_tile(zero_i, sums, y, y_stride, addend, addend_stride)
+        put_tile(zero_i, sums, out)
 
     return WeightFormat(
         name=name,

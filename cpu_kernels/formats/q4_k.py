@@ -23,10 +23,11 @@ from cpu_kernels.simd.arithmetic import (
     shift_right,
     to_f32,
 )
-from cpu_kernels.simd.dot import dot2, dot4
+from cpu_kernels.simd.dot import dot2
 from cpu_kernels.simd.tiles import (
+    dot4_steps,
     tile_dot2,
-    tile_dot4,
+    tile_dot4_steps,
     tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
@@ -72,7 +73,7 @@ def scale_and_minimum(packed: int, j: int) -> tuple[int, int]:
 
 @inner
 def pack_scales(block: int, scales: int, lane: int, packed: int, d: int) -> None:
-    """Widen a row's scales and minima into their lanes (128 bytes each at packed), and copy d and dmin (32 each at d)."""
+    """Widen a row's scales and minima into their lanes (128 bytes each at packed); copy d and dmin (32 each at d)."""
     put_i16(d + lane * 2, get_i16(block))
     put_i16(d + 32 + lane * 2, get_i16(block + 2))
     for j in range(8):
@@ -103,6 +104,28 @@ def tile_minima(zero: Any, p: int, pairs: int) -> Any:
     total = tile_dot2(total, mask_bits(shift_right(m0, 8), _WORDS), pairs + step)
     total = tile_dot2(total, mask_bits(m1, _WORDS), pairs + 2 * step)
     return tile_dot2(total, mask_bits(shift_right(m1, 8), _WORDS), pairs + 3 * step)
+
+
+@inner
+def low_nibbles(p: int) -> Any:
+    """Low nibbles of four vectors."""
+    return (
+        mask_bits(load_i32(p), _NIBBLES),
+        mask_bits(load_i32(p + 64), _NIBBLES),
+        mask_bits(load_i32(p + 128), _NIBBLES),
+        mask_bits(load_i32(p + 192), _NIBBLES),
+    )
+
+
+@inner
+def high_nibbles(p: int) -> Any:
+    """High nibbles of four vectors."""
+    return (
+        mask_bits(shift_right(load_i32(p), 4), _NIBBLES),
+        mask_bits(shift_right(load_i32(p + 64), 4), _NIBBLES),
+        mask_bits(shift_right(load_i32(p + 128), 4), _NIBBLES),
+        mask_bits(shift_right(load_i32(p + 192), 4), _NIBBLES),
+    )
 
 
 @inner
@@ -150,10 +173,9 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     nibbles = p + half * 1024 + chunk * 512
                     x = q0 + b * 256 + half * 128 + chunk * 64
                     prefetch_lines(nibbles + _AHEAD, 8)
-                    for i in range(8):
-                        w = load_i32(nibbles + i * 64)
-                        low = dot4(low, mask_bits(w, _NIBBLES), broadcast_i32(x + i * 4))
-                        high = dot4(high, mask_bits(shift_right(w, 4), _NIBBLES), broadcast_i32(x + 32 + i * 4))
+                    for quarter in range(2):
+                        low = dot4_steps(low, low_nibbles(nibbles + quarter * 256), x + quarter * 16)
+                        high = dot4_steps(high, high_nibbles(nibbles + quarter * 256), x + 32 + quarter * 16)
                     products = add_i32(products, mul_i32(low, mask_bits(scales, 0xFF)))
                     products = add_i32(products, mul_i32(high, mask_bits(shift_right(scales, 8), 0xFF)))
                     scales = shift_right(scales, 16)
@@ -174,10 +196,7 @@ def _tile(
     k: int,
     act: int,
     tile: int,
-    y: int,
-    y_stride: int,
-    addend: int,
-    addend_stride: int,
+    out: Any,
     sums: int,
 ) -> None:
     width = tile_width(zero_i)
@@ -194,14 +213,11 @@ def _tile(
             scales = load_i32(p + _SCALES + half * 64)
             for chunk in range(2):
                 nibbles = p + half * 1024 + chunk * 512
-                part = zero_i
-                for i in range(8):
-                    part = tile_dot4(part, mask_bits(load_i32(nibbles + i * 64), _NIBBLES), x + i * step)
+                part = tile_dot4_steps(zero_i, low_nibbles(nibbles), x)
+                part = tile_dot4_steps(part, low_nibbles(nibbles + 256), x + 4 * step)
                 products = tile_multiply_add_i32(products, part, mask_bits(scales, 0xFF))
-                part = zero_i
-                for i in range(8):
-                    w = mask_bits(shift_right(load_i32(nibbles + i * 64), 4), _NIBBLES)
-                    part = tile_dot4(part, w, x + (8 + i) * step)
+                part = tile_dot4_steps(zero_i, high_nibbles(nibbles), x + 8 * step)
+                part = tile_dot4_steps(part, high_nibbles(nibbles + 256), x + 12 * step)
                 products = tile_multiply_add_i32(products, part, mask_bits(shift_right(scales, 8), 0xFF))
                 scales = shift_right(scales, 16)
                 x += 16 * step
@@ -210,7 +226,7 @@ def _tile(
         p += _BLOCK_BYTES
         scale += step
         pairs += 4 * step
-    put_tile(zero_i, sums, y, y_stride, addend, addend_stride)
+    put_tile(zero_i, sums, out)
 
 
 FORMAT = WeightFormat(

@@ -141,17 +141,14 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
 
 
 @inner
-def _tile(  # noqa: PLR0913, PLR0917 - the signature is cpu_kernels.matmul's
+def _tile(
     zero_i: Any,
     zero_f: Any,
     group: int,
     k: int,
     act: int,
     tile: int,
-    y: int,
-    y_stride: int,
-    addend: int,
-    addend_stride: int,
+    out: Any,
     sums: int,
 ) -> None:
     width = tile_width(zero_i)
@@ -184,7 +181,7 @@ def _tile(  # noqa: PLR0913, PLR0917 - the signature is cpu_kernels.matmul's
         p += _BLOCK_BYTES
         scale += step
         pairs += 4 * step
-    put_tile(zero_i, sums, y, y_stride, addend, addend_stride)
+    put_tile(zero_i, sums, out)
 
 
 FORMAT = WeightFormat(

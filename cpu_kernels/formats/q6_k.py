@@ -1,7 +1,7 @@
 """Q6_K: super-blocks of 256 six-bit values less 32, sixteen 8-bit scales, one half-precision factor.
 
-Packed group of 16 rows, per super-block 3392 bytes: for each of 16 sub-blocks two vectors of low nibbles (k steps 0|1 and
-2|3) and one of high bit pairs (four k steps); scales as signed bytes, four a lane; f32 d.
+Packed group of 16 rows, per super-block 3392 bytes: for each of 16 sub-blocks two vectors of low nibbles (k steps 0|1
+and 2|3) and one of high bit pairs (four k steps); scales as signed bytes, four a lane; f32 d.
 """
 
 from typing import Any
@@ -25,10 +25,10 @@ from cpu_kernels.simd.arithmetic import (
     shift_right_signed,
     to_f32,
 )
-from cpu_kernels.simd.dot import dot4
 from cpu_kernels.simd.tiles import (
+    dot4_steps,
     tile_broadcast_i32,
-    tile_dot4,
+    tile_dot4_steps,
     tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
@@ -142,12 +142,8 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     block = p + (quarter * 4 + j) * 192
                     x = q0 + b * 256 + (quarter * 4 + j) * 16
                     prefetch_lines(block + _AHEAD, 3)
-                    w0, w1, w2, w3 = _weights(block)
                     part = broadcast_i32(sums0 + (b * 16 + quarter * 4 + j) * 4)
-                    part = dot4(part, w0, broadcast_i32(x))
-                    part = dot4(part, w1, broadcast_i32(x + 4))
-                    part = dot4(part, w2, broadcast_i32(x + 8))
-                    part = dot4(part, w3, broadcast_i32(x + 12))
+                    part = dot4_steps(part, _weights(block), x)
                     products = add_i32(products, mul_i32(part, _signed_byte(scales)))
                     scales = shift_right(scales, 8)
             prefetch_lines(p + _SCALES + _AHEAD, 5)
@@ -164,10 +160,7 @@ def _tile(
     k: int,
     act: int,
     tile: int,
-    y: int,
-    y_stride: int,
-    addend: int,
-    addend_stride: int,
+    out: Any,
     sums: int,
 ) -> None:
     width = tile_width(zero_i)
@@ -183,12 +176,8 @@ def _tile(
         for quarter in range(4):
             scales = load_i32(p + _SCALES + quarter * 64)
             for j in range(4):
-                w0, w1, w2, w3 = _weights(p + (quarter * 4 + j) * 192)
                 part = tile_broadcast_i32(zero_i, offset)
-                part = tile_dot4(part, w0, x)
-                part = tile_dot4(part, w1, x + step)
-                part = tile_dot4(part, w2, x + 2 * step)
-                part = tile_dot4(part, w3, x + 3 * step)
+                part = tile_dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x)
                 products = tile_multiply_add_i32(products, part, _signed_byte(scales))
                 scales = shift_right(scales, 8)
                 x += 4 * step
@@ -196,7 +185,7 @@ def _tile(
         tile_scale_add_to_memory(products, load_f32(p + _D), scale, sums)
         p += _BLOCK_BYTES
         scale += step
-    put_tile(zero_i, sums, y, y_stride, addend, addend_stride)
+    put_tile(zero_i, sums, out)
 
 
 FORMAT = WeightFormat(

@@ -10,13 +10,13 @@ import numpy as np
 
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.matmul import moved, put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import fma, mul_f32, prefetch_lines, to_f32
 from cpu_kernels.simd.dot import dot4
 from cpu_kernels.simd.tiles import (
     tile_broadcast_i32,
-    tile_dot4,
+    tile_dot4_steps,
     tile_scale_add,
     tile_store,
     tile_width,
@@ -66,6 +66,12 @@ def _unpack_row(group: int, lane: int, k: int, out: int) -> None:
 
 
 @inner
+def _weights(p: int) -> Any:
+    """Four vectors."""
+    return load_i32(p), load_i32(p + 64), load_i32(p + 128), load_i32(p + 192)
+
+
+@inner
 def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
     blocks = k // 32
     scales0 = field(act, _SCALE) + tile * blocks * 4
@@ -99,10 +105,7 @@ def _tile(
     k: int,
     act: int,
     tile: int,
-    y: int,
-    y_stride: int,
-    addend: int,
-    addend_stride: int,
+    out: Any,
     sums: int,
 ) -> None:
     width = tile_width(zero_i)
@@ -115,15 +118,15 @@ def _tile(
         total = zero_f
         for _ in range(blocks):
             products = tile_broadcast_i32(zero_i, offset)
-            for i in range(8):
-                products = tile_dot4(products, load_i32(p + half * 512 + i * 64), q + i * 4 * width)
+            products = tile_dot4_steps(products, _weights(p + half * 512), q)
+            products = tile_dot4_steps(products, _weights(p + half * 512 + 256), q + 16 * width)
             total = tile_scale_add(total, products, load_f16(p + _SCALES + half * 32), scale)
             p += _BLOCK_BYTES
             q += 32 * width
             scale += 4 * width
             offset += 4 * width
         tile_store(total, sums, 64)
-        put_tile(zero_i, sums, y + half * 64, y_stride, addend + half * 64 if addend != 0 else 0, addend_stride)
+        put_tile(zero_i, sums, moved(out, 0, half * 64))
 
 
 FORMAT = WeightFormat(

@@ -54,16 +54,6 @@ def _map(builder_step: Callable[..., ir.Value], context: Any, builder: Any, sig:
 
 
 @intrinsic
-def tile_dot4(context: Any, acc: Any, weights: Any, where: Any) -> Any:
-    """acc[t] += dot4(weights, broadcast of the token's four bytes at where + 4 t)."""
-
-    def step(builder: Any, t: int, value: Any, u: Any, p: Any) -> Any:
-        return multiply_bytes(builder, value, u, broadcast(builder, _at(builder, p, 4 * t), I32))
-
-    return acc(acc, weights, where), lambda *a: _map(step, *a)
-
-
-@intrinsic
 def dot4_steps(context: Any, acc: Any, weights: Any, where: Any) -> Any:
     """acc += dot4 of every vector in a tuple and the four bytes of its k step, at where + 4 i, for one token."""
 
@@ -78,7 +68,9 @@ def dot4_steps(context: Any, acc: Any, weights: Any, where: Any) -> Any:
 
 @intrinsic
 def tile_dot4_steps(context: Any, acc: Any, weights: Any, where: Any) -> Any:
-    """tile_dot4 for every vector in a tuple: k step i's operands lie at where + 4 i times the tile's width.
+    """acc[t] += dot4 of every vector in a tuple and the token's four bytes of its k step.
+
+    K step i's operands lie side by side, 4 bytes a token, at where + 4 i times the tile's width.
 
     An intrinsic, since a function over so many vectors would be called, and its tile pass through memory.
     """
