@@ -14,6 +14,8 @@ logger = logging.getLogger("localllm.llama_cpp")
 # ggml_log_level; its information fills pages, so it counts as debugging. 5 continues the line before it.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
+# Cells for several conversations together are more than one was trained for, which is as it should be.
+_NO_WARNING = "n_ctx_train"
 _RECENT_ERRORS = 8
 
 
@@ -25,15 +27,16 @@ class _Log:
         self._pending = ""
         self._level = logging.DEBUG
 
-    def take(self, level: int, text: bytes | None, _user_data: object) -> None:
-        if level != _CONTINUE:
-            self._level = _LEVELS.get(level, logging.DEBUG)
+    def take(self, kind: int, text: bytes | None, _user_data: object) -> None:
+        if kind != _CONTINUE:
+            self._level = _LEVELS.get(kind, logging.DEBUG)
         *lines, self._pending = (self._pending + (text or b"").decode("utf-8", "replace")).split("\n")
         for line in lines:
             if not line.strip():
                 continue
-            logger.log(self._level, "%s", line)
-            if self._level >= logging.WARNING:
+            level = logging.DEBUG if _NO_WARNING in line else self._level
+            logger.log(level, "%s", line)
+            if level >= logging.WARNING:
                 self.complaints = [*self.complaints, line][-_RECENT_ERRORS:]
 
 

@@ -11,7 +11,7 @@ from localllm.cli.options import AsJson, Debug, Model
 
 if TYPE_CHECKING:
     from localllm.engine.loaded_model import LoadedModel
-    from localllm.engine.request import GenerationRequest
+    from localllm.engine.request import GenerationRequest, SamplingParams
     from localllm.settings import Settings
 
 
@@ -51,6 +51,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.cli.prompt import check_text, read_prompt
     from localllm.engine.loaded_model import load_model
     from localllm.engine.request import FinishReason
+    from localllm.engine.sampling.validation import check_ranges
     from localllm.engine.stream import fold
     from localllm.library import resolve
     from localllm.settings import load_settings
@@ -70,6 +71,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             "disk_cache": False if no_cache else None,
         }
     )
+    check_ranges(_sampling(settings))
     text = read_prompt(prompt, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)
@@ -95,6 +97,19 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             raise typer.Exit(ExitCode.INTERRUPTED)
 
 
+def _sampling(settings: "Settings") -> "SamplingParams":
+    from localllm.engine.request import SamplingParams
+
+    return SamplingParams(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        repeat_penalty=settings.repeat_penalty,
+        seed=settings.seed,
+    )
+
+
 def _request(
     loaded: "LoadedModel",
     settings: "Settings",
@@ -109,7 +124,7 @@ def _request(
 
     Raises RequestError for a system message that has no place, and TemplateError.
     """
-    from localllm.engine.request import GenerationRequest, SamplingParams
+    from localllm.engine.request import GenerationRequest
     from localllm.errors import RequestError
 
     converses = not raw and not loaded.template.is_default
@@ -124,14 +139,7 @@ def _request(
         tokens = loaded.tokenise(text)
     return GenerationRequest(
         prompt=tokens,
-        sampling=SamplingParams(
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            repeat_penalty=settings.repeat_penalty,
-            seed=settings.seed,
-        ),
+        sampling=_sampling(settings),
         max_tokens=settings.max_tokens,
         stop=tuple(stop),
         ignore_eos=ignore_eos,

@@ -21,10 +21,19 @@ def open_runner(file: ModelFile, settings: Settings, progress: Callable[[str, fl
 
 
 def choose_backend(file: ModelFile, settings: Settings) -> Backend:
-    """The backend that the settings name; for "auto", llama.cpp where it finds a GPU or the native engine does not
-    know the architecture."""
-    if settings.backend != "auto":
-        return settings.backend
+    """The backend that the settings name; for "auto", llama.cpp for GPUs and what the native engine does not know.
+
+    Raises UnsupportedModelError where the native engine is left with an architecture that it does not know.
+    """
+    from models.registry import find_architecture
+
+    backend = _automatic(file) if settings.backend == "auto" else settings.backend
+    if backend == "native":
+        find_architecture(file.architecture)
+    return backend
+
+
+def _automatic(file: ModelFile) -> Backend:
     from gpu_offload.devices import gpus
     from gpu_offload.errors import LlamaCppMissingError
     from models.registry import ARCHITECTURES

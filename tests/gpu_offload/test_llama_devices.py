@@ -1,6 +1,7 @@
 """Devices as ggml reports them, and what a user reads when llama.cpp is not there."""
 
 import builtins
+import logging
 import sys
 
 import psutil
@@ -79,3 +80,12 @@ def test_apple_silicon_is_told_of_metal(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert install_command("metal") in str(LlamaCppMissingError("no reason"))
+
+
+def test_a_cache_beyond_the_trained_context_is_no_warning(caplog):
+    log = library._Log()
+    with caplog.at_level(logging.DEBUG):
+        log.take(3, b"n_ctx_seq (4096) > n_ctx_train (128) -- possible training context overflow\n", None)
+        log.take(3, b"something else\n", None)
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG, logging.WARNING]
+    assert log.complaints == ["something else"]

@@ -57,12 +57,7 @@ BIAS = Range(-1000, 1000)
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
     """Raise RequestError, naming the field, its value and its range, unless every parameter can be served."""
-    for name, bounds in RANGES.items():
-        value = getattr(params, name)
-        if value is not None and not bounds.holds(value):
-            raise RequestError(f"{name} is {value}; it must be {bounds}.")
-    if params.mirostat == 1:
-        raise RequestError("mirostat is 1; it must be 0 (off) or 2. Version 1 is superseded by version 2.")
+    check_ranges(params)
     for token_id, bias in params.logit_bias.items():
         if not 0 <= token_id < vocab_size:
             raise RequestError(f"logit_bias names token {token_id}; ids of this model run from 0 to {vocab_size - 1}.")
@@ -70,5 +65,15 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
             raise RequestError(
                 f"logit_bias of token {token_id} is {bias}; it must be finite, or -inf to ban the token."
             )
+
+
+def check_ranges(params: SamplingParams) -> None:
+    """The part of `validate` that needs no model, so that front ends can refuse before they load one."""
+    for name, bounds in RANGES.items():
+        value = getattr(params, name)
+        if value is not None and not bounds.holds(value):
+            raise RequestError(f"{name} is {value}; it must be {bounds}.")
+    if params.mirostat == 1:
+        raise RequestError("mirostat is 1; it must be 0 (off) or 2. Version 1 is superseded by version 2.")
     if "" in params.dry_sequence_breakers:
         raise RequestError("dry_sequence_breakers holds an empty string; each must have at least one character.")

@@ -222,6 +222,17 @@ def test_impossible_flags_exit_2(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("name", ["top_p", "min_p", "temperature", "repeat_penalty", "seed", "top_k"])
+def test_a_bad_sampling_value_is_refused_before_a_model_is_loaded(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    model = ScriptedModel()
+    monkeypatch.setattr(model, "load", lambda *_: pytest.fail("the model was loaded"))
+    assert run(model, "Hi", f"--{name.replace('_', '-')}=-7") == 2
+    out, err = capsys.readouterr()
+    assert (out, err.startswith(f"error: {name} is -7")) == ("", True), err
+
+
 def test_system_needs_a_template(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(ScriptedModel(has_template=False), "Hi", "--system", "x") == 2
     assert "this model has no chat template" in capsys.readouterr().err

@@ -105,6 +105,7 @@ def test_what_cannot_be_loaded_is_refused_in_a_sentence(model: Path, start: Star
     data = model.read_bytes().replace(b"llama", b"lambo")
     key = data.index(b"tokenizer.ggml.model")
     (tmp_path / "unknown.gguf").write_bytes(data[:key] + data[key:].replace(b"lambo", b"llama", 1))
+    (tmp_path / "foreign.gguf").write_bytes(model.read_bytes().replace(b"llama", b"lambo", 1))
     (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:200_000])
     (tmp_path / "text.gguf").write_text("this is not a model at all", encoding="utf-8")
     for name, words in (
@@ -112,6 +113,7 @@ def test_what_cannot_be_loaded_is_refused_in_a_sentence(model: Path, start: Star
         ("text.gguf", b"not a GGUF file"),
         ("cut.gguf", b"the file has 200000"),
         ("unknown.gguf", b"'lambo'"),
+        ("foreign.gguf", b"'lambo'"),
     ):
         process = start("native", str(tmp_path / name), PROMPT, "--json")
         out, err = process.communicate()
