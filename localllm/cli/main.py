@@ -8,6 +8,8 @@ import typer
 from localllm.cli import terminal
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.list import list_models
+from localllm.cli.manage import copy, remove
+from localllm.cli.pull import pull
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
@@ -24,6 +26,9 @@ app.command()(run)
 app.command()(serve)
 app.command()(show)
 app.command("list")(list_models)
+app.command()(pull)
+app.command("rm")(remove)
+app.command("cp")(copy)
 
 
 def _print_version(wanted: bool) -> None:

@@ -19,6 +19,7 @@ MAX_LAYERS = 1024
 MAX_LAYER_BYTES = 1 << 46  # 64 TiB, beyond any disk
 
 _LAYER_TYPE = "application/vnd.ollama.image."
+_TITLE = "org.opencontainers.image.title"
 _LINK_TYPE = "application/vnd.localllm.link"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -34,10 +35,15 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A model's layers. link: a GGUF file outside the store that stands in for the model layer."""
+    """A model's layers.
+
+    link: a GGUF file outside the store that stands in for the model layer. title: what the file was called where it
+    came from, without .gguf; a second tag.
+    """
 
     layers: tuple[Layer, ...]
     link: Path | None = None
+    title: str | None = None
 
     def of_kind(self, kind: str) -> list[Layer]:
         """The layers of one kind, in order."""
@@ -51,7 +57,9 @@ class Manifest:
         ]
         if self.link is not None:
             layers.append({"mediaType": _LINK_TYPE, "path": str(self.link)})
-        content = {"schemaVersion": 2, "mediaType": MEDIA_TYPE, "layers": layers}
+        content: dict[str, object] = {"schemaVersion": 2, "mediaType": MEDIA_TYPE, "layers": layers}
+        if self.title is not None:
+            content["annotations"] = {_TITLE: self.title}
         return json.dumps(content, indent=1).encode()
 
 
@@ -86,11 +94,12 @@ def parse_manifest(data: bytes, where: str, *, own: bool = False) -> Manifest:
         items = content["layers"]
         known = [_layer(item) for item in _checked_items(items) if _kind(item) is not None]
         links = [Path(item["path"]) for item in items if own and item["mediaType"] == _LINK_TYPE]
-    except (ValueError, TypeError, KeyError, RecursionError, LibraryError) as error:
+        title = content.get("annotations", {}).get(_TITLE) if own else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LibraryError) as error:
         raise LibraryError(
             f"{where}: is not a model's manifest: {error}. Remove it and pull the model again."
         ) from error
-    return Manifest(tuple(known), links[0] if links else None)
+    return Manifest(tuple(known), links[0] if links else None, title)
 
 
 def read_manifest(path: Path, *, own: bool = False) -> Manifest:

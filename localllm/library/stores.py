@@ -31,7 +31,8 @@ def stored_models(root: Path, source: Source) -> Iterator[LibraryModel]:
             log.warning("%s", error)
             continue
         if file is not None:
-            yield LibraryModel((str(name), name.key), source, file, manifest, path, root / "blobs")
+            titled = [] if manifest.title is None else [f"{name.host}/{name.repository}:{manifest.title}"]
+            yield LibraryModel((str(name), name.key, *titled), source, file, manifest, path, root / "blobs")
 
 
 def model_path(blobs: Path, manifest: Manifest) -> Path | None:

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+
+from tests.localllm.library.model_server import ModelServer
 
 OTHER_PLACES = (
     "OLLAMA_MODELS",
@@ -111,3 +113,27 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return int(ended.value.code or 0)
 
     return call
+
+
+@pytest.fixture
+def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
+    """A model server, which HF_ENDPOINT names too; waits between attempts and chunks are small."""
+    monkeypatch.setattr("localllm.library.partial.CHUNK_BYTES", 64 << 10)
+    monkeypatch.setattr("localllm.library.web.LONGEST_WAIT_S", 0.02)
+    with ModelServer().running() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def big_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A model file of some megabytes of random weights, so that it has many chunks."""
+    path = tmp_path_factory.mktemp("big") / "big.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("big")
+    writer.add_tensor("token_embd.weight", np.random.default_rng(1).random((1500, 512), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()

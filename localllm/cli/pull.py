@@ -1,0 +1,88 @@
+"""localllm pull, and the pulling that other commands do for a name that is not here yet."""
+
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.exit_code import ExitCode
+from localllm.cli.options import Debug
+from localllm.cli.terminal import StatusLine, human_bytes, note
+
+if TYPE_CHECKING:
+    from localllm.library.entry import LibraryModel
+    from localllm.library.pull import PullStatus
+    from localllm.settings import Settings
+
+# Speed is what came in these last seconds, so that a stall shows.
+WINDOW_S = 5.0
+
+Name = Annotated[str, typer.Argument(help="qwen3:0.6b, hf.co/user/repo:Q4_K_M, or a URL.", show_default=False)]
+
+
+def pull(name: Name, debug: Debug = False) -> None:
+    """Bring a model to this machine, from Ollama's registry, from Hugging Face or from any address.
+
+    What was interrupted goes on where it was. Every file is checked against its SHA-256 before it counts.
+    """
+    from localllm.settings import load_settings
+
+    model = pull_with_progress(name, load_settings({}))
+    note(f'{model.name} is here. Try: localllm run {model.name} "Hello"')
+
+
+def obtain(name: str, settings: "Settings") -> "LibraryModel":
+    """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError."""
+    from localllm.library.errors import ModelNotFoundError
+    from localllm.library.lookup import find
+
+    try:
+        return find(name, settings)
+    except ModelNotFoundError:
+        return pull_with_progress(name, settings)
+
+
+def pull_with_progress(name: str, settings: "Settings") -> "LibraryModel":
+    """Pull and show how far it is, on terminals. Ctrl-C ends the command; what has arrived is kept."""
+    from localllm.library.pull import pull as pull_model
+
+    meter = Meter()
+    with StatusLine() as status:
+        try:
+            return pull_model(name, settings, lambda told: status.show(meter.text(told, monotonic())))
+        except KeyboardInterrupt:
+            status.clear()
+            note(f"Stopped. `localllm pull {name}` goes on where it was.")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+class Meter:
+    """Turns progress into a line with speed and time left."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def text(self, told: "PullStatus", now: float) -> str:
+        """One line. now: seconds of a clock that never goes back."""
+        if not told.total:
+            return told.status
+        self._seen.append((now, told.completed))
+        while self._seen[0][0] < now - WINDOW_S:
+            self._seen.popleft()
+        share = f"{told.status}: {told.completed / told.total:.0%} of {human_bytes(told.total)}"
+        (began, had), seconds = self._seen[0], now - self._seen[0][0]
+        if seconds <= 0 or told.completed <= had:
+            return share
+        speed = (told.completed - had) / (now - began)
+        return f"{share}, {human_bytes(int(speed))}/s, {human_time((told.total - told.completed) / speed)} left"
+
+
+def human_time(seconds: float) -> str:
+    """Two units at most: 42 s, 3 min 5 s, 2 h 10 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,185 @@
+"""One file over HTTP: chunks in parallel, each tried again where it was cut, hashed while the rest arrives."""
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import httpx2
+
+from localllm.library.errors import PullError
+from localllm.library.partial import PartialFile
+from localllm.library.web import MAX_FAILURES, PassingError, Remote, backoff, check_status, get, persistently
+
+CONNECTIONS = 8
+_TICK_S = 0.1
+_JOIN_S = 0.2
+
+
+class Download:
+    """Fills a PartialFile from an address. Use `run` once.
+
+    what: the file, for messages.
+    """
+
+    def __init__(self, client: httpx2.Client, remote: Remote, file: PartialFile, what: str) -> None:
+        self._client = client
+        self._remote = remote
+        self._file = file
+        self._what = what
+        self._stop = threading.Event()
+        self._changed = threading.Event()
+        self._lock = threading.Lock()
+        self._chunks: deque[int] = deque()
+        self._in_flight = 0
+        self._failure: BaseException | None = None
+
+    def run(self, progress: Callable[[int], None]) -> str:
+        """Fetch what is missing and return the digest of the whole. progress is told the bytes that are there.
+
+        Raises PullError; what arrived stays in the partial file. An exception of progress stops everything.
+        """
+        try:
+            if missing := self._file.missing():
+                if self._takes_ranges(missing[0]):
+                    self._fetch_chunks(missing, progress)
+                else:
+                    persistently(lambda: self._fetch_whole(progress), self._stop.wait)
+            return self._file.digest(lambda: progress(self._file.bytes_done()))
+        except OSError as error:
+            raise _disk_error(error) from error
+        finally:
+            self._stop.set()
+            self._file.checkpoint()
+
+    def _takes_ranges(self, chunk: int) -> bool:
+        """Ask for one byte. Also finds out, before anything is written, that the server has another file."""
+        at = self._file.span(chunk)[0]
+
+        def ask() -> bool:
+            with get(self._client, self._remote, {"Range": f"bytes={at}-{at}"}) as response:
+                check_status(response, self._what)
+                if response.status_code == 200:
+                    return False
+                self._check_range(response, at, at + 1)
+                return True
+
+        return persistently(ask, self._stop.wait)
+
+    def _fetch_chunks(self, missing: list[int], progress: Callable[[int], None]) -> None:
+        self._chunks.extend(missing)
+        count = min(CONNECTIONS, len(missing))
+        threads = [threading.Thread(target=self._work, name="download", daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            while any(thread.is_alive() for thread in threads) and self._failure is None:
+                self._changed.wait(_TICK_S)
+                self._changed.clear()
+                progress(self._file.bytes_done() + self._in_flight)
+                while not self._changed.is_set() and self._file.hash_more():
+                    pass
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(_JOIN_S)
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.is_set() and (chunk := self._next()) is not None:
+                self._fetch_chunk(chunk)
+        except BaseException as error:  # told to the thread that waits
+            self._failure = self._failure or error
+        finally:
+            self._changed.set()
+
+    def _next(self) -> int | None:
+        try:
+            return self._chunks.popleft()
+        except IndexError:
+            return None
+
+    def _fetch_chunk(self, chunk: int) -> None:
+        """Go on where the connection was cut, until the chunk is whole or nothing comes any more."""
+        start, stop = self._file.span(chunk)
+        at = start
+        failures = 0
+        while at < stop and not self._stop.is_set():
+            try:
+                for piece in self._range(at, stop):
+                    self._file.write(at, piece)
+                    at += len(piece)
+                    failures = 0
+                    with self._lock:
+                        self._in_flight += len(piece)
+                    if self._stop.is_set():
+                        return
+            except PassingError as error:
+                failures += 1
+                if failures == MAX_FAILURES:
+                    raise PullError(f"{error}. What has arrived is kept; pull again to go on.") from error
+                self._stop.wait(backoff(failures, error))
+        if at == stop:
+            with self._lock:
+                self._in_flight -= stop - start
+            self._file.finish(chunk)
+
+    def _range(self, start: int, stop: int) -> Iterator[bytes]:
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        if self._remote.etag:
+            headers["If-Range"] = self._remote.etag
+        with get(self._client, self._remote, headers) as response:
+            check_status(response, self._what)
+            self._check_range(response, start, stop)
+            left = stop - start
+            for piece in response.iter_raw():
+                if len(piece) > left:
+                    raise PullError(f"{response.url.host} sends more of {self._what} than was asked for.")
+                left -= len(piece)
+                yield piece
+        if left:
+            raise PassingError(f"{response.url.host} ended the connection early")
+
+    def _check_range(self, response: httpx2.Response, start: int, stop: int) -> None:
+        told = response.headers.get("content-range", "")
+        total = told.rpartition("/")[2]
+        if total.isdigit() and int(total) != self._file.size:
+            raise self._wrong_length(response, int(total))
+        if response.status_code != 206 or told != f"bytes {start}-{stop - 1}/{self._file.size}":
+            raise PullError(
+                f"{response.url.host} sends {told[:60]!r} of {self._what} for bytes {start}-{stop - 1}. "
+                "Pull again later, or from another host."
+            )
+
+    def _fetch_whole(self, progress: Callable[[int], None]) -> None:
+        """From a server that knows no ranges: all in one, and anew when it is cut."""
+        at = 0
+        with get(self._client, self._remote, {}) as response:
+            check_status(response, self._what)
+            length = response.headers.get("content-length", "")
+            if length.isdigit() and int(length) != self._file.size:
+                raise self._wrong_length(response, int(length))
+            for piece in response.iter_raw():
+                if at + len(piece) > self._file.size:
+                    raise self._wrong_length(response, at + len(piece))
+                self._file.write(at, piece)
+                at += len(piece)
+                progress(at)
+        if at < self._file.size:
+            raise PassingError(f"{response.url.host} ended the connection early")
+        for chunk in self._file.missing():
+            self._file.finish(chunk)
+
+    def _wrong_length(self, response: httpx2.Response, length: int) -> PullError:
+        return PullError(
+            f"{response.url.host} has {length} bytes of {self._what}, and its list says {self._file.size}. "
+            "Pull again later, or from another host."
+        )
+
+
+def _disk_error(error: OSError) -> PullError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return PullError("The disk is full. What has arrived is kept: free some space and pull again to go on.")
+    return PullError(f"The model cannot be written: {error.strerror}: {error.filename or 'its partial file'}.")

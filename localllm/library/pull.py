@@ -1,0 +1,182 @@
+"""Pulling a model: the same three steps for every kind of source.
+
+Find out which files make it up (`hub`, `registry`, or one address), bring each into the store under its digest, and
+write the manifest. Whatever is interrupted goes on where it was; one download serves all processes that want the file.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+from filelock import FileLock, Timeout
+
+from gguf_io import open_model
+from localllm.errors import ModelFileError
+from localllm.library import hub, registry, single_file
+from localllm.library.download import Download
+from localllm.library.entry import LibraryModel, Source
+from localllm.library.errors import LibraryError, PullError
+from localllm.library.lookup import name_of_url
+from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names
+from localllm.library.names import HUGGING_FACE_HOST, ModelName
+from localllm.library.own_store import OwnStore, free_bytes
+from localllm.library.partial import PartialFile, bytes_noted
+from localllm.library.places import own_store
+from localllm.library.plan import PullPlan, RemoteFile
+from localllm.library.stores import stored_models
+from localllm.library.web import new_client
+from localllm.settings import Settings
+
+SPARE_BYTES = 256 << 20  # left free on the disk
+_LOCK_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PullStatus:
+    """How far a pull is. completed and total: bytes of the whole model; digest: of the file that is coming."""
+
+    status: str
+    digest: str | None = None
+    completed: int = 0
+    total: int = 0
+
+
+PullProgress = Callable[[PullStatus], None]
+
+
+def pull(name: str, settings: Settings, progress: PullProgress = lambda _status: None) -> LibraryModel:
+    """Bring a model into the store: qwen3:0.6b, host/namespace/model:tag, hf.co/user/repo:Q4_K_M, or a URL.
+
+    progress is called on this thread, ten times a second; an exception that it raises stops the pull. Raises PullError
+    or LibraryError; what arrived until then is kept for the next pull.
+    """
+    store = OwnStore(own_store(settings))
+    store.prepare()
+    with new_client() as client:
+        progress(PullStatus("pulling manifest"))
+        plan = _plan(client, name)
+        _Pull(client, store, plan, progress).run()
+    return next(model for model in stored_models(store.root, Source.OWN) if plan.name.key in model.names)
+
+
+def _plan(client: httpx2.Client, name: str) -> PullPlan:
+    parsed = name_of_url(name) if "://" in name else ModelName.parse(name)
+    if parsed.host == HUGGING_FACE_HOST:
+        return hub.plan(client, parsed)
+    if "://" in name:
+        return single_file.plan(client, name, parsed)
+    return registry.plan(client, parsed)
+
+
+class _Pull:
+    def __init__(self, client: httpx2.Client, store: OwnStore, plan: PullPlan, progress: PullProgress) -> None:
+        self.client = client
+        self.store = store
+        self.plan = plan
+        self.progress = progress
+        self.total = sum(file.size for file in plan.files)
+        self.before = 0
+
+    def run(self) -> None:
+        self._check_disk()
+        for _ in range(2):  # once more, if another process removed a blob between its arrival and the manifest
+            layers = self._fetch_all()
+            if self.store.add_manifest(self.plan.name, Manifest(layers, title=self.plan.title)):
+                self.progress(PullStatus("success", completed=self.total, total=self.total))
+                return
+        raise PullError(f"{self.plan.name}: its files were removed while they were pulled. Pull it again.")
+
+    def _check_disk(self) -> None:
+        files = [(file, self.store.blobs / name) for file, name in self._targets() if name]
+        needed = sum(file.size for file, path in files if not path.is_file())
+        needed -= sum(bytes_noted(self.store.partial, file.key) for file, path in files if not path.is_file())
+        free = free_bytes(self.store.root)
+        if needed + SPARE_BYTES > free:
+            raise PullError(
+                f"{self.plan.name} does not fit on the disk: {needed / 2**20:,.0f} MiB are to come, "
+                f"{SPARE_BYTES >> 20} MiB are left free for others, and {self.store.root} has "
+                f"{free / 2**20:,.0f} MiB. Free some space, or name another folder by model_store."
+            )
+
+    def _targets(self) -> list[tuple[RemoteFile, str]]:
+        """Each file with its name in the store; "" while the digest is not known before the file is there."""
+        models = [file for file in self.plan.files if file.kind == "model"]
+        if any(file.digest is None for file in models):
+            return [(file, "") for file in self.plan.files]
+        names = iter(model_file_names([file.layer(str(file.digest)) for file in models]))
+        return [
+            (file, next(names) if file.kind == "model" else blob_name(str(file.digest))) for file in self.plan.files
+        ]
+
+    def _fetch_all(self) -> tuple[Layer, ...]:
+        self.before = 0
+        layers = []
+        for file, name in self._targets():
+            digest = self._fetch(file, name)
+            layers.append(file.layer(digest))
+            self.before += file.size
+        self._check_model(layers)
+        return tuple(layers)
+
+    def _fetch(self, file: RemoteFile, name: str) -> str:
+        """Bring one file into the store and return its digest."""
+        lock = FileLock(self.store.partial / f"{file.key}.lock")
+        self._acquire(lock, file)
+        try:
+            if file.digest is not None and (self.store.blobs / name).is_file():
+                return file.digest
+            return self._download(file, name)
+        finally:
+            lock.release()
+
+    def _acquire(self, lock: FileLock, file: RemoteFile) -> None:
+        """Wait while another process downloads the same file, and show how far it is."""
+        while True:
+            try:
+                lock.acquire(timeout=_LOCK_POLL_S)
+                return
+            except Timeout:
+                self._tell("another localllm is pulling", file, bytes_noted(self.store.partial, file.key))
+
+    def _download(self, file: RemoteFile, name: str) -> str:
+        validator = file.digest or file.remote.etag
+        try:
+            partial = PartialFile(self.store.partial, file.key, file.size, validator)
+        except OSError as error:
+            raise PullError(f"{self.store.partial}: cannot be written: {error.strerror}.") from error
+        try:
+            download = Download(self.client, file.remote, partial, file.what)
+            digest = download.run(lambda done: self._tell("pulling", file, done))
+            if file.digest is not None and digest != file.digest:
+                partial.discard()
+                raise PullError(
+                    f"{file.what} is not what its list says: its digest is {digest} and should be {file.digest}. "
+                    "It was removed. Pull again, or from another host."
+                )
+            partial.keep_as(self.store.blobs / (name or blob_name(digest)))
+        finally:
+            partial.close()
+        (self.store.partial / f"{file.key}.lock").unlink(missing_ok=True)
+        return digest
+
+    def _tell(self, status: str, file: RemoteFile, done: int) -> None:
+        self.progress(PullStatus(status, file.digest, self.before + done, self.total))
+
+    def _check_model(self, layers: list[Layer]) -> None:
+        """A file may be the one that was promised and still be no model."""
+        models = [layer for layer in layers if layer.kind == "model"]
+        first = self.store.blobs / model_file_names(models)[0]
+        try:
+            with open_model(first):
+                pass
+        except ModelFileError as error:
+            for name in model_file_names(models):
+                self._forget(self.store.blobs / name)
+            raise PullError(f"{self.plan.name} is no model that can be used, and was removed: {error}") from error
+
+    def _forget(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise LibraryError(f"{path}: cannot be removed: {error.strerror}.") from error

@@ -1,0 +1,42 @@
+"""Ollama's registry protocol: GET /v2/<repository>/manifests/<tag>, GET /v2/<repository>/blobs/<digest>.
+
+It is Docker's, with media types of Ollama's. Registries that want a login are refused: where a registry says a token
+is to be had is up to that registry, so nothing is sent there.
+"""
+
+import httpx2
+
+from localllm.library.errors import PullError
+from localllm.library.manifest import MAX_MANIFEST_BYTES, MEDIA_TYPE, Layer, blob_name, parse_manifest
+from localllm.library.names import ModelName
+from localllm.library.plan import PullPlan, RemoteFile
+from localllm.library.web import Remote, get_small
+
+# What is of use here: a projector, for images and sound, is not.
+KINDS = ("model", "template", "system", "params", "messages", "license", "adapter")
+
+_LOOPBACK = ("localhost", "127.0.0.1")
+
+
+def plan(client: httpx2.Client, name: ModelName) -> PullPlan:
+    """Read a model's manifest. Raises PullError, and LibraryError for a manifest that is none."""
+    scheme = "http" if name.host.partition(":")[0] in _LOOPBACK else "https"
+    base = f"{scheme}://{name.host}/v2/{name.repository}"
+    url = f"{base}/manifests/{name.tag}"
+    data = get_small(client, Remote(url), {"Accept": MEDIA_TYPE}, str(name), MAX_MANIFEST_BYTES)
+    manifest = parse_manifest(data, url)
+    if not manifest.of_kind("model"):
+        raise PullError(f"{name} has no GGUF file in its manifest. Choose another model or tag.")
+    layers = [layer for layer in manifest.layers if layer.kind in KINDS]
+    return PullPlan(name, tuple(_remote_file(name, base, layer) for layer in layers))
+
+
+def _remote_file(name: ModelName, base: str, layer: Layer) -> RemoteFile:
+    return RemoteFile(
+        kind=layer.kind,
+        remote=Remote(f"{base}/blobs/{layer.digest}"),
+        size=layer.size,
+        what=f"{name}'s {layer.kind}",
+        key=blob_name(layer.digest),
+        digest=layer.digest,
+    )

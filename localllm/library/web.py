@@ -1,0 +1,147 @@
+"""HTTP as pulls need it: redirects are followed here, one by one, so that a token goes to nobody but its own host."""
+
+import email.utils
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TypeVar
+
+import httpx2
+
+from localllm.library.errors import PullError
+
+MAX_REDIRECTS = 5
+MAX_FAILURES = 6  # in a row, without a byte between them
+LONGEST_WAIT_S = 60.0
+STALL_S = 30.0  # a connection that says nothing for so long is dropped
+
+ResultT = TypeVar("ResultT")
+
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """An address, and the token that its host, and no other, is shown. etag: serve ranges of this version only."""
+
+    url: str
+    token: str | None = None
+    etag: str = ""
+
+
+class PassingError(Exception):
+    """Something that may be gone at the next attempt. wait_s: how long the server asks to wait, if it says so."""
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+def new_client() -> httpx2.Client:
+    """A client for all requests of one pull; safe for many threads."""
+    return httpx2.Client(
+        timeout=httpx2.Timeout(STALL_S, connect=15.0, pool=None),
+        follow_redirects=False,
+        # Ranges count the bytes as they are stored.
+        headers={"User-Agent": f"localllm/{version('localllm')}", "Accept-Encoding": "identity"},
+    )
+
+
+@contextmanager
+def get(client: httpx2.Client, remote: Remote, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+    """Open a response that is no redirect. Its status may be any; its body is not read yet.
+
+    Raises PassingError for network failures, and PullError for redirects that are endless or lead from https to http.
+    """
+    url = httpx2.URL(remote.url)
+    home = _origin(url)
+    try:
+        for _ in range(MAX_REDIRECTS + 1):
+            sent = dict(headers)
+            if remote.token and _origin(url) == home:
+                sent["Authorization"] = f"Bearer {remote.token}"
+            with client.stream("GET", url, headers=sent) as response:
+                if not response.has_redirect_location:
+                    yield response
+                    return
+                url = _redirected(url, response.headers["location"])
+    except httpx2.TransportError as error:
+        raise PassingError(f"{url.host}: {str(error) or type(error).__name__}") from error
+    except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+        raise PullError(f"{remote.url}: is not an address that can be opened: {error}.") from error
+    raise PullError(f"{remote.url}: redirects more than {MAX_REDIRECTS} times.")
+
+
+def check_status(response: httpx2.Response, what: str) -> None:
+    """Raise PassingError or PullError unless the request went well (200 or 206)."""
+    status, host = response.status_code, response.url.host
+    if status in (200, 206):
+        return
+    if status in _PASSING:
+        raise PassingError(f"{host} answers {status} {response.reason_phrase}", _retry_after(response))
+    reasons = {
+        401: f"{host} wants a token for {what}. Set HF_TOKEN, or log in with `hf auth login`.",
+        403: f"{host} forbids {what}. Accept the model's terms on its page, and set HF_TOKEN.",
+        404: f"{host} does not have {what}. Check the name.",
+        410: f"{host} has {what} no more.",
+    }
+    raise PullError(reasons.get(status, f"{host} answers {status} {response.reason_phrase} for {what}."))
+
+
+def get_small(client: httpx2.Client, remote: Remote, headers: Mapping[str, str], what: str, limit: int) -> bytes:
+    """A body of at most `limit` bytes, tried again while the reasons pass. what: for messages. Raises PullError."""
+
+    def attempt() -> bytes:
+        with get(client, remote, headers) as response:
+            check_status(response, what)
+            data = bytearray()
+            for piece in response.iter_raw():
+                data += piece
+                if len(data) > limit:
+                    raise PullError(f"{remote.url}: sends more than {limit} bytes for {what}.")
+            return bytes(data)
+
+    return persistently(attempt, time.sleep)
+
+
+def persistently(attempt: Callable[[], ResultT], wait: Callable[[float], object]) -> ResultT:
+    """Call until it succeeds, waiting longer after each PassingError. Raises PullError after MAX_FAILURES of them."""
+    for failures in range(1, MAX_FAILURES + 1):
+        try:
+            return attempt()
+        except PassingError as error:
+            if failures == MAX_FAILURES:
+                raise PullError(f"{error}. Tried {failures} times; pull again later.") from error
+            wait(backoff(failures, error))
+    raise AssertionError  # the loop returns or raises
+
+
+def backoff(failures: int, error: PassingError) -> float:
+    """Seconds to wait after so many failures in a row: what the server asks for, else doubling, with jitter."""
+    if error.wait_s is not None:
+        return min(error.wait_s, LONGEST_WAIT_S)
+    return float(min(0.25 * 2**failures, LONGEST_WAIT_S)) * random.uniform(0.5, 1.0)
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    default = {"http": 80, "https": 443}.get(url.scheme)
+    return url.scheme, url.host.lower(), url.port or default
+
+
+def _redirected(url: httpx2.URL, location: str) -> httpx2.URL:
+    target = url.join(location)
+    if target.scheme not in ("http", "https") or (url.scheme == "https" and target.scheme == "http"):
+        raise PullError(f"{url.host} redirects to {target.scheme}://{target.host}, which is not safe.")
+    return target
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Seconds of a Retry-After header, which gives seconds or a date (RFC 9110, 10.2.3)."""
+    text = response.headers.get("retry-after", "")
+    if text.isdigit():
+        return float(text)
+    parsed = email.utils.parsedate_tz(text)
+    return None if parsed is None else max(0.0, email.utils.mktime_tz(parsed) - time.time())

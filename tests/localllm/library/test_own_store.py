@@ -1,0 +1,103 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localllm.library.errors import LibraryError, PullError
+from localllm.library.lookup import all_models, find
+from localllm.library.pull import pull
+from localllm.settings import Settings
+from tests.localllm.library.model_server import ModelServer, refuse
+from tests.localllm.library.store_contents import SETTINGS, no_model_and_no_half_file, stored
+
+
+def test_a_full_disk_is_noticed_before(
+    server: ModelServer, home: Path, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = server.add_ollama("library/x", "latest", {"model": tiny_gguf})["model"]
+    monkeypatch.setattr("localllm.library.pull.free_bytes", lambda _folder: len(tiny_gguf) + (256 << 20) - 1)
+    with pytest.raises(PullError, match="does not fit on the disk"):
+        pull(f"{server.host}/library/x", SETTINGS)
+    assert server.fetched(digest) == []
+    monkeypatch.undo()
+
+
+def test_a_disk_that_fills_up_keeps_what_came(
+    server: ModelServer, home: Path, big_gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    server.add_ollama("library/x", "latest", {"model": big_gguf})
+    real, left = os.pwrite, [1 << 20]
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return real(fd, data, offset)
+
+    with monkeypatch.context() as patched, pytest.raises(PullError, match="disk is full"):
+        patched.setattr("os.pwrite", pwrite)
+        pull(f"{server.host}/library/x", SETTINGS)
+    no_model_and_no_half_file(home)
+    server.requests.clear()
+    assert pull(f"{server.host}/library/x", SETTINGS).path.read_bytes() == big_gguf
+    assert len(server.fetched("/blobs/")) < len(big_gguf) // (64 << 10) - 8  # not from the beginning
+
+
+def test_a_folder_that_cannot_be_written(server: ModelServer, home: Path) -> None:
+    (home / "file").write_text("")
+    with pytest.raises(LibraryError, match="model_store"):
+        pull(f"{server.host}/library/x", Settings(model_store=str(home / "file" / "models")))
+
+
+def test_a_link_in_place_of_the_partial_file_is_not_followed(server: ModelServer, home: Path, tiny_gguf: bytes) -> None:
+    digest = server.add_ollama("library/x", "latest", {"model": tiny_gguf})["model"]
+    victim = home / "victim"
+    victim.write_text("precious")
+    partial = home / ".local/share/localllm/models/partial"
+    partial.mkdir(parents=True)
+    (partial / f"{digest.replace(':', '-')}.part").symlink_to(victim)
+    with pytest.raises(PullError, match="cannot be written"):
+        pull(f"{server.host}/library/x", SETTINGS)
+    assert victim.read_text() == "precious"
+
+
+def test_rm_and_cp(
+    server: ModelServer, home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": tiny_gguf, "system": b"x"})
+    name = f"{server.host}/library/x"
+    assert command("pull", name) == 0
+    assert command("cp", name, "mine") == 0
+    assert command("rm", name) == 0
+    assert find("mine", SETTINGS).defaults().system == "x"
+    assert find("mine", SETTINGS).path.read_bytes() == tiny_gguf
+    assert command("rm", "MINE") == 0
+    assert stored(home) == {}
+    assert command("rm", "mine") == 2
+    assert "own store" in capsys.readouterr().err
+
+
+def test_rm_touches_nobody_elses(
+    full_home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("qwen3:0.6b", "hf.co/user/Some-Model-GGUF:Q8_0"):
+        assert command("rm", name) == 2
+    assert command("rm", "../../x") == 2
+    assert len(list(all_models(SETTINGS))) == 6
+
+
+def test_unfinished_pulls_can_be_removed(
+    server: ModelServer, home: Path, big_gguf: bytes, command: Callable[..., int]
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": big_gguf})
+    server.faults.append(refuse(1000, 404, part="/blobs/"))
+    store = home / ".local/share/localllm/models"
+    for name in ("a.part", "a.json", ".b.tmp"):
+        (store / "partial").mkdir(parents=True, exist_ok=True)
+        (store / "partial" / name).write_text("x")
+    (store / "blobs").mkdir()
+    (store / "blobs" / f"sha256-{'0' * 64}").write_text("x")
+    assert command("rm", "--unfinished") == 0
+    assert stored(home) == {}

@@ -1,0 +1,124 @@
+"""Pulls that are killed, and pulls that meet each other, as processes of their own."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localllm.library.lookup import all_models
+from localllm.settings import Settings
+from tests.localllm.library.model_server import Answer, ModelServer, cut
+
+# As the command does it, but with small chunks that are noted often.
+SCRIPT = """
+import sys
+import localllm.library.partial as partial, localllm.library.web as web
+partial.CHUNK_BYTES, partial.CHECKPOINT_S, web.LONGEST_WAIT_S = 64 << 10, 0.01, 0.02
+from localllm.cli.main import main
+sys.argv[1:] = ["pull", *sys.argv[1:]]
+main()
+"""
+
+
+def start(name: str) -> subprocess.Popen[bytes]:
+    root = Path(__file__).resolve().parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", SCRIPT, name]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def slowly(_path: str, answer: Answer) -> None:
+    answer.pause_s = 0.01
+
+
+def wait_for_bytes(server: ModelServer, process: subprocess.Popen[bytes], count: int) -> None:
+    while process.poll() is None and len(server.fetched("/blobs/")) + len(server.fetched("/resolve/")) < count:
+        time.sleep(0.002)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ollama", "hub"])
+def test_a_pull_that_is_killed_again_and_again_ends_with_the_right_file(
+    server: ModelServer, home: Path, big_gguf: bytes, kind: str
+) -> None:
+    """25 times by each protocol: kill -9, Ctrl-C, or a connection that is cut, at random moments."""
+    chance = random.Random(kind)
+    server.faults.append(slowly)
+    server.add_ollama("library/big", "latest", {"model": big_gguf, "system": b"x"})
+    server.add_hub("user/big", {"big-Q8_0.gguf": big_gguf})
+    name = f"{server.host}/library/big" if kind == "ollama" else "hf.co/user/big"
+    interrupted = 0
+    while interrupted < 25:
+        server.requests.clear()
+        process = start(name)
+        wait_for_bytes(server, process, chance.randrange(1, 6))
+        time.sleep(chance.random() * 0.05)
+        blow = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT, None])
+        if blow is None:
+            server.faults.append(cut(5, chance.randrange(60_000)))
+            time.sleep(0.05)
+            blow = signal.SIGKILL
+        process.send_signal(blow)
+        _, err = process.communicate()
+        if process.returncode == 0:  # it was faster; begin anew
+            shutil.rmtree(home / ".local")
+            continue
+        assert process.returncode in (-signal.SIGKILL, -signal.SIGINT, 130), err
+        assert list(all_models(Settings())) == []
+        interrupted += 1
+    server.faults.clear()
+    process = start(name)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    (model,) = all_models(Settings())
+    assert model.path.read_bytes() == big_gguf
+    partial = home / ".local/share/localllm/models/partial"
+    assert [path for path in partial.iterdir() if path.suffix in (".part", ".json")] == []
+
+
+def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big_gguf: bytes) -> None:
+    server.faults.append(slowly)
+    server.add_ollama("library/big", "latest", {"model": big_gguf})
+    process = start(f"{server.host}/library/big")
+    wait_for_bytes(server, process, 40)
+    process.kill()
+    process.communicate()
+    server.requests.clear()
+    server.faults.clear()
+    process = start(f"{server.host}/library/big")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert len(server.fetched("/blobs/")) < 40
+    (model,) = all_models(Settings())
+    assert model.path.read_bytes() == big_gguf
+
+
+def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_gguf: bytes) -> None:
+    server.faults.append(slowly)
+    server.add_ollama("library/big", "latest", {"model": big_gguf})
+    processes = [start(f"{server.host}/library/big") for _ in range(3)]
+    for process in processes:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+        assert b"\r" not in err  # progress is for terminals
+    ranges = [headers["range"] for headers in server.fetched("/blobs/")]
+    assert len(set(ranges)) == len(ranges) == 1 + -(-len(big_gguf) // (64 << 10))
+    (model,) = all_models(Settings())
+    assert model.path.read_bytes() == big_gguf
+
+
+def test_ctrl_c_says_how_to_go_on(server: ModelServer, home: Path, big_gguf: bytes) -> None:
+    server.faults.append(slowly)
+    server.add_ollama("library/big", "latest", {"model": big_gguf})
+    process = start(f"{server.host}/library/big")
+    wait_for_bytes(server, process, 10)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert b"goes on where it was" in err
