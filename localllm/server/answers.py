@@ -2,12 +2,21 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from localllm.engine.answer_parts import AnswerSplitter, PartKind
+from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.request import FinishReason, Progress, TokenEvent, TokenLogprob
 from localllm.engine.stream import GenerationStream
 from localllm.engine.tool_calls import ToolCall
 from localllm.server.errors import ApiError
+
+
+class Splitter(Protocol):
+    """Tells the parts of one answer apart, as localllm.engine.answer_parts.AnswerSplitter does."""
+
+    def push(self, text: str) -> list[AnswerPart]: ...
+
+    def flush(self) -> list[AnswerPart]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Answer:
 class AnswerReader:
     """Turns one generation's events into pieces. Without a splitter all text is content."""
 
-    def __init__(self, splitter: AnswerSplitter | None = None) -> None:
+    def __init__(self, splitter: Splitter | None = None) -> None:
         self._splitter = splitter
 
     def push(self, event: TokenEvent) -> Piece:

@@ -12,13 +12,15 @@ from starlette.responses import JSONResponse
 
 from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import LocalLLMError, QueueFullError
-from localllm.server import health
+from localllm.server import anthropic, health, native
 from localllm.server.catalog import Catalog
 from localllm.server.counting import Counting
 from localllm.server.errors import error_body, status_of
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Loader, ModelManager
-from localllm.server.ollama import generate, models
+from localllm.server.ollama import embed, generate, models
+from localllm.server.openai import chat, completions
+from localllm.server.openai import models as openai_models
 from localllm.server.options import ServerOptions
 from localllm.server.security import Gate
 from localllm.server.service import Service
@@ -53,7 +55,7 @@ def create_app(options: ServerOptions, catalog: Catalog, load: Loader) -> FastAP
     app.add_exception_handler(RequestValidationError, _show_invalid)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(Exception, _show_defect)
-    for routes in (models, generate, health):
+    for routes in (models, generate, embed, chat, completions, openai_models, anthropic, native, health):
         app.include_router(routes.router)
     return app
 

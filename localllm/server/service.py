@@ -10,12 +10,11 @@ from typing import Annotated, cast
 from anyio import to_thread
 from fastapi import Depends, Request
 
-from localllm.engine.answer_parts import AnswerSplitter
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import GenerationRequest
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError, QueueFullError
-from localllm.server.answers import Answer, AnswerReader, Piece, collect, pieces
+from localllm.server.answers import Answer, AnswerReader, Piece, Splitter, collect, pieces
 from localllm.server.catalog import Catalog
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Lease, ModelManager
@@ -27,7 +26,7 @@ class Prepared:
     """A request as a route has translated it, and how its answer is to be split."""
 
     request: GenerationRequest
-    splitter: AnswerSplitter | None = None
+    splitter: Splitter | None = None
 
 
 Prepare = Callable[[LoadedModel], Sequence[Prepared]]
@@ -62,6 +61,31 @@ class Run:
                 if piece.last:
                     self.metrics.observe(piece.last)
                 yield piece
+
+    async def all_pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Read all generations' answers, each piece with its generation's index, as they come."""
+        ready: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(maxsize=len(self.streams))
+
+        async def pump(index: int) -> None:
+            try:
+                async for piece in self.pieces(index):
+                    await ready.put((index, piece))
+            except Exception as error:  # raised again by the reader below
+                await ready.put((index, error))
+
+        pumps = [asyncio.create_task(pump(index)) for index in range(len(self.streams))]
+        try:
+            left = len(pumps)
+            while left:
+                index, found = await ready.get()
+                if isinstance(found, Exception):
+                    raise found
+                left -= found.last is not None
+                yield index, found
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     async def answers(self) -> list[Answer]:
         """Wait for all generations."""
