@@ -1,0 +1,96 @@
+"""A chat backend without a model: answers are scripted, and come when the test lets them."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.engine.request import Counts, FinishReason, Timings
+from localllm.errors import LocalLLMError
+from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo
+
+
+def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerUpdate:
+    """An update that brings some text."""
+    counts = Counts(prompt=12, cached_memory=4, generated=len(text.split()))
+    return AnswerUpdate((AnswerPart(kind, text),), counts, Timings(0.0, 0.5, 1.0, 0.5))
+
+
+def ended(reason: FinishReason = FinishReason.STOP, error: str | None = None) -> AnswerUpdate:
+    """The update that ends an answer."""
+    counts = Counts(prompt=12, cached_memory=4, generated=41)
+    return AnswerUpdate((), counts, Timings(0.0, 0.5, 2.0, 0.5), finish_reason=reason, error=error, seed=7)
+
+
+class FakeAnswer:
+    """Gives its updates one by one; a cancelled one ends at once."""
+
+    def __init__(self, updates: Sequence[AnswerUpdate]) -> None:
+        self.waiting = deque(updates)
+        self.cancelled = False
+        self._over = False
+
+    def push(self, *updates: AnswerUpdate) -> None:
+        self.waiting.extend(updates)
+
+    def poll(self) -> AnswerUpdate | None:
+        if self.cancelled and not self._over:
+            self._over = True
+            return ended(FinishReason.CANCELLED)
+        if self._over or not self.waiting:
+            return None
+        update = self.waiting.popleft()
+        self._over = update.finish_reason is not None
+        return update
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeBackend:
+    """Answers with the scripts in turn; an empty script leaves the answer to `push` on `answers[-1]`."""
+
+    def __init__(
+        self,
+        *scripts: Sequence[AnswerUpdate],
+        converses: bool = False,
+        load_error: str | None = None,
+        submit_error: str | None = None,
+    ) -> None:
+        self.scripts = deque(scripts)
+        self.requests: list[ChatRequest] = []
+        self.answers: list[FakeAnswer] = []
+        self.loaded: list[str] = []
+        self.closed = False
+        self.converses = converses
+        self.load_error = load_error
+        self.submit_error = submit_error
+
+    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
+        if self.load_error:
+            raise LocalLLMError(self.load_error)
+        progress("loading weights", 0.5)
+        self.loaded.append(name)
+        return ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True)
+
+    def submit(self, request: ChatRequest) -> FakeAnswer:
+        self.requests.append(request)
+        if self.submit_error:
+            raise LocalLLMError(self.submit_error)
+        answer = FakeAnswer(self.scripts.popleft() if self.scripts else ())
+        self.answers.append(answer)
+        return answer
+
+    def count_tokens(self, text: str) -> int | None:
+        return len(text.split())
+
+    def models(self, near: str | None) -> Sequence[ModelChoice]:
+        return (
+            ModelChoice("alpha.gguf", 4 * 2**30, "Q4_K", "7 B", 32768, 6 * 2**30, loaded=True),
+            ModelChoice("beta.gguf", 2**30, "Q8_0", "1 B", 8192, 2 * 2**30),
+        )
+
+    def memory_bytes(self) -> int | None:
+        return 3 * 2**30
+
+    def close(self) -> None:
+        self.closed = True

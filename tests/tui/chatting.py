@@ -1,0 +1,55 @@
+"""Steps that the chat's tests repeat."""
+
+import asyncio
+from collections.abc import Callable
+
+from textual.pilot import Pilot
+
+from tui.app import ChatApp
+from tui.screens.chat import ChatScreen
+from tui.sessions import Message
+
+
+def chat_of(pilot: Pilot[None]) -> ChatScreen:
+    app = pilot.app
+    assert isinstance(app, ChatApp)
+    screen = app.screen_stack[0]
+    assert isinstance(screen, ChatScreen)
+    return screen
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+    """Let the app work until the condition holds; a bound so wide that only a defect meets it."""
+    async with asyncio.timeout(15):
+        while not condition():
+            await pilot.pause(0.02)
+    await pilot.pause()
+
+
+async def loaded(pilot: Pilot[None]) -> ChatScreen:
+    chat = chat_of(pilot)
+    await until(pilot, lambda: chat.info)
+    return chat
+
+
+async def say(pilot: Pilot[None], text: str) -> None:
+    """Write a prompt and send it."""
+    chat_of(pilot).prompt.insert(text)
+    await pilot.press("enter")
+
+
+async def answered(pilot: Pilot[None]) -> Message:
+    """Wait for the last answer's end."""
+    chat = chat_of(pilot)
+    await until(pilot, lambda: chat.conversation.messages and chat.conversation.messages[-1].finish_reason)
+    await until(pilot, lambda: not chat.busy)
+    return chat.conversation.messages[-1]
+
+
+async def ask(pilot: Pilot[None], text: str) -> Message:
+    """Send a prompt and wait for the whole answer."""
+    chat = chat_of(pilot)
+    before = len(chat.conversation.messages)
+    await say(pilot, text)
+    await until(pilot, lambda: len(chat.conversation.messages) >= before + 2)
+    return await answered(pilot)

@@ -1,0 +1,35 @@
+"""What the chat's tests share: a store in a temporary folder, and nothing that moves by itself."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Textual reads this when it is imported.
+os.environ["TEXTUAL_ANIMATIONS"] = "none"
+
+import pytest
+
+from tests.fakes.fake_backend import FakeBackend
+from tui.app import ChatApp
+from tui.sessions import SessionStore
+from tui.widgets.prompt import Prompt
+
+MakeApp = Callable[..., ChatApp]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    opened = SessionStore(tmp_path / "sessions.db")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def make_app(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> MakeApp:
+    """Builds an app on a backend; its model is "tiny" unless the test says otherwise."""
+    monkeypatch.setattr(Prompt, "cursor_blink", False)
+
+    def make(backend: FakeBackend, model: str = "tiny", **options: object) -> ChatApp:
+        return ChatApp(backend, store, model, **options)  # type: ignore[arg-type]
+
+    return make

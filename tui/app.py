@@ -1,0 +1,86 @@
+"""The Textual application: what is there for the whole run, colours, keys and the palette."""
+
+from collections.abc import Iterable
+
+from textual.app import App, SystemCommand
+from textual.content import Content
+from textual.screen import Screen
+
+from tui.backend import Backend
+from tui.commands.table import COMMANDS
+from tui.conversation import Conversation
+from tui.parameters import Parameters
+from tui.screens.chat import ChatScreen
+from tui.sessions import SessionStore
+from tui.themes import THEMES
+
+LOGO = """\
+ _                 _ _ _
+| | ___   ___ __ _| | | |_ __ ___
+| |/ _ \\ / __/ _` | | | | '_ ` _ \\
+| | (_) | (_| (_| | | | | | | | | |
+|_|\\___/ \\___\\__,_|_|_|_|_| |_| |_|"""
+
+
+class ChatApp(App[None]):
+    """The chat. Owns neither backend nor store: whoever made them closes them."""
+
+    TITLE = "localllm"
+    CSS_PATH = "chat.tcss"
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: SessionStore,
+        model: str = "",
+        parameters: Parameters | None = None,
+        keys: dict[str, str] | None = None,
+    ) -> None:
+        """model "" waits for /load. keys: binding id -> key, in place of the default."""
+        super().__init__()
+        self.backend = backend
+        self.store = store
+        for theme in THEMES:
+            self.register_theme(theme)
+        remembered = store.remembered("theme")
+        self.theme = remembered if remembered in self.available_themes else THEMES[0].name
+        self._conversation = Conversation(store, model, parameters or Parameters())
+        if keys:
+            self.set_keymap(keys)
+
+    def get_default_screen(self) -> Screen[None]:
+        """The chat is the only screen that is always there."""
+        return ChatScreen(self._conversation)
+
+    def watch_theme(self, theme: str) -> None:
+        """Remember the choice."""
+        if self.is_running:
+            self.store.remember("theme", theme)
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: every command of the chat."""
+        if isinstance(screen, ChatScreen):
+            for command in COMMANDS:
+
+                def run(name: str = command.name) -> None:
+                    screen.run_worker(screen.run_command(name))
+
+                yield SystemCommand(f"/{command.name}", command.title, run)
+        yield SystemCommand("Quit", "Leave", self.action_quit)
+
+    def welcome_text(self) -> Content:
+        """What stands where no message is yet."""
+        return Content.assemble(
+            (LOGO, "$primary"),
+            "\n\n",
+            ("Models on the machine in front of you.\n\n", "$text-muted"),
+            ("/", "bold $accent"),
+            (" commands   ", "$text-muted"),
+            ("@", "bold $accent"),
+            (" files   ", "$text-muted"),
+            ("F1", "bold $accent"),
+            (" help   ", "$text-muted"),
+            ("Ctrl+P", "bold $accent"),
+            (" everything", "$text-muted"),
+        )

@@ -1,0 +1,126 @@
+"""What the chat asks of whatever computes the answers: an engine in this process, or a server.
+
+Two implementations: `engine_backend.EngineBackend` and `server_backend.ServerBackend`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from localllm.engine.answer_parts import AnswerPart
+from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
+
+# Told what is being done and which share of it is done, 0 to 1. Called on the thread that loads.
+LoadProgress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message as the model sees it."""
+
+    role: str
+    content: str
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A conversation to answer.
+
+    continues says that the last turn is an answer that was cut and goes on. max_tokens and context count tokens; None
+    is the model's own limit. A background request waits for everybody else and evicts nobody's cache.
+    """
+
+    turns: tuple[Turn, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    context: int | None = None
+    thinking: bool | None = None
+    continues: bool = False
+    background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """A token that was chosen and its best rivals, as (text, probability)."""
+
+    text: str
+    probability: float
+    rivals: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerUpdate:
+    """What has come since the last poll. counts, timings and progress are the newest; finish_reason ends the answer."""
+
+    parts: tuple[AnswerPart, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+    timings: Timings = field(default_factory=Timings)
+    progress: Progress | None = None
+    choices: tuple[TokenChoice, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    seed: int | None = None
+
+
+class Answer(Protocol):
+    """An answer on its way. Poll it from one place; the update with a finish_reason is the last."""
+
+    def poll(self) -> AnswerUpdate | None:
+        """Return what is new, or None. Never waits."""
+
+    def cancel(self) -> None:
+        """Ask to stop. The last update still comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model that answers. context is in tokens; notice is something the user should know about it.
+
+    place says where it is computed, e.g. "native, CPU". converses is False for a model that only continues text.
+    """
+
+    name: str
+    place: str
+    context: int | None
+    converses: bool = True
+    can_think: bool = False
+    notice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model that could be loaded. Sizes are bytes; None is unknown."""
+
+    name: str
+    size: int | None = None
+    quantization: str = ""
+    parameters: str = ""
+    context: int | None = None
+    memory: int | None = None
+    loaded: bool = False
+
+
+class Backend(Protocol):
+    """Whatever computes the answers. Every method but memory_bytes and cancel may take long: call them in a thread.
+
+    Methods raise LocalLLMError with a message for the user.
+    """
+
+    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
+        """Make this the model that answers, in place of the one before."""
+
+    def submit(self, request: ChatRequest) -> Answer:
+        """Begin to answer."""
+
+    def count_tokens(self, text: str) -> int | None:
+        """Tokens of a text, or None where that cannot be known."""
+
+    def models(self, near: str | None) -> Sequence[ModelChoice]:
+        """Models to choose from; `near` is the name of the present one."""
+
+    def memory_bytes(self) -> int | None:
+        """Memory in use for the model, or None where that is not known."""
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""

@@ -1,0 +1,31 @@
+"""localllm chat: the terminal chat. Imports nothing heavy until it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localllm.cli.options import Debug
+from localllm.errors import RequestError
+
+
+def chat(
+    model: Annotated[str | None, typer.Argument(help="Path of a GGUF file; the last one used if left out.")] = None,
+    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Chat in the terminal; sessions are kept."""
+    import sys
+
+    from localllm.settings import load_settings
+
+    settings = load_settings({"ctx": ctx, "threads": threads, "backend": backend})
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
+
+    from tui.start import run_chat
+
+    raise typer.Exit(run_chat(model, settings, sessions))

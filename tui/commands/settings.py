@@ -1,0 +1,46 @@
+"""Commands on the model and on how it answers."""
+
+from typing import TYPE_CHECKING
+
+from localllm.errors import RequestError
+from tui.parameters import NAMES
+
+if TYPE_CHECKING:
+    from tui.screens.chat import ChatScreen
+
+
+async def set_parameter(chat: "ChatScreen", argument: str) -> None:
+    """Set one parameter: /set temperature 0.2, /set parameter top_k 20, /set system You are terse."""
+    name, _, text = argument.removeprefix("parameter ").strip().partition(" ")
+    if not name:
+        await show(chat, "")
+        return
+    chat.conversation.set_parameters(chat.conversation.parameters.with_text(name, text.strip().strip('"')))
+    chat.notify(f"{name} is {chat.conversation.parameters.text(name) or 'empty'}.", markup=False)
+
+
+async def show(chat: "ChatScreen", _argument: str) -> None:
+    """Show the model and the parameters."""
+    rows = "\n".join(f"| {name} | {chat.conversation.parameters.text(name)} |" for name in NAMES)
+    info = chat.info
+    model = f"**{info.name}** · {info.place} · context {info.context}" if info else "No model is loaded."
+    chat.show_note(f"{model}\n\n| parameter | value |\n|---|---|\n{rows}")
+
+
+async def load(chat: "ChatScreen", argument: str) -> None:
+    """Load another model by its name."""
+    if not argument:
+        raise RequestError("Say which model: /load MODEL.")
+    chat.load_model(argument)
+
+
+async def theme(chat: "ChatScreen", argument: str) -> None:
+    """Choose a theme by name, or from a list."""
+    if not argument:
+        chat.app.search_themes()
+        return
+    if argument not in chat.app.available_themes:
+        raise RequestError(
+            f"There is no theme {argument!r}. There are: {', '.join(sorted(chat.app.available_themes))}."
+        )
+    chat.app.theme = argument

@@ -1,0 +1,64 @@
+"""All commands in one table: slash commands, keys, the palette and the help are made from it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tui.commands import answers, sessions, settings
+
+if TYPE_CHECKING:
+    from tui.screens.chat import ChatScreen
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """name is written after the slash; argument tells what may follow, "" if nothing.
+
+    run gets the screen and what follows the name. key is the default, "" if there is none; label is its name in the
+    footer, "" keeps it out of there.
+    """
+
+    name: str
+    title: str
+    run: Callable[["ChatScreen", str], Awaitable[None]]
+    key: str = ""
+    argument: str = ""
+    label: str = ""
+
+
+async def show_help(chat: "ChatScreen", _argument: str) -> None:
+    """Show commands and keys."""
+    rows = "\n".join(
+        f"| `/{command.name}{f' {command.argument}' if command.argument else ''}` | {command.title} | {command.key} |"
+        for command in COMMANDS
+    )
+    chat.show_note(f"| command | what it does | key |\n|---|---|---|\n{rows}\n\n{_KEYS}")
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("help", "Show commands and keys", show_help, "f1", label="Help"),
+    Command("new", "Begin a new chat", sessions.new, "ctrl+n", label="New"),
+    Command("clear", "Begin a new chat", sessions.new),
+    Command("regenerate", "Answer again", answers.regenerate, "ctrl+r"),
+    Command("continue", "Go on with a cut answer", answers.continue_answer, "ctrl+g"),
+    Command("edit", "Edit and resend a message", answers.edit),
+    Command("copy", "Copy the answer", answers.copy, "ctrl+y"),
+    Command("code", "Copy the answer's code", answers.copy_code),
+    Command("think", "Fold or unfold the thinking", answers.toggle_thinking, "ctrl+t"),
+    Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
+    Command("show", "Show the model and the parameters", settings.show),
+    Command("load", "Load another model", settings.load, argument="MODEL"),
+    Command("theme", "Choose the colours", settings.theme, argument="NAME"),
+    Command("bye", "Leave", sessions.leave),
+)
+
+_KEYS = """
+**Enter** sends, **Shift+Enter** or **Ctrl+J** begins a new line, **Up** brings earlier prompts back, **Esc** stops.
+**Ctrl+Up** selects a message. **@path** attaches a file. **Ctrl+P** opens the palette, **Ctrl+Q** leaves.
+"""
+
+
+def find_command(text: str) -> tuple[str, str] | None:
+    """The command's name and argument that a line begins with, or None."""
+    name, _, argument = text.removeprefix("/").partition(" ")
+    return (name, argument.strip()) if any(command.name == name for command in COMMANDS) else None

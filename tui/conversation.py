@@ -1,0 +1,132 @@
+"""The conversation on the screen: which messages are shown, and what becomes of them. Knows no widget."""
+
+from tui.backend import ChatRequest, Turn
+from tui.parameters import Parameters
+from tui.sessions import Attachment, Message, Role, SessionStore
+
+TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
+TITLE_TOKENS = 24
+# What a title is made of; more would only cost time.
+TITLE_INPUT_CHARS = 2000
+
+
+class Conversation:
+    """One session, kept in the store as it changes. A session is stored with its first message."""
+
+    def __init__(self, store: SessionStore, model: str, parameters: Parameters) -> None:
+        self.store = store
+        self.model = model
+        self.parameters = parameters
+        self.session_id: int | None = None
+        self.messages: list[Message] = []
+
+    @property
+    def title(self) -> str:
+        """The session's title, or a name for one that is not stored yet."""
+        return "New chat" if self.session_id is None else self.store.summary(self.session_id).title
+
+    def open(self, session_id: int) -> None:
+        """Show a stored session with its own parameters."""
+        summary = self.store.summary(session_id)
+        self.session_id = session_id
+        self.parameters = Parameters.from_stored(summary.parameters, self.parameters)
+        self.messages = self.store.path(session_id)
+
+    def clear(self) -> None:
+        """Begin anew, with the same parameters. What was said stays stored."""
+        self.session_id = None
+        self.messages = []
+
+    def set_parameters(self, parameters: Parameters) -> None:
+        """Answer differently from now on."""
+        self.parameters = parameters
+        self._store_parameters()
+
+    def set_model(self, model: str) -> None:
+        """Let another model answer from now on."""
+        self.model = model
+        self._store_parameters()
+
+    def ask(self, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
+        """Append what the user says."""
+        return self._append(Role.USER, content, attachments)
+
+    def begin_answer(self) -> Message:
+        """Append an empty answer, which the caller fills and saves."""
+        return self._append(Role.ASSISTANT)
+
+    def edit(self, message: Message, content: str) -> Message:
+        """Say something else in place of a message of the user's; the old path stays as a variant."""
+        self._cut_before(message)
+        return self._append(Role.USER, content, message.attachments)
+
+    def drop_answer(self, message: Message) -> None:
+        """Take an answer off the path, so that `begin_answer` makes a variant of it."""
+        self._cut_before(message)
+
+    def save(self, message: Message) -> None:
+        """Store how far a message has come."""
+        self.store.update(message)
+
+    def variant(self, message: Message) -> tuple[int, int]:
+        """Which of its variants a message is, from 1, and how many there are."""
+        variants = self.store.variants(message)
+        return variants.index(message.id) + 1, len(variants)
+
+    def turn_to_variant(self, message: Message, step: int) -> bool:
+        """Show the next (1) or previous (-1) variant of a message; False if there is none."""
+        variants = self.store.variants(message)
+        index = variants.index(message.id) + step
+        if not 0 <= index < len(variants):
+            return False
+        self.store.select(message.session_id, variants[index])
+        self.messages = self.store.path(message.session_id)
+        return True
+
+    def fork(self, message: Message) -> None:
+        """Go on in a copy that ends with this message."""
+        self.session_id = self.store.fork(message.session_id, message.id)
+        self.messages = self.store.path(self.session_id)
+
+    def request(self, continues: bool = False) -> ChatRequest:
+        """What the model is asked: all that is shown, without the empty answer that waits to be filled."""
+        shown = self.messages if continues else self.messages[:-1]
+        turns = [Turn(message.role, message.for_model(), message.reasoning) for message in shown]
+        parameters = self.parameters
+        if parameters.system:
+            turns.insert(0, Turn("system", parameters.system))
+        return ChatRequest(
+            turns=tuple(turns),
+            sampling=parameters.sampling(),
+            max_tokens=parameters.max_tokens,
+            context=parameters.ctx,
+            thinking=parameters.think,
+            continues=continues,
+        )
+
+    def title_request(self) -> ChatRequest | None:
+        """Ask for a title in the background, or None if the session has one or is not ready for one."""
+        if self.session_id is None or len(self.messages) < 2 or self.store.summary(self.session_id).titled:
+            return None
+        said = [Turn(message.role, message.content[:TITLE_INPUT_CHARS]) for message in self.messages[:2]]
+        return ChatRequest(
+            (*said, Turn("user", TITLE_PROMPT)), max_tokens=TITLE_TOKENS, thinking=False, background=True
+        )
+
+    def _append(self, role: Role, content: str = "", attachments: tuple[Attachment, ...] = ()) -> Message:
+        if self.session_id is None:
+            self.session_id = self.store.create(self.model, self.parameters.stored())
+        parent = self.messages[-1].id if self.messages else None
+        model = self.model if role is Role.ASSISTANT else ""
+        message = Message(0, self.session_id, parent, role, content, attachments=attachments, model=model)
+        self.messages.append(self.store.add(message))
+        return message
+
+    def _cut_before(self, message: Message) -> None:
+        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
+        del self.messages[index:]
+        self.store.cut(message.session_id, message.parent_id)
+
+    def _store_parameters(self) -> None:
+        if self.session_id is not None:
+            self.store.set_parameters(self.session_id, self.model, self.parameters.stored())

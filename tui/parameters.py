@@ -1,0 +1,124 @@
+"""How answers are made: the sampler's settings, limits and the system prompt of one conversation."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, get_args
+
+from localllm.engine.request import SamplingParams
+from localllm.errors import RequestError
+from localllm.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Names and meanings are those of `Settings` and `SamplingParams`; None leaves it to the model.
+
+    think None is the model's own habit. rivals is how many alternatives of each token are noted; 0 notes none.
+    """
+
+    system: str = ""
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    max_tokens: int | None = None
+    ctx: int | None = None
+    seed: int | None = None
+    think: bool | None = None
+    rivals: int = 0
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "Parameters":
+        """The defaults that flags, environment and file give."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+        return cls(**{name: value for name, value in values.items() if name in names})
+
+    @classmethod
+    def from_stored(cls, values: Mapping[str, Any], defaults: "Parameters") -> "Parameters":
+        """What a session stored; names that this version does not know are left out."""
+        return dataclasses.replace(defaults, **{name: value for name, value in values.items() if name in NAMES})
+
+    def with_text(self, name: str, text: str) -> "Parameters":
+        """Set one by its text, as /set does; "default" or an empty text gives the default. Raises RequestError."""
+        if name not in NAMES:
+            raise RequestError(f"There is no parameter {name!r}. There are: {', '.join(NAMES)}.")
+        if not text or text == "default":
+            return dataclasses.replace(self, **{name: getattr(Parameters(), name)})
+        return dataclasses.replace(self, **{name: _parsed(name, text)})
+
+    def text(self, name: str) -> str:
+        """The value as `with_text` reads it."""
+        value = getattr(self, name)
+        return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+    def sampling(self) -> SamplingParams:
+        """The sampler's part."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.seed,
+            logprobs=self.rivals or None,
+        )
+
+    def stored(self) -> dict[str, Any]:
+        """Those that differ from the defaults of an empty installation, for the session."""
+        return dataclasses.asdict(self)
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(Parameters))
+
+# Each changes the sampler alone.
+PRESETS: Mapping[str, Mapping[str, float]] = {
+    "balanced": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    "precise": {"temperature": 0.2, "top_k": 20, "top_p": 0.9, "min_p": 0.1},
+    "creative": {"temperature": 1.1, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
+    "greedy": {"temperature": 0.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+}
+
+# Lowest and highest value that makes sense.
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 10),
+    "top_k": (0, 1_000_000),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repeat_penalty": (0.01, 10),
+    "presence_penalty": (-10, 10),
+    "frequency_penalty": (-10, 10),
+    "max_tokens": (1, 10_000_000),
+    "ctx": (16, 100_000_000),
+    "seed": (0, 2**32 - 1),
+    "rivals": (0, 20),
+}
+
+
+def _parsed(name: str, text: str) -> Any:
+    annotation = next(field.type for field in dataclasses.fields(Parameters) if field.name == name)
+    kind = next((part for part in get_args(annotation) if part is not NoneType), annotation)
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() in ("true", "on", "yes", "1"):
+            return True
+        if text.lower() in ("false", "off", "no", "0"):
+            return False
+        raise RequestError(f"{name} is on, off or default, not {text!r}.")
+    assert kind in (int, float)
+    least, most = _BOUNDS[name]
+    try:
+        value = kind(text)
+    except ValueError:
+        raise RequestError(f"{name} is {'a whole number' if kind is int else 'a number'}, not {text!r}.") from None
+    if not least <= value <= most:
+        raise RequestError(f"{name} lies between {least:g} and {most:g}; {text} does not.")
+    return value

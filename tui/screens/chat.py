@@ -1,0 +1,323 @@
+"""The chat: messages above, the prompt below, and the truth about the machine in one line."""
+
+import asyncio
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import Screen
+from textual.widgets import Footer, Markdown, Static
+from textual.worker import Worker
+
+from localllm.cli.terminal import harmless
+from localllm.engine.request import FinishReason
+from localllm.errors import LocalLLMError
+from tui.answering import follow, note_end
+from tui.attachments import find_attachments
+from tui.backend import Answer, ModelInfo
+from tui.background import in_thread
+from tui.commands.table import COMMANDS, find_command
+from tui.conversation import Conversation
+from tui.sessions import Message, Role
+from tui.widgets.message_views import AnswerView, MessageView
+from tui.widgets.prompt import Prompt
+from tui.widgets.status_line import StatusLine
+from tui.widgets.title_bar import TitleBar
+from tui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from tui.app import ChatApp
+
+MEMORY_EVERY_S = 2.0
+
+
+class ChatScreen(Screen[None]):
+    """Owns the conversation and the answer on its way; `tui.commands` act through its public methods."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(
+                command.key,
+                f"command('{command.name}')",
+                command.label or command.title,
+                id=command.name,
+                show=bool(command.label),
+            )
+            for command in COMMANDS
+            if command.key
+        ),
+        Binding("escape", "stop", "Stop", id="stop", priority=True),
+        Binding("pageup", "scroll(-1)", "Page up", id="scroll.up", show=False, priority=True),
+        Binding("pagedown", "scroll(1)", "Page down", id="scroll.down", show=False, priority=True),
+        Binding("ctrl+up", "select(-1)", "Earlier message", id="message.earlier", show=False, priority=True),
+        Binding("ctrl+down", "select(1)", "Later message", id="message.later", show=False, priority=True),
+    ]
+
+    app: "ChatApp"
+
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__()
+        self.conversation = conversation
+        self.info: ModelInfo | None = None
+        self.transcript = Transcript(conversation.variant)
+        self.prompt = Prompt()
+        self.status_line = StatusLine()
+        self.title_bar = TitleBar()
+        self.editing: Message | None = None
+        self._answer: Answer | None = None
+        self._work: Worker[None] | None = None
+        self._loading = False
+
+    def compose(self) -> ComposeResult:
+        """Title, messages, prompt with completions above it, status, keys."""
+        yield self.title_bar
+        yield self.transcript
+        with Vertical(id="entry"):
+            yield self.prompt.completion
+            yield self.prompt
+        yield self.status_line
+        yield Footer(show_command_palette=False)
+
+    async def on_mount(self) -> None:
+        """Show the conversation, then load the model behind it."""
+        self.prompt.sent = self.conversation.store.prompts()
+        self.prompt.focus()
+        await self.show_conversation()
+        self.set_interval(MEMORY_EVERY_S, self._measure)
+        if self.conversation.model:
+            self.load_model(self.conversation.model)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is on its way."""
+        return self.status_line.facts.answering
+
+    async def show_conversation(self) -> None:
+        """Draw the conversation as it is now, from its end on."""
+        self.title_bar.title = self.conversation.title
+        if self.conversation.messages:
+            await self.transcript.show(self.conversation.messages)
+        else:
+            await self.transcript.welcome(Static(self.app.welcome_text(), classes="welcome"))
+
+    def on_prompt_sent(self, event: Prompt.Sent) -> None:
+        """Run a command or ask the model."""
+        text = event.text.strip()
+        if text.startswith("/") and (found := find_command(text)):
+            self.prompt.accept(text)
+            self._remember(text)
+            self.run_worker(self.run_command(*found))
+        elif text.startswith("/") and "\n" not in text and " " not in text:
+            self.show_error(f"There is no command {text}. /help lists them.")
+        elif self.busy:
+            self.notify("An answer is on its way. Esc stops it.", severity="warning")
+        elif self.info is None:
+            self.show_error(
+                "No model is loaded yet. /load chooses one." if not self._loading else "The model is still loading."
+            )
+        else:
+            self.prompt.accept(text)
+            self._remember(text)
+            self._work = self.run_worker(self._send(text))
+
+    async def action_command(self, name: str) -> None:
+        """Run a command of the table without an argument."""
+        await self.run_command(name)
+
+    async def run_command(self, name: str, argument: str = "") -> None:
+        """Run a command of the table; what goes wrong is shown in place."""
+        command = next(command for command in COMMANDS if command.name == name)
+        try:
+            await command.run(self, argument)
+        except LocalLLMError as error:
+            self.show_error(str(error))
+
+    async def _send(self, text: str) -> None:
+        editing, self.editing = self.editing, None
+        try:
+            files = await in_thread(lambda: find_attachments(text, self.app.backend.count_tokens))
+            if editing:
+                self.conversation.edit(editing, text)
+                await self.show_conversation()
+            else:
+                message = self.conversation.ask(text, files)
+                await self.transcript.append(message)
+        except LocalLLMError as error:
+            self.prompt.put(text)
+            self.show_error(str(error))
+            return
+        self.title_bar.title = self.conversation.title
+        await self.answer()
+
+    def begin_answer(self, view: AnswerView | None = None) -> None:
+        """Start `answer` beside everything else."""
+        self._work = self.run_worker(self.answer(view))
+
+    async def stop(self) -> None:
+        """Stop the answer on its way and wait until it is saved."""
+        if self._answer:
+            self._answer.cancel()
+        if self._work:
+            await self._work.wait()
+
+    async def answer(self, view: AnswerView | None = None) -> None:
+        """Let the model answer what is shown; with a view, continue its cut answer."""
+        facts = self.status_line.facts
+        facts.answering, facts.speed, facts.progress = True, 0.0, None
+        self.status_line.redraw()
+        self.refresh_bindings()
+        continues = view is not None
+        try:
+            if view is None:
+                shown = await self.transcript.append(self.conversation.begin_answer())
+                assert isinstance(shown, AnswerView)
+                view = shown
+            view.message.finish_reason = None
+            request = self.conversation.request(continues)
+            self._answer = await in_thread(lambda: self.app.backend.submit(request))
+            update = await follow(self._answer, view, self.conversation, facts, self.status_line.redraw)
+            note_end(view, update)
+        except LocalLLMError as error:
+            if view is None:
+                self.show_error(str(error))
+                return
+            view.message.error = str(error)
+            view.message.finish_reason = FinishReason.ERROR
+        finally:
+            if self._answer:
+                self._answer.cancel()
+            self._answer = None
+            facts.answering, facts.progress = False, None
+            self.status_line.redraw()
+            self.refresh_bindings()
+        await self._end_answer(view)
+
+    async def _end_answer(self, view: AnswerView) -> None:
+        await view.finish()
+        try:
+            self.conversation.save(view.message)
+            view.show_end(self.conversation.variant(view.message))
+        except LocalLLMError as error:
+            self.show_error(str(error))
+            return
+        if view.message.finish_reason == FinishReason.STOP and self.info and self.info.converses:
+            self.run_worker(self._make_title(), exclusive=True, group="title")
+
+    async def _make_title(self) -> None:
+        """Ask the model for a title. It stays the first prompt's words if anything is in the way."""
+        request, session_id = self.conversation.title_request(), self.conversation.session_id
+        if request is None or session_id is None:
+            return
+        try:
+            answer = await in_thread(lambda: self.app.backend.submit(request))
+            text = ""
+            while (update := answer.poll()) is None or update.finish_reason is None:
+                text += "".join(part.text for part in update.parts if part.kind == "content") if update else ""
+                await asyncio.sleep(0.1)
+            text += "".join(part.text for part in update.parts if part.kind == "content")
+            title = " ".join(harmless(text).split()).strip("\"'*#.")[:60]
+            if update.finish_reason == FinishReason.STOP and title:
+                self.conversation.store.rename(session_id, title)
+        except LocalLLMError as error:
+            self.log.warning(str(error))
+        self.title_bar.title = self.conversation.title
+
+    def action_stop(self) -> None:
+        """Stop the answer; else leave what is being done and go back to the prompt."""
+        if self._answer:
+            self._answer.cancel()
+        elif self.editing:
+            self.editing = None
+            self.prompt.accept("")
+            self.notify("Editing was given up.")
+        self.prompt.focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Stop is offered while there is something to stop."""
+        if action == "stop":
+            return self.busy or self.editing is not None or self.focused is not self.prompt
+        return True
+
+    def action_scroll(self, pages: int) -> None:
+        """Scroll the messages from anywhere."""
+        if pages < 0:
+            self.transcript.scroll_page_up(animate=False)
+        else:
+            self.transcript.scroll_page_down(animate=False)
+
+    def action_select(self, step: int) -> None:
+        """Give the focus to the next message up or down; past the last one it goes back to the prompt."""
+        views = self.transcript.views
+        index = views.index(self.focused) if isinstance(self.focused, MessageView) else len(views)
+        index = max(index + step, 0)
+        if index < len(views):
+            views[index].focus()
+        else:
+            self.prompt.focus()
+
+    def selected(self, role: Role | None = None) -> MessageView | None:
+        """The message that has the focus, else the last one of this role."""
+        views = [view for view in self.transcript.views if role is None or view.message.role is role]
+        if isinstance(self.focused, MessageView) and self.focused in views:
+            return self.focused
+        return views[-1] if views else None
+
+    @work(exclusive=True, group="load")
+    async def load_model(self, name: str) -> None:
+        """Load another model; the conversation stays."""
+        if self._answer:
+            self._answer.cancel()
+        facts = self.status_line.facts
+
+        def progress(what: str, share: float) -> None:
+            facts.activity = (what, share)
+            self.app.call_later(self.status_line.redraw)
+
+        self._loading, self.info = True, None
+        facts.activity = ("loading", 0.0)
+        self.status_line.redraw()
+        try:
+            self.info = info = await in_thread(lambda: self.app.backend.load(name, progress))
+        except LocalLLMError as error:
+            self.show_error(str(error))
+            return
+        finally:
+            self._loading, facts.activity = False, None
+            self.status_line.redraw()
+        facts.model, facts.place, facts.context = info.name, info.place, info.context
+        self.conversation.set_model(name)
+        self.title_bar.model = info.name
+        self.status_line.redraw()
+        if info.notice:
+            self.notify(info.notice)
+
+    def show_error(self, text: str) -> None:
+        """Say what is wrong, and what to do, where the user looks."""
+        self.run_worker(self._show(Static(harmless(text), markup=False, classes="note failure")))
+
+    def show_note(self, markdown: str) -> None:
+        """Show something that is no part of the conversation."""
+        self.run_worker(self._show(Markdown(markdown, classes="note", open_links=False)))
+
+    async def _show(self, note: Static | Markdown) -> None:
+        await self.transcript.query(".note").remove()
+        await self.transcript.mount(note)
+        self.transcript.anchor()
+
+    def _remember(self, text: str) -> None:
+        try:
+            self.conversation.store.add_prompt(text)
+        except LocalLLMError as error:
+            self.show_error(str(error))
+
+    def _measure(self) -> None:
+        if self.info:
+            self.status_line.facts.memory = self.app.backend.memory_bytes()
+            self.status_line.redraw()
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        """A link that a model wrote is copied, never opened."""
+        self.app.copy_to_clipboard(event.href)
+        self.notify(f"Copied {harmless(event.href)}", markup=False)

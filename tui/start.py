@@ -1,0 +1,31 @@
+"""Puts the chat together, runs it, and frees everything afterwards."""
+
+import logging
+from pathlib import Path
+
+from textual.logging import TextualHandler
+
+from localllm.settings import Settings
+from tui.app import ChatApp
+from tui.engine_backend import EngineBackend
+from tui.parameters import Parameters
+from tui.sessions import SessionStore
+from tui.sessions.database import sessions_path
+
+
+def run_chat(model: str | None, settings: Settings, sessions: Path | None = None) -> int:
+    """Run the chat until the user leaves, and return its exit code. Raises SessionError where sessions cannot be kept.
+
+    model None takes the one used last.
+    """
+    # A line on stderr would tear the screen; Textual's console shows the log.
+    logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
+    store = SessionStore(sessions or sessions_path())
+    backend = EngineBackend(settings)
+    try:
+        app = ChatApp(backend, store, model or store.remembered("model") or "", Parameters.from_settings(settings))
+        app.run()
+        return app.return_code or 0
+    finally:
+        backend.close()
+        store.close()

@@ -1,0 +1,111 @@
+"""Where the user writes: a field that grows with its lines, with a history and completions."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from tui.widgets.completion import Completion
+
+
+class Prompt(TextArea):
+    """Enter sends, Shift+Enter, Alt+Enter or Ctrl+J begin a new line; Up and Down at the edges walk the history."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab", "complete", "Complete", priority=True, id="prompt.complete", show=False),
+        Binding("up", "mark(-1)", "Mark above", priority=True, id="prompt.above", show=False),
+        Binding("down", "mark(1)", "Mark below", priority=True, id="prompt.below", show=False),
+        Binding("escape", "shut", "Close", priority=True, id="prompt.close", show=False),
+        Binding("enter", "send", "Send", priority=True, id="prompt.send"),
+        Binding("shift+enter,alt+enter,ctrl+j", "newline", "New line", priority=True, id="prompt.newline", show=False),
+        Binding("up", "recall(-1)", "Earlier prompt", priority=True, id="prompt.earlier", show=False),
+        Binding("down", "recall(1)", "Later prompt", priority=True, id="prompt.later", show=False),
+    ]
+
+    @dataclass
+    class Sent(Message):
+        """The user has finished a prompt."""
+
+        text: str
+
+    def __init__(self) -> None:
+        super().__init__(
+            id="prompt",
+            show_line_numbers=False,
+            highlight_cursor_line=False,
+            placeholder="Ask anything  ·  / for commands  ·  @ for files",
+            tab_behavior="focus",
+        )
+        self.sent: list[str] = []
+        self.completion = Completion()
+        self._place: int | None = None
+        self._draft = ""
+
+    def on_text_area_changed(self) -> None:
+        """Offer completions for the word that is being written."""
+        row, column = self.cursor_location
+        self.completion.offer(self.document.get_line(row)[:column], self.text)
+
+    def action_send(self) -> None:
+        """Hand the text over. The screen clears it when it is accepted."""
+        # Keys with priority overtake the characters before them; a callback queues up behind.
+        self.call_later(self._send)
+
+    def _send(self) -> None:
+        self.completion.shut()
+        if self.text.strip():
+            self.post_message(self.Sent(self.text))
+
+    def action_newline(self) -> None:
+        """Begin a new line."""
+        self.call_later(self.insert, "\n")
+
+    def action_complete(self) -> None:
+        """Take the marked completion."""
+        length, value = self.completion.take()
+        row, column = self.cursor_location
+        self.replace(value, (row, column - length), (row, column))
+
+    def action_mark(self, step: int) -> None:
+        """Mark another completion."""
+        self.completion.move(step)
+
+    def action_shut(self) -> None:
+        """Close the completions."""
+        self.completion.shut()
+
+    def accept(self, text: str) -> None:
+        """Empty the field, and keep the text in the history."""
+        if text and self.sent[-1:] != [text]:
+            self.sent.append(text)
+        self._place = None
+        self.text = ""
+
+    def put(self, text: str) -> None:
+        """Replace the text, the cursor behind it."""
+        self.text = text
+        self.move_cursor(self.document.end)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Completions take their keys while they are open; the history is reached from the first and last line."""
+        if action in ("complete", "mark", "shut"):
+            return self.completion.is_open
+        if action == "recall":
+            row, last = self.cursor_location[0], self.document.line_count - 1
+            at_edge = row == 0 if parameters == (-1,) else row == last and self._place is not None
+            return at_edge and bool(self.sent)
+        return True
+
+    def action_recall(self, step: int) -> None:
+        """Walk the history; past its newest entry stands what was being written."""
+        if self._place is None:
+            self._place, self._draft = len(self.sent), self.text
+        self._place = max(self._place + step, 0)
+        if self._place >= len(self.sent):
+            self._place = None
+            self.put(self._draft)
+        else:
+            self.put(self.sent[self._place])
+        self.completion.shut()

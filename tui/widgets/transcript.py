@@ -1,0 +1,76 @@
+"""The messages, scrolled. Only a window of a long conversation is mounted, so that its length costs nothing."""
+
+from collections.abc import Callable, Sequence
+
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from tui.sessions import Message
+from tui.widgets.message_views import MessageView, view_of
+
+WINDOW = 24
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """Shows the end of a conversation and follows it until the user scrolls; scrolling to the top shows earlier ones.
+
+    variant tells which of its variants a message is.
+    """
+
+    def __init__(self, variant: Callable[[Message], tuple[int, int]]) -> None:
+        super().__init__(id="transcript")
+        self._variant = variant
+        self._messages: Sequence[Message] = ()
+        self._first = 0
+        self._growing = False
+
+    @property
+    def views(self) -> list[MessageView]:
+        """The mounted messages, first to last."""
+        return list(self.query(MessageView))
+
+    async def show(self, messages: Sequence[Message]) -> None:
+        """Show other messages, from the end on. The sequence is kept, so that earlier ones can follow."""
+        self._messages = messages
+        self._first = max(len(messages) - WINDOW, 0)
+        await self.remove_children()
+        await self.mount_all(view_of(message, self._variant(message)) for message in messages[self._first :])
+        self.anchor()
+
+    async def append(self, message: Message) -> MessageView:
+        """Show a message that was added at the end, and go there. The first of a long window are unmounted."""
+        view = view_of(message, self._variant(message))
+        await self.query(".welcome").remove()
+        await self.mount(view)
+        excess = self.views[: -2 * WINDOW]
+        self._first += len(excess)
+        for old in excess:
+            await old.remove()
+        self.anchor()
+        return view
+
+    async def welcome(self, text: Static) -> None:
+        """Show something in place of messages."""
+        await self.remove_children()
+        self._messages, self._first = (), 0
+        await self.mount(text)
+
+    def watch_scroll_y(self, old: float, new: float) -> None:
+        """Mount earlier messages when the first one that is mounted comes into view."""
+        super().watch_scroll_y(old, new)
+        if new <= 0 < old and self._first and not self._growing:
+            self._growing = True
+            self.run_worker(self._grow())
+
+    async def _grow(self) -> None:
+        begin = max(self._first - WINDOW, 0)
+        earlier = [view_of(message, self._variant(message)) for message in self._messages[begin : self._first]]
+        height = self.virtual_size.height
+        await self.mount_all(earlier, before=0)
+        self._first = begin
+
+        def stay() -> None:
+            self.scroll_to(y=self.virtual_size.height - height, animate=False, immediate=True)
+            self._growing = False
+
+        self.call_after_refresh(stay)
