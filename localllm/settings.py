@@ -8,7 +8,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -26,15 +26,32 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 Backend = Literal["auto", "native", "llama"]
 
+_LEAST = {
+    "ctx": 1,
+    "threads": 1,
+    "kv_mib": 1,
+    "parallel": 1,
+    "max_tokens": 0,
+    "port": 0,
+    "max_queue": 1,
+    "max_models": 1,
+    "memory_mib": 1,
+    "grace_s": 0,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Every setting. None means that the model or the machine decides.
 
     ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB; parallel is
-    how many requests run at once; disk_cache keeps conversations' KV across restarts; model_store is the folder of
-    pulled models, model_folders further ones to look for GGUF files in, separated as in PATH; the rest are
-    llama.cpp's sampling parameters and defaults.
+    how many requests run at once; draft names a small model that guesses ahead; disk_cache keeps conversations' KV
+    across restarts; model_store is the folder of pulled models, model_folders further ones to look for GGUF files in,
+    separated as in PATH. Of the server: host and port to listen on; api_key, or the file it stands in; allow_hosts and
+    origins, separated by commas, are further names of this machine and foreign pages that may call; keep_alive is how
+    long an idle model stays, such as 5m; max_queue counts requests, max_models those in memory at once, memory_mib what
+    they may take; grace_s are the seconds that requests get to end when the server stops. The rest are llama.cpp's
+    sampling parameters and defaults.
     """
 
     backend: Backend = "auto"
@@ -49,12 +66,24 @@ class Settings:
     seed: int | None = None
     kv_mib: int | None = None
     parallel: int = 8
+    draft: str | None = None
     disk_cache: bool = True
     model_store: str | None = None
     model_folders: str = ""
+    host: str = "127.0.0.1"
+    port: int = 11434
+    api_key: str | None = field(default=None, repr=False)
+    api_key_file: str | None = None
+    allow_hosts: str = ""
+    origins: str = ""
+    keep_alive: str = "5m"
+    max_queue: int = 512
+    max_models: int = 3
+    memory_mib: int | None = None
+    grace_s: int = 30
 
     def __post_init__(self) -> None:
-        for name, least in (("ctx", 1), ("threads", 1), ("kv_mib", 1), ("parallel", 1), ("max_tokens", 0)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingsError(f"{name} is {value}; the least is {least}.")
@@ -66,14 +95,19 @@ def config_path() -> Path:
 
 
 def load_settings(
-    flags: Mapping[str, object], environment: Mapping[str, str] | None = None, file: Path | None = None
+    flags: Mapping[str, object],
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    model: Mapping[str, object] | None = None,
 ) -> Settings:
     """Merge the three sources. A flag that is None was not given.
 
-    flags: by field name. environment defaults to the process's, file to config_path().
+    flags: by field name. environment defaults to the process's, file to config_path(). model: what the model's own
+    parameters say, below all three.
     Raises SettingsError, naming the source and the setting, for an unknown name or a value of the wrong type.
     """
-    values = _from_file(file or config_path())
+    values = {name: _checked(name, value, "the model's parameters") for name, value in (model or {}).items()}
+    values |= _from_file(file or config_path())
     values |= _from_environment(os.environ if environment is None else environment)
     values |= {name: _checked(name, value, "command line") for name, value in flags.items() if value is not None}
     return Settings(**values)
@@ -146,4 +180,4 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
-_TYPES: dict[str, tuple[Any, ...]] = {field.name: _alternatives(field.type) for field in fields(Settings)}
+_TYPES: dict[str, tuple[Any, ...]] = {entry.name: _alternatives(entry.type) for entry in fields(Settings)}

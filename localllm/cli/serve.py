@@ -7,25 +7,58 @@ import typer
 from localllm.cli.options import Debug
 
 
-def serve(
+def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     model: Annotated[
         list[str] | None, typer.Option("--model", "-m", metavar="PATH_OR_NAME", help="Serve this model too.")
     ] = None,
     host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on (127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(metavar="P", help="Port, 0 takes any free one (11434).")] = None,
+    port: Annotated[int | None, typer.Option(metavar="P", help="Port; 0 takes any free one (11434).")] = None,
+    api_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the key to ask for.")] = None,
+    without_key: Annotated[bool, typer.Option("--without-key", help="Serve other machines without a key.")] = False,
+    allow_hosts: Annotated[str | None, typer.Option(metavar="A,B", help="Further names of this machine.")] = None,
+    origins: Annotated[str | None, typer.Option(metavar="A,B", help="Web pages elsewhere that may call.")] = None,
+    keep_alive: Annotated[
+        str | None, typer.Option(metavar="T", help="How long idle models stay; -1: ever (5m).")
+    ] = None,
+    max_models: Annotated[int | None, typer.Option(metavar="N", help="Models in memory at once (3).")] = None,
+    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
     debug: Debug = False,
 ) -> None:
     """Serve Ollama's, OpenAI's and Anthropic's protocols over HTTP.
 
-    Models are loaded when they are asked for. Ctrl-C lets running requests end first, a second one does not.
+    Models are loaded when they are asked for. Ctrl-C lets running requests end, a second one does not wait. The key of
+    LOCALLLM_API_KEY, or of a file, is asked for if there is one. Values in brackets are the defaults.
     """
+    import os
+
     from localllm.cli.terminal import note
+    from localllm.errors import RequestError
     from localllm.server.catalog import Catalog
-    from localllm.server.options import ServerOptions
+    from localllm.server.options import server_options, with_ollama_variables
+    from localllm.server.serve import is_local
     from localllm.server.serve import serve as run_server
     from localllm.settings import load_settings
 
-    settings = load_settings({})
-    options = ServerOptions(host=host or "127.0.0.1", port=11434 if port is None else port)
+    flags = {
+        "host": host,
+        "port": port,
+        "api_key_file": api_key_file,
+        "allow_hosts": allow_hosts,
+        "origins": origins,
+        "keep_alive": keep_alive,
+        "max_models": max_models,
+        "ctx": ctx,
+        "threads": threads,
+        "backend": backend,
+    }
+    settings = load_settings(flags, with_ollama_variables(os.environ))
+    options = server_options(settings)
+    if not is_local(options.host) and options.api_key is None and not without_key:
+        raise RequestError(
+            f"{options.host} can be reached from other machines, and there is no key. Set LOCALLLM_API_KEY or "
+            "--api-key-file, or say --without-key if everybody may use the models."
+        )
     catalog = Catalog(model or [], settings)
     run_server(settings, options, catalog, lambda url: note(f"localllm serves on {url}"))

@@ -1,7 +1,13 @@
 """How the endpoint behaves: from the settings, and from Ollama's variables where ours are silent."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from localllm.errors import SettingsError
+from localllm.settings import PREFIX, Settings
 
 FOREVER = float("inf")
 
@@ -45,3 +51,79 @@ def parse_duration(value: str | float) -> float:
     else:
         seconds = float(value)
     return FOREVER if seconds < 0 else seconds
+
+
+def server_options(settings: Settings) -> ServerOptions:
+    """The server's part of the settings. Raises SettingsError for a duration or a key file that cannot be read."""
+    try:
+        keep_alive = parse_duration(settings.keep_alive)
+    except ValueError as error:
+        raise SettingsError(f"keep_alive: {error}.") from error
+    return ServerOptions(
+        host=settings.host,
+        port=settings.port,
+        api_key=_api_key(settings),
+        hosts=_listed(settings.allow_hosts),
+        origins=_listed(settings.origins),
+        keep_alive_s=keep_alive,
+        max_models=settings.max_models,
+        max_queue=settings.max_queue,
+        memory_bytes=None if settings.memory_mib is None else settings.memory_mib * 2**20,
+        grace_s=settings.grace_s,
+    )
+
+
+def _api_key(settings: Settings) -> str | None:
+    if settings.api_key_file is None:
+        return settings.api_key or None
+    path = Path(settings.api_key_file).expanduser()
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"api_key_file: {path} cannot be read: {error}.") from error
+    if not key:
+        raise SettingsError(f"api_key_file: {path} is empty.")
+    return key
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+# Ollama's variables and ours. 0 stands for "automatic" in those marked so.
+_SAME = {
+    "OLLAMA_KEEP_ALIVE": "KEEP_ALIVE",
+    "OLLAMA_MAX_QUEUE": "MAX_QUEUE",
+    "OLLAMA_ORIGINS": "ORIGINS",
+}
+_ZERO_IS_AUTOMATIC = {
+    "OLLAMA_NUM_PARALLEL": "PARALLEL",
+    "OLLAMA_MAX_LOADED_MODELS": "MAX_MODELS",
+    "OLLAMA_CONTEXT_LENGTH": "CTX",
+}
+
+
+def with_ollama_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with our variables set from Ollama's where ours are not set.
+
+    Raises SettingsError for a kind of keys and values that is not supported.
+    """
+    found = {ours: environment[theirs] for theirs, ours in _SAME.items() if environment.get(theirs)}
+    for theirs, ours in _ZERO_IS_AUTOMATIC.items():
+        if environment.get(theirs, "0") not in ("", "0"):
+            found[ours] = environment[theirs]
+    if address := environment.get("OLLAMA_HOST"):
+        found |= _host_and_port(address)
+    if environment.get("OLLAMA_KV_CACHE_TYPE", "f16") not in ("", "f16"):
+        raise SettingsError("OLLAMA_KV_CACHE_TYPE: keys and values are stored as f16 here; unset it.")
+    return {f"{PREFIX}{name}": value for name, value in found.items()} | dict(environment)
+
+
+def _host_and_port(address: str) -> dict[str, str]:
+    """What OLLAMA_HOST says: a host, a port, both, or a URL."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SettingsError(f"OLLAMA_HOST: {address!r} is no address: {error}.") from error
+    return ({"HOST": host} if host else {}) | ({"PORT": str(port)} if port is not None else {})
