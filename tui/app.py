@@ -74,13 +74,13 @@ class ChatApp(App[None]):
         return Content.assemble(
             (LOGO, "$primary"),
             "\n\n",
-            ("Models on the machine in front of you.\n\n", "$text-muted"),
+            ("Models on the machine in front of you.\n\n", "$foreground 60%"),
             ("/", "bold $accent"),
-            (" commands   ", "$text-muted"),
+            (" commands   ", "$foreground 60%"),
             ("@", "bold $accent"),
-            (" files   ", "$text-muted"),
+            (" files   ", "$foreground 60%"),
             ("F1", "bold $accent"),
-            (" help   ", "$text-muted"),
+            (" help   ", "$foreground 60%"),
             ("Ctrl+P", "bold $accent"),
-            (" everything", "$text-muted"),
+            (" everything", "$foreground 60%"),
         )

@@ -39,25 +39,25 @@ class Status:
             segments.append((0, "writing", "$success"))
         if self.model:
             segments.append((2, f"{self.model}", "bold"))
-            segments.append((4, self.place, "$text-muted"))
+            segments.append((4, self.place, "$foreground 60%"))
         used = self.counts.prompt + self.counts.generated
         if self.context:
             share = used / self.context
-            style = "$error" if share > 0.95 else "$warning" if share > 0.8 else "$text-muted"
+            style = "$error" if share > 0.95 else "$warning" if share > 0.8 else "$foreground 60%"
             segments.append((1, f"ctx {used}/{self.context} {bar(share)}", style))
         if self.counts.cached_memory or self.counts.cached_disk:
             kept = [f"{self.counts.cached_memory} mem"] if self.counts.cached_memory else []
             kept += [f"{self.counts.cached_disk} disk"] if self.counts.cached_disk else []
-            segments.append((5, f"cached {' + '.join(kept)}", "$text-muted"))
+            segments.append((5, f"cached {' + '.join(kept)}", "$foreground 60%"))
         if self.counts.dropped_messages or self.counts.dropped_tokens:
             what = f"{self.counts.dropped_messages} messages" if self.counts.dropped_messages else "oldest text"
             segments.append((1, f"{what} left out", "$warning"))
         if self.timings.ttft_s:
-            segments.append((6, f"TTFT {self.timings.ttft_s:.2f} s", "$text-muted"))
+            segments.append((6, f"TTFT {self.timings.ttft_s:.2f} s", "$foreground 60%"))
         if self.speed:
-            segments.append((3, f"{self.speed:.0f} tok/s", "$text-muted"))
+            segments.append((3, f"{self.speed:.0f} tok/s", "$foreground 60%"))
         if self.memory:
-            segments.append((7, human_bytes(self.memory), "$text-muted"))
+            segments.append((7, human_bytes(self.memory), "$foreground 60%"))
         return segments
 
     def line(self, width: int) -> Content:

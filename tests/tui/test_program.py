@@ -33,4 +33,4 @@ def test_without_a_terminal_the_chat_refuses_and_no_command_means_help() -> None
     refused = run(["chat", "model.gguf"])
     assert refused.returncode == 2
     assert "needs a terminal" in refused.stderr
-    assert "Commands:" in run([]).stdout
+    assert "Commands:" in run([]).stderr

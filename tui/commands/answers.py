@@ -40,6 +40,18 @@ async def edit(chat: "ChatScreen", _argument: str) -> None:
     chat.prompt.focus()
 
 
+async def fork(chat: "ChatScreen", _argument: str) -> None:
+    """Go on in a copy of the chat that ends with the selected message."""
+    view = chat.selected()
+    if view is None:
+        raise RequestError("There is no message yet.")
+    _require_rest(chat)
+    chat.conversation.fork(view.message)
+    await chat.show_conversation()
+    chat.prompt.focus()
+    chat.notify("This is a copy; the first chat stays in the list.")
+
+
 async def copy(chat: "ChatScreen", _argument: str) -> None:
     """Copy a message, through the terminal."""
     view = chat.selected() if isinstance(chat.focused, MessageView) else _answer(chat)

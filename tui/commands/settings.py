@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from localllm.errors import RequestError
-from tui.parameters import NAMES
+from tui.parameters import NAMES, Parameters
 
 if TYPE_CHECKING:
     from tui.screens.chat import ChatScreen
@@ -32,6 +32,28 @@ async def load(chat: "ChatScreen", argument: str) -> None:
     if not argument:
         raise RequestError("Say which model: /load MODEL.")
     chat.load_model(argument)
+
+
+async def choose_model(chat: "ChatScreen", _argument: str) -> None:
+    """Choose a model from those at hand; the conversation stays."""
+    from tui.screens.models import ModelsScreen
+
+    def chosen(name: str | None) -> None:
+        if name:
+            chat.load_model(name)
+
+    chat.app.push_screen(ModelsScreen(chat.app.backend, chat.conversation.model or None), chosen)
+
+
+async def edit_parameters(chat: "ChatScreen", _argument: str) -> None:
+    """Edit all parameters on one panel."""
+    from tui.screens.parameters import ParametersScreen
+
+    def changed(parameters: Parameters | None) -> None:
+        if parameters is not None:
+            chat.conversation.set_parameters(parameters)
+
+    chat.app.push_screen(ParametersScreen(chat.conversation.parameters), changed)
 
 
 async def theme(chat: "ChatScreen", argument: str) -> None:

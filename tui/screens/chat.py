@@ -66,6 +66,7 @@ class ChatScreen(Screen[None]):
         self.status_line = StatusLine()
         self.title_bar = TitleBar()
         self.editing: Message | None = None
+        self.deleted: int | None = None
         self._answer: Answer | None = None
         self._work: Worker[None] | None = None
         self._loading = False
@@ -256,6 +257,16 @@ class ChatScreen(Screen[None]):
             views[index].focus()
         else:
             self.prompt.focus()
+
+    async def action_variant(self, step: int) -> None:
+        """Show another variant of the selected message, and what followed it."""
+        view = self.selected()
+        if view is None or self.busy:
+            return
+        index = self.transcript.views.index(view)
+        if self.conversation.turn_to_variant(view.message, step):
+            await self.show_conversation()
+            self.transcript.views[index].focus()
 
     def selected(self, role: Role | None = None) -> MessageView | None:
         """The message that has the focus, else the last one of this role."""

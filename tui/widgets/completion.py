@@ -33,7 +33,7 @@ class Completion(OptionList, can_focus=False):
                 self._values = [f"/{command.name}{' ' if command.argument else ''}" for command in fitting]
                 rows = [
                     Content.assemble(
-                        (f"/{command.name} {command.argument}".ljust(26), "bold"), (command.title, "$text-muted")
+                        (f"/{command.name} {command.argument}".ljust(26), "bold"), (command.title, "$foreground 60%")
                     )
                     for command in fitting
                 ]

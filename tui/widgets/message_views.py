@@ -1,6 +1,9 @@
 """One message on the screen: the user's as plain text, the model's as Markdown that streams."""
 
+from typing import ClassVar
+
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Collapsible, Markdown, Static
@@ -12,7 +15,20 @@ from tui.sessions import Message
 
 
 class MessageView(Vertical, can_focus=True, can_focus_children=False):
-    """A message that keys can act on while it has the focus."""
+    """A message that keys can act on while it has the focus. The keys run the screen's commands on it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("e", "screen.command('edit')", "Edit", id="message.edit"),
+        Binding("r", "screen.command('regenerate')", "Again", id="message.regenerate"),
+        Binding("f", "screen.command('fork')", "Fork", id="message.fork"),
+        Binding("c", "screen.command('copy')", "Copy", id="message.copy"),
+        Binding("b", "screen.command('code')", "Copy code", id="message.code"),
+        Binding("t", "screen.command('think')", "Thinking", id="message.think"),
+        Binding("left", "screen.variant(-1)", "Variant", id="message.variant.earlier"),
+        Binding("right", "screen.variant(1)", "Variant", id="message.variant.later", show=False),
+        Binding("up", "screen.select(-1)", "Up", id="message.up", show=False),
+        Binding("down", "screen.select(1)", "Down", id="message.down", show=False),
+    ]
 
     def __init__(self, message: Message) -> None:
         super().__init__(classes=f"message {message.role}")
@@ -82,7 +98,7 @@ class AnswerView(MessageView):
         thinking = self.query_one(Collapsible)
         thinking.collapsed = not thinking.collapsed
 
-    def on_collapsible_toggled(self) -> None:
+    def on_collapsible_expanded(self) -> None:
         """Folded text is not kept up to date; do it when it is seen."""
         self._show_thinking(done=self.message.finish_reason is not None)
 

@@ -44,8 +44,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.mount(view)
         excess = self.views[: -2 * WINDOW]
         self._first += len(excess)
-        for old in excess:
-            await old.remove()
+        await self.remove_children(excess)
         self.anchor()
         return view
 

@@ -1,0 +1,188 @@
+"""Sessions on the screen: new, list, search, rename, fork, delete and undo, variants, edit, export."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from textual.pilot import Pilot
+from textual.widgets import Input, OptionList, Static
+
+from localllm.engine.request import FinishReason
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
+from tests.tui.conftest import MakeApp
+from tui.screens.sessions import SessionsScreen
+from tui.sessions import SessionStore
+
+
+def contents(pilot: Pilot[None]) -> list[str]:
+    return [message.content for message in chat_of(pilot).conversation.messages]
+
+
+def on_screen(pilot: Pilot[None]) -> list[str]:
+    return [view.message.content for view in chat_of(pilot).transcript.views]
+
+
+def test_a_new_chat_leaves_the_old_one_in_the_list(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("One."), ended()], [said("Two."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "First question")
+            await pilot.press("ctrl+n")
+            assert contents(pilot) == [] == on_screen(pilot)
+            await ask(pilot, "Second question")
+            await pilot.press("f3")
+            await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen))
+            entries = pilot.app.screen.query_one(OptionList)
+            assert entries.option_count == 2
+            await pilot.press(*"One.")  # only the first chat's answer has it
+            await until(pilot, lambda: entries.option_count == 1)
+            await pilot.press("enter")
+            await until(pilot, lambda: contents(pilot) == ["First question", "One."] == on_screen(pilot))
+
+    asyncio.run(flow())
+    assert [session.title for session in store.sessions()] == ["Second question", "First question"]
+
+
+def test_rename_delete_and_undo_in_the_list(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "Question")
+            await pilot.press("f3", "ctrl+e")
+            pilot.app.screen.query_one(Input).value = "A better title"
+            await pilot.press("enter")
+            assert [session.title for session in store.sessions()] == ["A better title"]
+            await pilot.press("ctrl+d")
+            assert store.sessions() == []
+            await pilot.press("ctrl+z")
+            assert [session.title for session in store.sessions()] == ["A better title"]
+            await pilot.press("ctrl+d", "escape")
+            await until(pilot, lambda: on_screen(pilot) == [])  # what is shown is not what was deleted
+
+    asyncio.run(flow())
+
+
+def test_regenerate_keeps_both_answers_as_variants(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("Red."), ended()], [said("Blue."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "A colour?")
+            await pilot.press("ctrl+r")
+            await until(pilot, lambda: len(backend.requests) == 2)
+            await answered(pilot)
+            await until(pilot, lambda: on_screen(pilot) == ["A colour?", "Blue."])
+            assert [turn.content for turn in backend.requests[1].turns] == ["A colour?"]
+            assert "2/2" in str(chat.transcript.views[-1].query_one(".figures", Static).content)
+            await pilot.press("ctrl+up", "left")
+            await until(pilot, lambda: on_screen(pilot) == ["A colour?", "Red."])
+            await pilot.press("right")
+            await until(pilot, lambda: on_screen(pilot) == ["A colour?", "Blue."])
+
+    asyncio.run(flow())
+
+
+def test_editing_an_earlier_message_begins_another_path(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("Red."), ended()], [said("Oak."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "A colour?")
+            await pilot.press("ctrl+up", "up", "e")
+            assert chat.prompt.text == "A colour?"
+            chat.prompt.put("A tree?")
+            await pilot.press("enter")
+            await until(pilot, lambda: on_screen(pilot) == ["A tree?", "Oak."])
+            await answered(pilot)
+
+    asyncio.run(flow())
+    assert [message.content for message in store.path(store.sessions()[0].id)] == ["A tree?", "Oak."]
+
+
+def test_a_cut_answer_goes_on_in_the_same_message(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One, two,"), ended(FinishReason.LENGTH)], [said(" three."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "Count")
+            await pilot.press("ctrl+g")
+            await until(pilot, lambda: contents(pilot) == ["Count", "One, two, three."])
+            assert backend.requests[1].continues
+            assert backend.requests[1].turns[-1].content == "One, two,"
+
+    asyncio.run(flow())
+
+
+def test_a_fork_goes_on_without_changing_the_first(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("One."), ended()], [said("Two."), ended()], [said("Three."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "First")
+            await ask(pilot, "Second")
+            await pilot.press("ctrl+up", "up", "up", "f")
+            await until(pilot, lambda: contents(pilot) == ["First", "One."])
+            await ask(pilot, "Other")
+
+    asyncio.run(flow())
+    paths = {session.title: [m.content for m in store.path(session.id)] for session in store.sessions()}
+    assert paths == {"First": ["First", "One.", "Second", "Two."], "First (fork)": ["First", "One.", "Other", "Three."]}
+
+
+def test_the_model_names_the_chat_in_the_background(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("Green."), ended()], [said('"Leaf colours"'), ended()], converses=True)
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "What colour are leaves?")
+            await until(pilot, lambda: chat.title_bar.title == "Leaf colours")
+
+    asyncio.run(flow())
+    assert backend.requests[1].background
+    assert store.sessions()[0].title == "Leaf colours"
+
+
+def test_delete_and_undo_by_command(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "Question")
+            await say(pilot, "/delete")
+            await until(pilot, lambda: on_screen(pilot) == [])
+            assert store.sessions() == []
+            await say(pilot, "/undo")
+            await until(pilot, lambda: on_screen(pilot) == ["Question", "One."])
+
+    asyncio.run(flow())
+
+
+def test_export_writes_and_never_replaces(make_app: MakeApp, tmp_path: Path) -> None:
+    backend = FakeBackend([said("One."), ended()])
+    markdown, as_json = tmp_path / "chat.md", tmp_path / "chat.json"
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "Question")
+            await say(pilot, f"/export {markdown}")
+            await say(pilot, f"/export {as_json}")
+            await until(pilot, lambda: markdown.exists() and as_json.exists())
+            await say(pilot, f"/export {markdown}")
+            await until(pilot, lambda: chat.query(".failure"))
+            assert "exists already" in str(chat.query_one(".failure", Static).content)
+
+    asyncio.run(flow())
+    assert markdown.read_text(encoding="utf-8") == "# Question\n\n## You\n\nQuestion\n\n## tiny\n\nOne.\n"
+    assert [message["content"] for message in json.loads(as_json.read_text())["messages"]] == ["Question", "One."]

@@ -1,0 +1,88 @@
+"""The parameters panel: every setting of the sampler and the limits, presets, the system prompt."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Footer, Input, Label, Static, TextArea
+
+from localllm.errors import RequestError
+from tui.parameters import NAMES, PRESETS, Parameters
+
+_HINTS = {
+    "temperature": "0 takes the likeliest token",
+    "top_k": "of the N likeliest; 0 is off",
+    "top_p": "nucleus; 1 is off",
+    "min_p": "least share of the best; 0 is off",
+    "repeat_penalty": "above 1 avoids repetition",
+    "presence_penalty": "for tokens that occurred",
+    "frequency_penalty": "for each time they occurred",
+    "max_tokens": "length of an answer",
+    "ctx": "context limit in tokens",
+    "seed": "makes answers reproducible",
+    "think": "on, off or default",
+    "rivals": "alternatives noted per token",
+}
+
+
+class ParametersScreen(ModalScreen[Parameters | None]):
+    """Returns the new parameters, or None. An empty field is the default."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "Back", id="list.back", priority=True),
+        Binding("ctrl+s", "keep", "Keep", id="parameters.keep", priority=True),
+    ]
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__()
+        self._parameters = parameters
+
+    def compose(self) -> ComposeResult:
+        """Presets, the system prompt, one field for each parameter."""
+        with Vertical(classes="panel wide"):
+            yield Static("Parameters", classes="heading")
+            with Horizontal(classes="presets"):
+                for name in PRESETS:
+                    yield Button(name, id=f"preset-{name}", compact=True)
+            with VerticalScroll():
+                yield Label("System prompt")
+                yield TextArea(self._parameters.system, id="system", show_line_numbers=False, tab_behavior="focus")
+                with Grid(classes="fields"):
+                    for name in _HINTS:
+                        yield Label(name)
+                        text = self._parameters.text(name)
+                        value = "" if text == "default" else text
+                        yield Input(value, id=name, placeholder="default", compact=True)
+                        yield Label(_HINTS[name], classes="hint")
+            yield Static("", classes="error", markup=False)
+            yield Footer(show_command_palette=False)
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Fill a preset in."""
+        for name, value in PRESETS[str(event.button.label)].items():
+            self.query_one(f"#{name}", Input).value = str(value)
+
+    def on_input_submitted(self) -> None:
+        """Enter keeps."""
+        self.action_keep()
+
+    def action_keep(self) -> None:
+        """Check all fields and return them; the first wrong one gets the focus and the reason is shown."""
+        parameters = self._parameters
+        for name in NAMES:
+            field: TextArea | Input
+            if name == "system":
+                field = self.query_one("#system", TextArea)
+                value = field.text.strip()
+            else:
+                field = self.query_one(f"#{name}", Input)
+                value = field.value.strip()
+            try:
+                parameters = parameters.with_text(name, value)
+            except RequestError as error:
+                self.query_one(".error", Static).update(str(error))
+                field.focus()
+                return
+        self.dismiss(parameters)

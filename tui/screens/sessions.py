@@ -1,0 +1,143 @@
+"""The list of sessions: search, open, rename, delete and undo."""
+
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from localllm.cli.terminal import harmless
+from localllm.errors import LocalLLMError
+from tui.sessions import SessionStore, SessionSummary
+
+
+class SessionsScreen(ModalScreen[int | None]):
+    """Returns the id of the session to open, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", "Back", id="list.back", priority=True),
+        Binding("up", "move(-1)", "Up", id="list.up", show=False, priority=True),
+        Binding("down", "move(1)", "Down", id="list.down", show=False, priority=True),
+        Binding("ctrl+e", "rename", "Rename", id="sessions.rename", priority=True),
+        Binding("ctrl+d", "delete", "Delete", id="sessions.delete", priority=True),
+        Binding("ctrl+z", "undo", "Undo", id="sessions.undo", priority=True),
+    ]
+
+    def __init__(self, store: SessionStore, search: str = "") -> None:
+        super().__init__()
+        self._store = store
+        self._search = search
+        self._sessions: list[SessionSummary] = []
+        self._deleted: list[int] = []
+        self._renaming: int | None = None
+
+    def compose(self) -> ComposeResult:
+        """A field to search in, the list, the keys."""
+        with Vertical(classes="panel"):
+            yield Static("Chats", classes="heading")
+            yield Input(self._search, placeholder="Search titles and messages")
+            yield OptionList(markup=False)
+            yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Show what is found for the search that was given."""
+        self._list()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Search while the user types."""
+        if self._renaming is None:
+            self._search = event.value
+            self._list()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Open the marked session, or take the new title."""
+        if self._renaming is None:
+            if (marked := self._marked()) is not None:
+                self.dismiss(marked.id)
+            return
+        if event.value.strip():
+            self._act(lambda identity: self._store.rename(identity, event.value.strip()), self._renaming)
+        self._end_renaming()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Open the one that was clicked."""
+        self.dismiss(self._sessions[event.option_index].id)
+
+    def action_leave(self) -> None:
+        """Give up renaming, or go back."""
+        if self._renaming is None:
+            self.dismiss(None)
+        else:
+            self._end_renaming()
+
+    def action_move(self, step: int) -> None:
+        """Mark another session."""
+        entries = self.query_one(OptionList)
+        if self._sessions:
+            entries.highlighted = ((entries.highlighted or 0) + step) % len(self._sessions)
+
+    def action_rename(self) -> None:
+        """Let the field take a new title."""
+        if (marked := self._marked()) is not None:
+            self._renaming = marked.id
+            field = self.query_one(Input)
+            field.value, field.placeholder = marked.title, "New title"
+            field.focus()
+
+    def action_delete(self) -> None:
+        """Delete the marked session."""
+        if (marked := self._marked()) is not None:
+            self._act(self._store.delete, marked.id)
+            self._deleted.append(marked.id)
+            self.notify(f"Deleted {marked.title!r}. Ctrl+Z brings it back.", markup=False)
+
+    def action_undo(self) -> None:
+        """Bring the session back that was deleted last."""
+        if self._deleted:
+            self._act(self._store.restore, self._deleted.pop())
+
+    def _end_renaming(self) -> None:
+        self._renaming = None
+        field = self.query_one(Input)
+        field.value, field.placeholder = self._search, "Search titles and messages"
+        self._list()
+
+    def _act(self, change: Callable[[int], None], session_id: int) -> None:
+        try:
+            change(session_id)
+        except LocalLLMError as error:
+            self.notify(str(error), severity="error", markup=False)
+        self._list()
+
+    def _marked(self) -> SessionSummary | None:
+        place = self.query_one(OptionList).highlighted
+        return self._sessions[place] if place is not None and place < len(self._sessions) else None
+
+    def _list(self) -> None:
+        try:
+            self._sessions = self._store.sessions(self._search)
+        except LocalLLMError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        entries = self.query_one(OptionList)
+        entries.clear_options()
+        entries.add_options(Option(_row(session)) for session in self._sessions)
+        entries.highlighted = 0 if self._sessions else None
+
+
+def _row(session: SessionSummary) -> Content:
+    detail = f"{_age(time.time() - session.updated)} · {session.messages} messages · {session.model.rpartition('/')[2]}"
+    return Content.assemble((harmless(session.title), "bold"), "\n", (harmless(detail), "$foreground 60%"))
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now"
