@@ -19,21 +19,24 @@ class HasMetadata(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
 
-def load_chat_template(model: HasMetadata | str | Path) -> ChatTemplate:
+def load_chat_template(model: HasMetadata | str | Path, source: str | None = None) -> ChatTemplate:
     """The template in `tokenizer.chat_template`, and in `tokenizer.chat_template.tool_use` for requests with tools.
 
     A file without one gets the default of its family, see `defaults`; then `is_default` is true and `warning` says so.
+    source: a Jinja template that is used instead of all of these.
     Raises ModelFileError for a path that is no model, TemplateError for a template that is no text or too long.
     """
     if isinstance(model, str | Path):
         # Resolved by name only here, so that the worker, which imports this package, loads no numpy.
         with gguf_io.open_model(model) as opened:
-            return load_chat_template(opened)
+            return load_chat_template(opened, source)
     metadata = model.metadata
     listed = metadata.get("tokenizer.ggml.tokens")
     tokens = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
     bos_token = _token_text(metadata, tokens, "tokenizer.ggml.bos_token_id")
     eos_token = _token_text(metadata, tokens, "tokenizer.ggml.eos_token_id")
+    if source:
+        return ChatTemplate(source, bos_token, eos_token)
     source = _text(metadata, _KEY)
     if source:
         return ChatTemplate(source, bos_token, eos_token, tool_use_source=_text(metadata, f"{_KEY}.tool_use"))

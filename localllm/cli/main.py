@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli import terminal
+from localllm.cli.create import create
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.list import list_models
 from localllm.cli.manage import copy, remove
@@ -29,6 +30,7 @@ app.command("list")(list_models)
 app.command()(pull)
 app.command("rm")(remove)
 app.command("cp")(copy)
+app.command()(create)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,7 @@
 """A home folder of its own for every test, and the stores that other programs would have in it."""
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,6 +109,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
     def call(*arguments: str) -> int:
         monkeypatch.setattr("sys.argv", ["localllm", *arguments])
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
         with pytest.raises(SystemExit) as ended:
             main()
         return int(ended.value.code or 0)

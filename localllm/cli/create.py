@@ -1,0 +1,43 @@
+"""localllm create: a model of one's own from a Modelfile."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localllm.cli.options import Debug
+from localllm.cli.terminal import note
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="The new model's name.", show_default=False)],
+    file: Annotated[Path, typer.Option("--file", "-f", help="The Modelfile.")] = Path("Modelfile"),
+    debug: Debug = False,
+) -> None:
+    """Make a model of your own from another: with its own system text, parameters, template, first messages.
+
+    FROM takes a name, a path or a URL, and pulls what is not here. The weights are not copied.
+    """
+    from localllm.cli.pull import obtain
+    from localllm.errors import RequestError
+    from localllm.library.create import create as create_model
+    from localllm.library.modelfile import parse_modelfile
+    from localllm.library.names import ModelName
+    from localllm.library.own_store import OwnStore
+    from localllm.library.places import own_store
+    from localllm.settings import load_settings
+
+    settings = load_settings({})
+    target = ModelName.parse(name)
+    try:
+        recipe = parse_modelfile(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{file} cannot be read: {error}.") from error
+    create_model(OwnStore(own_store(settings)), target, recipe, obtain(_beside(file, recipe.source), settings))
+    note(f'{target} is here. Try: localllm run {target} "Hello"')
+
+
+def _beside(file: Path, source: str) -> str:
+    """A path in a Modelfile is relative to it."""
+    beside = file.parent / Path(source).expanduser()
+    return str(beside) if beside.is_file() else source

@@ -1,0 +1,85 @@
+"""How a model of the library behaves where its user says nothing else: template, system text, settings, stops."""
+
+import logging
+from dataclasses import dataclass, field
+
+from gguf_io import open_model
+from localllm.library.entry import LibraryModel
+from localllm.library.errors import LibraryError
+from localllm.library.go_templates import jinja_of
+
+log = logging.getLogger(__name__)
+
+# Ollama's parameters by the names of our settings.
+SETTING_OF = {
+    "min_p": "min_p",
+    "num_ctx": "ctx",
+    "num_predict": "max_tokens",
+    "num_thread": "threads",
+    "repeat_penalty": "repeat_penalty",
+    "seed": "seed",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """settings: by the names of Settings, below every other source. template: Jinja; None is the file's own."""
+
+    template: str | None = None
+    system: str | None = None
+    settings: dict[str, object] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    messages: tuple[dict[str, str], ...] = ()
+
+
+def behaviour_of(model: LibraryModel) -> Behaviour:
+    """Read what a model's manifest says, in our terms. What cannot be followed is told of in the log.
+
+    Raises LibraryError for a model that would be another one without what cannot be followed: an adapter, or a chat
+    template of no known family where the file has none of its own.
+    """
+    defaults = model.defaults()
+    if defaults.adapters:
+        raise LibraryError(
+            f"{model.name} has a LoRA adapter, which localllm cannot apply. Merge it into the model first."
+        )
+    parameters = dict(defaults.parameters)
+    stop = parameters.pop("stop", ())
+    unused = sorted(parameters.keys() - SETTING_OF)
+    if unused:
+        log.warning("%s: its parameters %s have no counterpart here", model.name, ", ".join(unused))
+    settings = {SETTING_OF[name]: value for name, value in parameters.items() if name in SETTING_OF}
+    # Ollama writes "no limit" and "by chance" as negative numbers, and None says so here.
+    for name in ("max_tokens", "seed"):
+        value = settings.get(name)
+        if isinstance(value, int) and value < 0:
+            del settings[name]
+    return Behaviour(
+        template=_template(model, defaults.template),
+        system=defaults.system,
+        settings=settings,
+        stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+        messages=defaults.messages,
+    )
+
+
+def _template(model: LibraryModel, template: str | None) -> str | None:
+    if template is None:
+        return None
+    own = own_template(model)
+    try:
+        return jinja_of(template, own)
+    except LibraryError as error:
+        if own is None:
+            raise LibraryError(f"{model.name}: {error}") from error
+        log.warning("%s: the model file's own chat template is used. %s", model.name, error)
+        return None
+
+
+def own_template(model: LibraryModel) -> str | None:
+    """The chat template in the model's file. Raises ModelFileError."""
+    with open_model(model.path) as file:
+        return file.metadata.get_str("tokenizer.chat_template", "") or None

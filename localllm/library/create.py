@@ -1,0 +1,66 @@
+"""Making a model of one's own from a recipe: a manifest, a few small layers, and no copy of the weights."""
+
+import json
+from pathlib import Path
+
+from gguf_io import open_model
+from localllm.library.behaviour import own_template
+from localllm.library.entry import LibraryModel, ModelDefaults, Source
+from localllm.library.errors import LibraryError
+from localllm.library.go_templates import jinja_of
+from localllm.library.manifest import Layer, Manifest
+from localllm.library.modelfile import Modelfile
+from localllm.library.names import ModelName
+from localllm.library.own_store import OwnStore
+
+
+def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryModel) -> None:
+    """Write a model that is `base` with what the recipe changes.
+
+    Weights that lie in our store are shared with it; others stay where they are and are linked to. Raises LibraryError
+    for what a recipe cannot have, and ModelFileError where the base is no model.
+    """
+    if recipe.adapters:
+        raise LibraryError(
+            f"ADAPTER {recipe.adapters[0]}: localllm cannot apply LoRA adapters. Merge it into the model."
+        )
+    with open_model(base.path):
+        pass
+    defaults = base.defaults()
+    template = defaults.template
+    if recipe.template is not None:
+        jinja_of(recipe.template, own_template(base))
+        template = recipe.template
+    store.prepare()
+    layers = [*_weights(base), *_described(store, recipe, defaults, template)]
+    if not store.add_manifest(name, Manifest(tuple(layers), _link(base))):
+        raise LibraryError(f"{base.name} was removed while {name} was made from it. Pull it again.")
+
+
+def _weights(base: LibraryModel) -> list[Layer]:
+    if base.source is not Source.OWN or base.manifest is None:
+        return []
+    return base.manifest.of_kind("model")
+
+
+def _link(base: LibraryModel) -> Path | None:
+    if base.source is Source.OWN and base.manifest is not None:
+        return base.manifest.link
+    return base.path.absolute()
+
+
+def _described(store: OwnStore, recipe: Modelfile, base: ModelDefaults, template: str | None) -> list[Layer]:
+    """The small layers: the recipe's, else the base's; licences of both."""
+    layers = []
+    if template is not None:
+        layers.append(store.add_blob("template", template.encode()))
+    system = base.system if recipe.system is None else recipe.system
+    if system:
+        layers.append(store.add_blob("system", system.encode()))
+    if parameters := base.parameters | recipe.parameters:
+        layers.append(store.add_blob("params", json.dumps(parameters).encode()))
+    if messages := recipe.messages or list(base.messages):
+        layers.append(store.add_blob("messages", json.dumps(messages, ensure_ascii=False).encode()))
+    for text in dict.fromkeys([*base.licenses, *recipe.licenses]):
+        layers.append(store.add_blob("license", text.encode()))
+    return layers

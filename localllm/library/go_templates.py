@@ -1,0 +1,82 @@
+"""Chat templates in Go's language, as Ollama's manifests have them, told apart by what they write.
+
+A Go template is not run: it is recognised by its literal text. One that writes just what a known family writes is
+replaced by that family's Jinja template. One that writes the family's markers and more, such as instructions for
+tools, is replaced by the model file's own template where that is of the same family. All others are refused.
+"""
+
+# ruff: noqa: RUF001 - DeepSeek's tokens are made of such characters
+
+import re
+from dataclasses import dataclass
+
+from gguf_io.chat_template.defaults import FAMILIES, INSTRUCT, Family
+from localllm.library.errors import LibraryError
+
+_ACTION = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+_MARKER = re.compile(r"<\|?[^<>\s|]+\|?>|<｜[^<>\s]+｜>|<<[^<>\s]+>>|\[/?[A-Z_]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class GoFamily:
+    """What templates of a family may write: its markers, others that do no harm, and the names of roles."""
+
+    family: Family
+    also: frozenset[str]
+    words: frozenset[str]
+
+
+_BY_NAME = {family.name: family for family in (*FAMILIES, INSTRUCT)}
+_ROLES = frozenset({"system", "user", "assistant"})
+GO_FAMILIES = (
+    GoFamily(_BY_NAME["chatml"], frozenset(), _ROLES),
+    GoFamily(_BY_NAME["llama3"], frozenset({"<|begin_of_text|>"}), _ROLES),
+    GoFamily(_BY_NAME["gemma"], frozenset({"<bos>"}), frozenset({"user", "model"})),
+    GoFamily(_BY_NAME["deepseek"], frozenset({"<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"}), frozenset()),
+    GoFamily(_BY_NAME["phi3"], frozenset({"<|system|>", "<|endoftext|>"}), frozenset()),
+    GoFamily(_BY_NAME["instruct"], frozenset({"<s>", "</s>"}), frozenset()),
+)
+
+
+def is_jinja(template: str) -> bool:
+    """Whether a template is Jinja's language already; Go has no {% %}."""
+    return "{%" in template
+
+
+def jinja_of(template: str, own: str | None) -> str | None:
+    """The Jinja template that stands for a manifest's; None where the prompt is to be left as it is.
+
+    own: the template in the model file, if there is one. Raises LibraryError for templates of no known family.
+    """
+    if is_jinja(template):
+        return template
+    text = _ACTION.sub("", template)
+    if not text.strip():
+        return own
+    family = _family_of(text)
+    if family is None:
+        raise LibraryError(
+            "The chat template is written in Go's language and is of no family that is known "
+            f"({', '.join(known.family.name for known in GO_FAMILIES)}). Write it in Jinja, or leave it out."
+        )
+    if _writes_nothing_else(text, family):
+        return family.family.source()
+    if own is not None and all(token in own for token in family.family.tokens):
+        return own
+    raise LibraryError(
+        f"The chat template is written in Go's language, of the family {family.family.name}, but writes more, "
+        "and the model file has no template of this family. Write it in Jinja, or leave it out."
+    )
+
+
+def _family_of(text: str) -> GoFamily | None:
+    for known in GO_FAMILIES:
+        if all(token in text for token in known.family.tokens):
+            return known
+    return None
+
+
+def _writes_nothing_else(text: str, known: GoFamily) -> bool:
+    markers = set(_MARKER.findall(text))
+    words = set(_MARKER.sub(" ", text).split())
+    return markers <= {*known.family.tokens, *known.also} and words <= known.words

@@ -1,0 +1,130 @@
+"""Modelfiles: Ollama's recipes for a model.
+
+    FROM <name, path or URL>        PARAMETER <name> <value>      TEMPLATE <text>     SYSTEM <text>
+    ADAPTER <path>                  MESSAGE <role> <text>         LICENSE <text>      # a comment
+
+Instructions are of any case and in any order; text may stand between triple quotes over many lines.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from localllm.library.errors import LibraryError
+
+# Parameters and the type of their values. `stop` may occur many times.
+PARAMETERS: dict[str, type] = {
+    "min_p": float,
+    "num_ctx": int,
+    "num_predict": int,
+    "num_thread": int,
+    "repeat_penalty": float,
+    "seed": int,
+    "stop": str,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+}
+ROLES = ("system", "user", "assistant")
+MAX_MODELFILE_CHARS = 1 << 20
+
+_QUOTES = '"""'
+_INSTRUCTION = re.compile(r"\s*([A-Za-z]+)[ \t]+(.*)", re.DOTALL)
+
+
+@dataclass(slots=True)
+class Modelfile:
+    """A recipe. parameters: in Ollama's names, `stop` as a list."""
+
+    source: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    system: str | None = None
+    adapters: list[str] = field(default_factory=list)
+    licenses: list[str] = field(default_factory=list)
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+
+def parse_modelfile(text: str) -> Modelfile:
+    """Read a recipe. Raises LibraryError naming the line."""
+    if len(text) > MAX_MODELFILE_CHARS:
+        raise LibraryError(f"The Modelfile has {len(text)} characters, more than {MAX_MODELFILE_CHARS}.")
+    recipe = Modelfile()
+    for number, instruction in _instructions(text):
+        match = _INSTRUCTION.fullmatch(instruction)
+        if match is None:
+            raise LibraryError(
+                f"Modelfile, line {number}: {instruction.strip()[:60]!r} is not an instruction and a value."
+            )
+        try:
+            _apply(recipe, match[1].upper(), match[2].strip())
+        except LibraryError as error:
+            raise LibraryError(f"Modelfile, line {number}: {error}") from None
+    if not recipe.source:
+        raise LibraryError("The Modelfile has no FROM. Name a model or a GGUF file.")
+    return recipe
+
+
+def _instructions(text: str) -> list[tuple[int, str]]:
+    """Instructions with the numbers of their first lines; what is between triple quotes is one."""
+    found: list[tuple[int, str]] = []
+    lines = text.splitlines(keepends=True)
+    at = 0
+    while at < len(lines):
+        first, instruction = at + 1, lines[at]
+        at += 1
+        if not instruction.strip() or instruction.lstrip().startswith("#"):
+            continue
+        while instruction.count(_QUOTES) == 1:
+            if at == len(lines):
+                raise LibraryError(f"Modelfile, line {first}: the triple quotes are not closed.")
+            instruction += lines[at]
+            at += 1
+        found.append((first, instruction))
+    return found
+
+
+def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
+    if instruction == "FROM":
+        recipe.source = value
+    elif instruction == "PARAMETER":
+        _set_parameter(recipe, value)
+    elif instruction == "TEMPLATE":
+        recipe.template = _unquoted(value)
+    elif instruction == "SYSTEM":
+        recipe.system = _unquoted(value)
+    elif instruction == "ADAPTER":
+        recipe.adapters.append(value)
+    elif instruction == "LICENSE":
+        recipe.licenses.append(_unquoted(value))
+    elif instruction == "MESSAGE":
+        role, _, content = value.partition(" ")
+        if role.lower() not in ROLES:
+            raise LibraryError(f"{role!r} is no role; there are {', '.join(ROLES)}.")
+        recipe.messages.append({"role": role.lower(), "content": _unquoted(content.strip())})
+    elif instruction != "REQUIRES":  # a version of Ollama, which says nothing about us
+        raise LibraryError(f"there is no instruction {instruction}.")
+
+
+def _set_parameter(recipe: Modelfile, text: str) -> None:
+    name, _, raw = text.partition(" ")
+    name, value = name.lower(), _unquoted(raw.strip())
+    if name not in PARAMETERS:
+        near = difflib.get_close_matches(name, PARAMETERS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(PARAMETERS)}."
+        raise LibraryError(f"there is no parameter {name!r}. {hint}")
+    if name == "stop":
+        recipe.parameters.setdefault(name, []).append(value)
+        return
+    try:
+        recipe.parameters[name] = PARAMETERS[name](value)
+    except ValueError:
+        raise LibraryError(f"{name} should be a number and is {value!r}.") from None
+
+
+def _unquoted(text: str) -> str:
+    for quotes in (_QUOTES, '"'):
+        if len(text) >= 2 * len(quotes) and text.startswith(quotes) and text.endswith(quotes):
+            return text[len(quotes) : -len(quotes)]
+    return text

@@ -1,0 +1,196 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from gguf_io.chat_template import ChatTemplate
+from localllm.library.behaviour import Behaviour, behaviour_of
+from localllm.library.errors import LibraryError
+from localllm.library.go_templates import jinja_of
+from localllm.library.lookup import find
+from localllm.library.modelfile import parse_modelfile
+from localllm.settings import Settings
+from tests.localllm.library.conftest import write_file, write_ollama_model
+
+SETTINGS = Settings()
+RECIPE = '''# a pirate
+from ./tiny.gguf
+PARAMETER temperature 0.3
+parameter num_ctx 4096
+PARAMETER stop "<end>"
+PARAMETER stop """a
+b"""
+SYSTEM """You are a pirate.
+# not a comment
+Speak like one."""
+MESSAGE user Who are you?
+MESSAGE assistant """Arr."""
+LICENSE MIT
+REQUIRES 0.5.0
+'''
+
+
+def test_a_recipe_is_read() -> None:
+    recipe = parse_modelfile(RECIPE)
+    assert recipe.source == "./tiny.gguf"
+    assert recipe.parameters == {"temperature": 0.3, "num_ctx": 4096, "stop": ["<end>", "a\nb"]}
+    assert recipe.system == "You are a pirate.\n# not a comment\nSpeak like one."
+    assert recipe.messages == [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "Arr."}]
+    assert recipe.licenses == ["MIT"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SYSTEM hello", "has no FROM"),
+        ("FROM a\nFORM b", "line 2: there is no instruction FORM"),
+        ("FROM a\n\nPARAMETER temprature 1", "line 3: there is no parameter 'temprature'. Did you mean temperature"),
+        ("FROM a\nPARAMETER top_k many", "line 2: top_k should be a number"),
+        ('FROM a\nSYSTEM """never closed', "line 2: the triple quotes are not closed"),
+        ("FROM a\nMESSAGE robot hi", "line 2: 'robot' is no role"),
+        ("FROM", "line 1: 'FROM' is not an instruction and a value"),
+        ("FROM a\n" + "x" * (1 << 20), "characters, more than"),
+    ],
+)
+def test_what_is_wrong_in_a_recipe_is_said_with_its_line(text: str, words: str) -> None:
+    with pytest.raises(LibraryError) as told:
+        parse_modelfile(text)
+    assert words in str(told.value)
+
+
+def test_a_created_model_behaves_as_its_recipe_says(
+    home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file(home / "recipes/tiny.gguf", tiny_gguf)
+    write_file(home / "recipes/Modelfile", RECIPE.encode())
+    assert command("create", "pirate", "-f", "recipes/Modelfile") == 0
+    model = find("pirate", SETTINGS)
+    assert model.path == home / "recipes/tiny.gguf"  # no copy
+    assert behaviour_of(model) == Behaviour(
+        system="You are a pirate.\n# not a comment\nSpeak like one.",
+        settings={"temperature": 0.3, "ctx": 4096},
+        stop=("<end>", "a\nb"),
+        messages=({"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "Arr."}),
+    )
+    write_file(home / "recipes/Modelfile2", b"FROM pirate\nPARAMETER temperature 0\nSYSTEM You are a parrot.")
+    assert command("create", "parrot", "-f", "recipes/Modelfile2") == 0
+    parrot = behaviour_of(find("parrot", SETTINGS))
+    assert (parrot.system, parrot.settings) == ("You are a parrot.", {"temperature": 0.0, "ctx": 4096})
+    assert parrot.messages
+    (home / "recipes/tiny.gguf").unlink()
+    assert command("show", "pirate") == 2
+    assert "recipes/tiny.gguf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("FROM tiny.gguf\nADAPTER lora.gguf", "LoRA"),
+        ("FROM tiny.gguf\nTEMPLATE {{ .Prompt }} <|strange|>", "no family that is known"),
+        ("FROM text.gguf", "not a GGUF file"),
+        ("FROM missing.gguf", "cannot be opened"),
+    ],
+)
+def test_what_cannot_be_created(
+    home: Path,
+    tiny_gguf: bytes,
+    command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    recipe: str,
+    words: str,
+) -> None:
+    write_file(home / "tiny.gguf", tiny_gguf)
+    write_file(home / "text.gguf", b"only some text, much longer than a header")
+    write_file(home / "Modelfile", recipe.encode())
+    assert command("create", "x") == 2
+    assert words in capsys.readouterr().err
+    assert command("show", "x") == 2
+
+
+# Go templates of the families, in the two styles that Ollama's library has, and what one turn must look like in text
+# by the models' own documentation.
+CHATML = (
+    "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}{{ if .Prompt }}<|im_start|>user\n"
+    "{{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n{{ .Response }}<|im_end|>\n"
+)
+LLAMA3 = (
+    "{{- range .Messages }}<|start_header_id|>{{ .Role }}<|end_header_id|>\n\n{{ .Content }}<|eot_id|>\n{{- end }}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+GEMMA = "<start_of_turn>user\n{{ .Prompt }}<end_of_turn>\n<start_of_turn>model\n{{ .Response }}<end_of_turn>\n"
+PHI3 = "{{ if .System }}<|system|>\n{{ .System }}<|end|>\n{{ end }}<|user|>\n{{ .Prompt }}<|end|>\n<|assistant|>\n"
+MISTRAL = "[INST] {{ if .System }}{{ .System }} {{ end }}{{ .Prompt }}[/INST] {{ .Response }}</s>"
+TURNS = [
+    (CHATML, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+    (
+        LLAMA3,
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+    (GEMMA, "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"),
+    (PHI3, "<|user|>\nHi<|end|>\n<|assistant|>\n"),
+    (MISTRAL, "[INST] Hi [/INST]"),
+]
+
+
+@pytest.mark.parametrize(("go", "text"), TURNS)
+def test_go_templates_of_known_families_write_the_same_in_jinja(go: str, text: str) -> None:
+    source = jinja_of(go, None)
+    assert source is not None
+    assert ChatTemplate(source).render([{"role": "user", "content": "Hi"}]) == text
+
+
+def test_richer_templates_fall_to_the_files_own_of_the_same_family() -> None:
+    richer = CHATML + "{{ if .Tools }}# Tools\nYou may call functions.{{ end }}"
+    own = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    assert jinja_of(richer, own) == own
+    with pytest.raises(LibraryError, match="family chatml"):
+        jinja_of(richer, None)
+    with pytest.raises(LibraryError, match="family chatml"):
+        jinja_of(richer, "{% for m in messages %}[INST]{{ m.content }}{% endfor %}")
+
+
+def test_templates_without_text_and_in_jinja_stay() -> None:
+    assert jinja_of("{{ .Prompt }}", None) is None
+    assert jinja_of("{{ .Prompt }}", "{% own %}") == "{% own %}"
+    assert jinja_of("{% for m in messages %}x{% endfor %}", None) == "{% for m in messages %}x{% endfor %}"
+
+
+def test_llama_2_marks_are_of_no_known_family() -> None:
+    with pytest.raises(LibraryError, match="family instruct"):
+        jinja_of("[INST] <<SYS>>{{ .System }}<</SYS>>\n{{ .Prompt }} [/INST]", None)
+
+
+def write_with_template(path: Path, template: str | None) -> bytes:
+    writer = gguf.GGUFWriter(path, "llama")
+    if template:
+        writer.add_chat_template(template)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def test_ollamas_layers_make_the_behaviour(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = home / ".ollama/models"
+    plain = write_with_template(home / "plain.gguf", None)
+    own = write_with_template(home / "own.gguf", "{% own %}")
+    params = b'{"stop": ["<|im_end|>"], "num_ctx": 99, "num_predict": -1, "seed": -1, "mirostat": 1, "top_k": 7}'
+    base = "registry.ollama.ai/library"
+    write_ollama_model(store, f"{base}/a/1", {"model": plain, "template": CHATML.encode(), "params": params})
+    write_ollama_model(store, f"{base}/b/1", {"model": plain, "template": b"<|odd|>{{ .Prompt }}"})
+    write_ollama_model(store, f"{base}/c/1", {"model": own, "template": b"<|odd|>{{ .Prompt }}"})
+    write_ollama_model(store, f"{base}/d/1", {"model": own, "adapter": b"lora"})
+    a = behaviour_of(find("a:1", SETTINGS))
+    assert "<|im_start|>" in str(a.template)
+    assert (a.settings, a.stop) == ({"ctx": 99, "top_k": 7}, ("<|im_end|>",))
+    assert "mirostat" in caplog.text
+    with pytest.raises(LibraryError, match=r"b:1: .*no family that is known"):
+        behaviour_of(find("b:1", SETTINGS))
+    assert behaviour_of(find("c:1", SETTINGS)).template is None
+    assert "the model file's own chat template is used" in caplog.text
+    with pytest.raises(LibraryError, match="LoRA"):
+        behaviour_of(find("d:1", SETTINGS))
