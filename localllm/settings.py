@@ -113,6 +113,21 @@ def load_settings(
     return Settings(**values)
 
 
+def setting_sources(
+    environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> dict[str, tuple[object, str]]:
+    """Every setting's value and where it comes from, where no flag says otherwise: a variable, a file, or "default".
+
+    Raises SettingsError as load_settings does.
+    """
+    path = file or config_path()
+    environment = os.environ if environment is None else environment
+    settings = load_settings({}, environment, path)
+    from_file, from_environment = _from_file(path), _from_environment(environment)
+    sources = {name: str(path) for name in from_file} | {name: f"{PREFIX}{name.upper()}" for name in from_environment}
+    return {name: (getattr(settings, name), sources.get(name, "default")) for name in _TYPES}
+
+
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

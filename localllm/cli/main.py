@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from localllm.cli import terminal
+from localllm.cli.config import config
 from localllm.cli.create import create
+from localllm.cli.doctor import doctor
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.list import list_models
 from localllm.cli.manage import copy, remove
@@ -31,6 +33,8 @@ app.command()(pull)
 app.command("rm")(remove)
 app.command("cp")(copy)
 app.command()(create)
+app.command()(config)
+app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,30 @@
+"""localllm config: the settings in force."""
+
+import json
+
+from localllm.cli.options import AsJson, Debug
+from localllm.cli.terminal import answer, note
+
+
+def config(as_json: AsJson = False, debug: Debug = False) -> None:
+    """Show every setting, its value and where it comes from. Flags of other commands come before all of these."""
+    from localllm.cli.list import table
+    from localllm.settings import config_path, setting_sources
+
+    found = setting_sources()
+    if as_json:
+        rows = {name: {"value": value, "source": source} for name, (value, source) in found.items()}
+        answer(json.dumps(rows, ensure_ascii=False) + "\n")
+        return
+    answer(
+        table(
+            [("SETTING", "VALUE", "SOURCE"), *((name, _shown(value), where) for name, (value, where) in found.items())]
+        )
+    )
+    path = config_path()
+    note(f"The file is {path}" if path.is_file() else f"There is no file {path}; make one to keep settings.")
+
+
+def _shown(value: object) -> str:
+    """As it is written in the file; what nobody set is left to the model or the machine."""
+    return "automatic" if value is None else json.dumps(value, ensure_ascii=False)

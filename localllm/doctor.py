@@ -1,0 +1,164 @@
+"""What `localllm doctor` looks at: each check says what it found, and what to do where that is not good."""
+
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+from localllm.engine.disk_cache import disk_cache_folder
+from localllm.library import places
+from localllm.library.hub import endpoint
+from localllm.library.lookup import all_models
+from localllm.library.names import OLLAMA_HOST
+from localllm.library.own_store import free_bytes
+from localllm.settings import Settings, config_path
+
+LITTLE_MEMORY_BYTES = 2 << 30
+LITTLE_DISK_BYTES = 5 << 30
+NETWORK_TIMEOUT_S = 5.0
+
+
+class State(StrEnum):
+    """GOOD: nothing to do. ADVICE: it works, and could be better. BAD: something will fail."""
+
+    GOOD = "good"
+    ADVICE = "advice"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. advice: what to do, or nothing."""
+
+    what: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def examine(settings: Settings) -> Iterator[Check]:
+    """All checks, in order; the network last, because it may take seconds."""
+    yield check_python()
+    yield check_processor()
+    yield check_memory()
+    yield check_gpu()
+    for what, folder in folders(settings).items():
+        yield check_folder(what, folder)
+    yield check_disk(places.own_store(settings))
+    yield check_unfinished(places.own_store(settings) / "partial")
+    yield check_models(settings)
+    for address in (endpoint(), f"https://{OLLAMA_HOST}"):
+        yield check_network(address)
+
+
+def folders(settings: Settings) -> dict[str, Path]:
+    """What localllm writes, and where."""
+    from cpu_kernels.kernel import cache_directory
+
+    return {
+        "models": places.own_store(settings),
+        "kernels": cache_directory(),
+        "KV cache": disk_cache_folder(),
+        "settings": config_path().parent,
+    }
+
+
+def check_python() -> Check:
+    """Version and platform, for reports."""
+    return Check("Python", State.GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def check_processor() -> Check:
+    """Cores and the instruction set that the kernels are compiled for."""
+    from cpu_kernels.isa import ISA, Isa
+    from cpu_kernels.threads import usable_cores
+
+    found = f"{usable_cores()} cores, kernels for {ISA}"
+    if ISA is Isa.PORTABLE:
+        return Check("processor", State.ADVICE, found, "No known instruction set: the CPU engine works, but slowly.")
+    return Check("processor", State.GOOD, found)
+
+
+def check_memory() -> Check:
+    """Memory that is free now."""
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f} GiB"
+    if memory.available < LITTLE_MEMORY_BYTES:
+        return Check("memory", State.ADVICE, found, "Only the smallest models fit. Close other programs.")
+    return Check("memory", State.GOOD, found)
+
+
+def check_gpu() -> Check:
+    """GPUs that llama.cpp can use."""
+    from gpu_offload.devices import gpus
+    from gpu_offload.errors import LlamaCppMissingError
+
+    try:
+        found = gpus()
+    except LlamaCppMissingError:
+        advice = "A GPU and rarer architectures need llama.cpp: pip install 'localllm[llama]'."
+        return Check("GPU", State.GOOD, "llama.cpp is not installed, the CPU engine computes", advice)
+    if not found:
+        return Check("GPU", State.GOOD, "none that the installed llama.cpp can use")
+    shown = (f"{gpu.description}, {gpu.free_bytes / 2**30:.1f} GiB free ({gpu.backend})" for gpu in found)
+    return Check("GPU", State.GOOD, "; ".join(shown))
+
+
+def check_folder(what: str, folder: Path) -> Check:
+    """Whether a folder can be written, or made, and how much is in it. Nothing is made."""
+    nearest = folder
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        return Check(what, State.BAD, f"{folder} cannot be written", f"Allow it, or set another place; see {nearest}.")
+    return Check(what, State.GOOD, f"{size_of(folder) / 2**20:,.1f} MiB in {folder}")
+
+
+def check_disk(folder: Path) -> Check:
+    """Free space where models are stored."""
+    free = free_bytes(folder)
+    found = f"{free / 2**30:.1f} GiB free for models"
+    if free < LITTLE_DISK_BYTES:
+        return Check("disk", State.ADVICE, found, "Free some space, or name another folder by model_store.")
+    return Check("disk", State.GOOD, found)
+
+
+def check_unfinished(partial: Path) -> Check:
+    """What interrupted pulls left."""
+    size = size_of(partial)
+    if size:
+        advice = "Pull again to go on, or remove them: localllm rm --unfinished."
+        return Check("unfinished pulls", State.ADVICE, f"{size / 2**20:,.1f} MiB", advice)
+    return Check("unfinished pulls", State.GOOD, "none")
+
+
+def check_models(settings: Settings) -> Check:
+    """Models by source."""
+    counts = Counter(str(model.source) for model in all_models(settings))
+    if not counts:
+        return Check("models found", State.ADVICE, "none", "localllm pull qwen3:0.6b gets a small one.")
+    return Check("models found", State.GOOD, ", ".join(f"{count} of {source}" for source, count in counts.items()))
+
+
+def check_network(address: str) -> Check:
+    """Whether a host answers at all."""
+    import httpx2
+
+    try:
+        httpx2.head(address, timeout=NETWORK_TIMEOUT_S)
+    except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+        advice = "Models on this machine work all the same. Check the network, or the proxy's variables."
+        return Check(
+            "network", State.ADVICE, f"{address} does not answer: {str(error) or type(error).__name__}", advice
+        )
+    return Check("network", State.GOOD, f"{address} answers")
+
+
+def size_of(folder: Path) -> int:
+    """Bytes on the disk below a folder; files with holes count as what they take."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

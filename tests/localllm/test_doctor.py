@@ -1,0 +1,103 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localllm import doctor
+from localllm.doctor import State
+from localllm.settings import setting_sources
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "OLLAMA_MODELS", "HF_HOME", "LLAMA_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    from localllm.cli.main import main
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["localllm", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return call
+
+
+def test_each_setting_has_a_source(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("top_k = 5\nthreads = 2\n")
+    found = setting_sources({"LOCALLLM_THREADS": "3"}, file)
+    assert found["top_k"] == (5, str(file))
+    assert found["threads"] == (3, "LOCALLLM_THREADS")
+    assert found["ctx"] == (None, "default")
+
+
+def test_config_shows_values_and_sources(
+    home: Path, command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCALLLM_TOP_K", "7")
+    assert command("config", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["top_k"] == {"value": 7, "source": "LOCALLLM_TOP_K"}
+    assert found["seed"] == {"value": None, "source": "default"}
+    assert command("config") == 0
+    out, err = capsys.readouterr()
+    assert ["top_k", "7", "LOCALLLM_TOP_K"] in [line.split() for line in out.splitlines()]
+    assert "config.toml" in err
+
+
+def test_doctor_looks_at_everything_and_makes_nothing(
+    home: Path, command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "OLLAMA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    before = set(home.rglob("*"))
+    assert command("doctor", "--json") == 0
+    found = {check["what"]: check for check in json.loads(capsys.readouterr().out)}
+    assert {
+        "Python",
+        "processor",
+        "memory",
+        "GPU",
+        "models",
+        "kernels",
+        "KV cache",
+        "settings",
+        "disk",
+        "network",
+    } <= set(found)
+    assert found["network"]["state"] == "advice"
+    assert found["models found"]["found"] == "none"
+    made = {
+        path
+        for path in set(home.rglob("*")) - before
+        if "kernels" not in path.parts and path.name not in (".cache", "localllm")
+    }
+    assert made == set()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_bad(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert doctor.check_folder("models", tmp_path / "a" / "b").state is State.BAD
+
+
+def test_a_file_in_place_of_a_folder_is_bad(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    assert doctor.check_folder("models", tmp_path / "a" / "b").state is State.BAD
+
+
+def test_sizes_count_what_is_on_the_disk(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    (tmp_path / "full").write_bytes(bytes(range(256)) * 4096)
+    assert 1 << 20 <= doctor.size_of(tmp_path) < 2 << 20
+    assert doctor.check_unfinished(tmp_path).state is State.ADVICE
