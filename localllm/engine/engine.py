@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from localllm.engine.context_policy import fit_prompt
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.generation import Generation, Vocabulary
+from localllm.engine.inspection import EngineSnapshot, Journal, view_request
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.plan import Plan
 from localllm.engine.request import FinishReason, GenerationRequest
@@ -81,6 +83,7 @@ class Engine:
         )
         self._scheduler = Scheduler(runner, self._kv, max_running)
         self._submissions: deque[Generation] = deque()
+        self._journal = Journal()
         self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
         self._steps = 0
         self._closing = self._closed = False
@@ -115,6 +118,8 @@ class Engine:
     def step(self) -> bool:
         """Do one round of work on the calling thread; False if there was nothing to do."""
         self._settle()
+        for asked in self._journal.due():
+            asked.set_result(self._snapshot())
         plan = self._scheduler.schedule()
         if not plan.parts:
             return self._settle() or plan.again or self._spill()
@@ -124,6 +129,7 @@ class Engine:
         except LocalLLMError as error:
             return self._fail(plan, error)
         self._scheduler.chunk.observe(len(plan), time.monotonic() - began)
+        self._journal.note(plan, time.monotonic() - began)
         self._commit(plan, logits)
         self._steps += 1
         if self._steps % SPILL_EVERY == 0:
@@ -152,6 +158,25 @@ class Engine:
             accepted_tokens=totals["accepted"],
             evicted_tokens=cache.evicted_tokens,
             preemptions=self._scheduler.preemptions,
+        )
+
+    def inspect(self) -> "Future[EngineSnapshot]":
+        """Return what will hold a look inside, taken between two steps; it is cancelled if the engine ends first."""
+        asked = self._journal.ask()
+        if self._closing or self._failure:
+            asked.cancel()
+        self._wake()
+        return asked
+
+    def _snapshot(self) -> EngineSnapshot:
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        return EngineSnapshot(
+            steps=self._journal.steps,
+            requests=(*(view_request(one, False) for one in running), *(view_request(one, True) for one in waiting)),
+            prefixes=self._kv.cache.tree(),
+            page_size=self.runner.page_size,
+            pages_total=self.runner.pages_total(),
+            pages_free=self.runner.pages_free(),
         )
 
     def close(self) -> None:
@@ -294,3 +319,5 @@ class Engine:
         self._scheduler.running.clear()
         self._scheduler.waiting.clear()
         self._submissions.clear()
+        for asked in self._journal.due():
+            asked.cancel()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from localllm.engine.inspection import PrefixView
 from localllm.engine.runner import Runner
 
 
@@ -133,6 +134,10 @@ class PrefixCache:
             raise RuntimeError("prefix cache: leaves or tokens are not the tree's")
         return owned
 
+    def tree(self) -> tuple[PrefixView, ...]:
+        """The prefixes as a tree for people to look at."""
+        return tuple(_view(child) for child in self._root.children.values())
+
     def _nodes(self) -> Iterator[_Node]:
         stack = list(self._root.children.values())
         while stack:
@@ -190,6 +195,12 @@ class PrefixCache:
         else:
             parent.sequence = sequence
             self._remove(parent)
+
+
+def _view(node: _Node) -> PrefixView:
+    children = tuple(_view(child) for child in node.children.values())
+    sharers = sum(child.sharers for child in children) or 1
+    return PrefixView(node.start, node.depth, sharers, node.last_used, children)
 
 
 def _sequence_below(node: _Node) -> int:
