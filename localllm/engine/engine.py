@@ -118,8 +118,7 @@ class Engine:
     def step(self) -> bool:
         """Do one round of work on the calling thread; False if there was nothing to do."""
         self._settle()
-        for asked in self._journal.due():
-            asked.set_result(self._snapshot())
+        self._journal.answer(self._snapshot)
         plan = self._scheduler.schedule()
         if not plan.parts:
             return self._settle() or plan.again or self._spill()
@@ -319,5 +318,4 @@ class Engine:
         self._scheduler.running.clear()
         self._scheduler.waiting.clear()
         self._submissions.clear()
-        for asked in self._journal.due():
-            asked.cancel()
+        self._journal.cancel()

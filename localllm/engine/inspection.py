@@ -1,7 +1,7 @@
 """A look inside the engine for people: the last steps, the requests at work, the prefix tree. Read-only."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ class EngineSnapshot:
 
 
 class Journal:
-    """Notes steps and answers those who ask for a look. note and due are for the engine's thread; ask for any."""
+    """Notes steps and answers those who ask for a look. note and answer are for the engine's thread; ask for any."""
 
     def __init__(self) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
@@ -82,10 +82,17 @@ class Journal:
         """The last steps, oldest first."""
         return tuple(self._steps)
 
-    def due(self) -> "Iterable[Future[EngineSnapshot]]":
-        """Those who wait for a snapshot, each once."""
+    def answer(self, look: Callable[[], EngineSnapshot]) -> None:
+        """Give everybody who asked, and still waits, a snapshot."""
         while self._asked:
-            yield self._asked.popleft()
+            asked = self._asked.popleft()
+            if asked.set_running_or_notify_cancel():
+                asked.set_result(look())
+
+    def cancel(self) -> None:
+        """Tell everybody who asked that there will be none."""
+        while self._asked:
+            self._asked.popleft().cancel()
 
 
 def view_request(generation: "Generation", waiting: bool) -> RequestView:
