@@ -7,9 +7,11 @@ Kernels hold no Python object and never raise; all bounds are checked before a s
 
 import ctypes
 import hashlib
+import itertools
 import logging
 import os
 import pickle
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -21,6 +23,7 @@ import numba.core.config
 import platformdirs
 from llvmlite import binding
 from numba.core import types
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 
@@ -33,6 +36,10 @@ _PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": False}
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _log = logging.getLogger("localllm.kernels")
+
+# Numba counts the functions of a process and names symbols by the count. A process loads from the cache what several
+# have compiled, and a symbol that two named alike would send calls astray: so each begins at a place of its own.
+FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
 
 def inner(function: FunctionT) -> FunctionT:

@@ -27,6 +27,42 @@ print(json.dumps({"result": x.tolist(), "hits": norm_add._compiled.cache_hits, "
 """
 
 
+# Kernels that differ in what they close over alone, each compiled in a process of its own before one loads both. The
+# inner function is too long to be inlined in two places.
+FACTORS = f"""
+import sys
+import numpy as np
+from cpu_kernels.kernel import Kernel, inner
+from cpu_kernels.simd.vectors import put_i32
+def times(factor):
+    @inner
+    def fill(out, value):
+{"".join(f"        put_i32(out + {4 * i}, value * factor + {i} * (value + {i}))" + chr(10) for i in range(300))}
+    def multiply(op, step, thread, threads):
+        fill(op, step)
+        fill(op + 1200, step + 1)
+    return Kernel(multiply, f"times_{{factor}}")
+out = np.zeros(600, np.int32)
+for factor in map(int, sys.argv[1:]):
+    times(factor)(out.ctypes.data, 5, 0, 1)
+    print(int(out[0]))
+"""
+
+
+def test_kernels_that_different_processes_compiled_do_not_mix(tmp_path: Path) -> None:
+    script = tmp_path / "factors.py"
+    script.write_text(FACTORS)
+    environment = {
+        **os.environ,
+        CACHE_VARIABLE: str(tmp_path / "kernels"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    for factors, products in ((("2",), [10]), (("3",), [15]), (("2", "3"), [10, 15]), (("3", "2"), [15, 10])):
+        command = [sys.executable, str(script), *factors]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert [int(line) for line in done.stdout.split()] == products
+
+
 class Answer:
     """What a process of its own said."""
 
