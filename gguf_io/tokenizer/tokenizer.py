@@ -123,6 +123,12 @@ class Tokenizer:
         self._check(token)
         return self._vocabulary.kinds[token] == CONTROL
 
+    def agrees_with(self, other: "Tokenizer") -> bool:
+        """Whether every id that both have is the same token, so that one model's ids can be given to the other."""
+        common = min(self.vocab_size, other.vocab_size)
+        mine, theirs = self._vocabulary, other._vocabulary
+        return mine.tokens[:common] == theirs.tokens[:common] and mine.kinds[:common] == theirs.kinds[:common]
+
     def _check(self, token: int) -> None:
         if not 0 <= token < self.vocab_size:
             raise TokenizerError(f"token {token} is outside the vocabulary of {self.vocab_size}.")

@@ -12,6 +12,7 @@ from localllm.cli.options import AsJson, Debug, Model
 if TYPE_CHECKING:
     from localllm.engine.loaded_model import LoadedModel
     from localllm.engine.request import GenerationRequest, SamplingParams
+    from localllm.library.behaviour import Behaviour
     from localllm.settings import Settings
 
 
@@ -36,6 +37,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that guesses ahead.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache on disk.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end.")] = False,
     as_json: AsJson = False,
@@ -49,37 +51,48 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     from localllm.cli import generation, terminal
     from localllm.cli.prompt import check_text, read_prompt
+    from localllm.cli.pull import obtain
     from localllm.engine.loaded_model import load_model
     from localllm.engine.request import FinishReason
     from localllm.engine.sampling.validation import check_ranges
     from localllm.engine.stream import fold
-    from localllm.library import resolve
+    from localllm.library.behaviour import behaviour_of
     from localllm.settings import load_settings
 
-    settings = load_settings(
-        {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repeat_penalty": repeat_penalty,
-            "seed": seed,
-            "ctx": ctx,
-            "threads": threads,
-            "backend": backend,
-            "disk_cache": False if no_cache else None,
-        }
-    )
+    flags: dict[str, object] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "seed": seed,
+        "ctx": ctx,
+        "threads": threads,
+        "backend": backend,
+        "draft": draft,
+        "disk_cache": False if no_cache else None,
+    }
+    settings = load_settings(flags)
     check_ranges(_sampling(settings))
     text = read_prompt(prompt, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)
 
+    found = obtain(model, settings)
+    behaviour = behaviour_of(found)
+    settings = load_settings(flags, model=behaviour.settings)
+    check_ranges(_sampling(settings))
+
     began = monotonic()
-    with terminal.StatusLine() as status, load_model(resolve(model), settings, status.share) as loaded:
+    with (
+        terminal.StatusLine() as status,
+        load_model(found.path, settings, status.share, behaviour.template) as loaded,
+    ):
         load_s = monotonic() - began
-        request = _request(loaded, settings, text, system=system, raw=raw, stop=stop or [], ignore_eos=ignore_eos)
+        request = _request(
+            loaded, settings, behaviour, text, system=system, raw=raw, stop=stop or [], ignore_eos=ignore_eos
+        )
         stream = loaded.engine.submit(request)
         with generation.interrupt_cancels(stream):
             events = generation.with_progress(stream, status)
@@ -113,6 +126,7 @@ def _sampling(settings: "Settings") -> "SamplingParams":
 def _request(
     loaded: "LoadedModel",
     settings: "Settings",
+    behaviour: "Behaviour",
     text: str,
     *,
     system: str | None,
@@ -132,9 +146,10 @@ def _request(
         reason = "--raw leaves the chat template out" if raw else "this model has no chat template"
         raise RequestError(f"--system has no place: {reason}. Put its text into the prompt.")
     if converses:
+        system = behaviour.system if system is None else system
         messages = [{"role": "system", "content": system}] if system is not None else []
-        chat = loaded.chat_prompt([*messages, {"role": "user", "content": text}])
-        tokens, stop = chat.tokens, [*stop, *chat.stop]
+        chat = loaded.chat_prompt([*messages, *behaviour.messages, {"role": "user", "content": text}])
+        tokens, stop = chat.tokens, [*stop, *chat.stop, *behaviour.stop]
     else:
         tokens = loaded.tokenise(text)
     return GenerationRequest(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from localllm.engine.context_policy import fit_prompt
 from localllm.engine.disk_cache import DiskCache
+from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.inspection import EngineSnapshot, Journal, view_request
 from localllm.engine.kv_manager import KVManager
@@ -51,7 +52,7 @@ class EngineStats:
 
 
 class Engine:
-    """Runs many requests at once on one Runner, which it owns from now on.
+    """Runs many requests at once on one Runner, which it owns from now on, as it does the draft model.
 
     submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
     start() begins. context_limit None is the model's own.
@@ -67,6 +68,7 @@ class Engine:
         max_waiting: int = 64,
         background_tokens: int = 512,
         disk: DiskCache | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.runner = runner
         self._vocabulary = vocabulary
@@ -81,7 +83,8 @@ class Engine:
             disk=disk,
             wake_engine=self._wake,
         )
-        self._scheduler = Scheduler(runner, self._kv, max_running)
+        self._draft_model = draft_model
+        self._scheduler = Scheduler(runner, self._kv, max_running, draft_model)
         self._submissions: deque[Generation] = deque()
         self._journal = Journal()
         self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
@@ -127,7 +130,9 @@ class Engine:
             logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
         except LocalLLMError as error:
             return self._fail(plan, error)
-        self._scheduler.chunk.observe(len(plan), time.monotonic() - began)
+        took = time.monotonic() - began
+        self._scheduler.chunk.observe(len(plan), took)
+        self._scheduler.costs.observe(len(plan), took)
         self._journal.note(plan, time.monotonic() - began)
         self._commit(plan, logits)
         self._steps += 1
@@ -190,9 +195,13 @@ class Engine:
             self._kv.spiller.close()
         self._closed = True
         self.runner.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
 
     def check_integrity(self) -> set[int]:
         """Raise RuntimeError where bookkeeping is wrong; return the sequences in use. Between steps only."""
+        if self._draft_model is not None:
+            self._draft_model.check_integrity()
         owned = self._kv.cache.check_integrity()
         for generation in self._scheduler.running:
             if generation.sequence is None:

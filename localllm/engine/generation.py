@@ -23,6 +23,7 @@ from localllm.engine.request import (
     TokenLogprob,
 )
 from localllm.engine.sampling import Sampler
+from localllm.engine.speculation import DraftLength, StepCosts
 from localllm.engine.stream import GenerationStream
 
 
@@ -64,7 +65,9 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self._lookup = PromptLookup(self.tokens)
-        self._guessed = False
+        self._lookup_length = DraftLength()
+        self._model_length = DraftLength()
+        self._drafted_by: DraftLength | None = None
         self._constraint = request.constraint.fork() if request.constraint else None
         self.counts = Counts(
             prompt=len(self.tokens),
@@ -114,11 +117,23 @@ class Generation:
         if self.counts.generated == 0:
             self.counts = replace(self.counts, cached_disk=self.counts.cached_disk + gained)
 
-    def draft(self, limit: int) -> list[int]:
-        """Return up to `limit` tokens that probably come next: those that the constraint forces, else looked up."""
-        forced = self._constraint.forced_tokens()[:limit] if self._constraint and limit > 0 else []
-        self._guessed = not forced
-        return forced or self._lookup.draft(limit)
+    def draft(self, limit: int, costs: StepCosts, others: int) -> list[int]:
+        """Return up to `limit` tokens that probably come next: those that the constraint forces, else looked up.
+
+        others: rows that the step has beside this request's.
+        """
+        self._drafted_by = None
+        if forced := self._constraint.forced_tokens()[:limit] if self._constraint and limit > 0 else []:
+            return forced
+        if not self._lookup.found:
+            return []
+        self._drafted_by = self._lookup_length
+        return self._lookup.draft(self._lookup_length.choose(limit, costs, 0.0, others))
+
+    def wanted_guesses(self, limit: int, costs: StepCosts, token_s: float, others: int) -> int:
+        """How many tokens a draft model should guess that takes token_s for each; call it where `draft` gave none."""
+        self._drafted_by = self._model_length
+        return self._model_length.choose(limit, costs, token_s, others)
 
     def accept_rows(self, rows: NDArray[np.float32], drafts: Sequence[int]) -> None:
         """Sample from each row in turn, as long as the token drafted for it is the one sampled.
@@ -132,8 +147,8 @@ class Generation:
             if self.finish_reason or index == len(drafts) or drafts[index] != token_id:
                 break
             accepted += 1
-        if self._guessed:
-            self._lookup.observe(len(drafts), accepted)
+        if drafts and self._drafted_by:
+            self._drafted_by.observe(len(drafts), accepted)
         self.counts = replace(
             self.counts, drafted=self.counts.drafted + len(drafts), accepted=self.counts.accepted + accepted
         )
@@ -149,6 +164,8 @@ class Generation:
         self._first_token = self._first_token or time.monotonic()
         self.tokens.append(token_id)
         self._lookup.append(token_id)
+        self._lookup_length.token()
+        self._model_length.token()
         self.counts = replace(self.counts, generated=self.counts.generated + 1)
         self._unsent.append((token_id, logprob))
         if token_id in self._vocabulary.eog_ids:

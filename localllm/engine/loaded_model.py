@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -12,14 +12,18 @@ from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.backends import open_runner
 from localllm.engine.disk_cache import DiskCache, disk_cache_folder
+from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.literal_text import LiteralText
 from localllm.engine.request import MessageSpan
-from localllm.errors import TemplateError
+from localllm.errors import RequestError, TemplateError
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary
+
+# Keys and values of a draft model: enough for some long conversations with a small one.
+DRAFT_KV_MIB = 256
 
 # Told what is being done and which share of it is done, 0 to 1.
 LoadProgress = Callable[[str, float], None]
@@ -148,20 +152,44 @@ def _spans(roles: Sequence[str], lengths: Sequence[int]) -> tuple[MessageSpan, .
     return tuple(spans)
 
 
-def load_model(path: str | Path, settings: Settings, progress: LoadProgress | None = None) -> LoadedModel:
+def load_model(
+    path: str | Path, settings: Settings, progress: LoadProgress | None = None, template: str | None = None
+) -> LoadedModel:
     """Open, plan, load and start. Raises ModelFileError, TokenizerError, TemplateError or OutOfMemoryError.
 
-    progress is called on this thread.
+    progress is called on this thread. template: a Jinja chat template to use instead of the file's. The settings'
+    draft model is loaded too; RequestError if it does not fit.
     """
     file = open_model(path)
+    draft_model = None
     try:
         tokenizer = load_tokenizer(file)
-        template = load_chat_template(file)
+        chat_template = load_chat_template(file, template)
+        draft_model = _open_draft(settings.draft, tokenizer, settings, progress) if settings.draft else None
         runner = open_runner(file, settings, progress)
         disk = DiskCache(disk_cache_folder(), runner.kv_identity) if settings.disk_cache else None
     except BaseException:
         file.close()
+        if draft_model is not None:
+            draft_model.close()
         raise
-    engine = Engine(runner, tokenizer, context_limit=settings.ctx, max_running=settings.parallel, disk=disk)
+    engine = Engine(
+        runner,
+        tokenizer,
+        context_limit=settings.ctx,
+        max_running=settings.parallel,
+        disk=disk,
+        draft_model=draft_model,
+    )
     engine.start()
-    return LoadedModel(file, tokenizer, template, engine)
+    return LoadedModel(file, tokenizer, chat_template, engine)
+
+
+def _open_draft(name: str, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None) -> DraftModel:
+    """Load the draft model, with a budget of its own for keys and values."""
+    from localllm.library import resolve
+
+    with open_model(resolve(name)) as file:
+        if not tokenizer.agrees_with(load_tokenizer(file)):
+            raise RequestError(f"{name} cannot draft for this model: its tokens are others. Leave out --draft.")
+        return DraftModel(open_runner(file, replace(settings, kv_mib=DRAFT_KV_MIB), progress))

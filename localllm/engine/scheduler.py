@@ -3,10 +3,12 @@
 from bisect import insort
 from itertools import count, groupby
 
+from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.plan import ChunkSize, Plan, PlannedRows, fair_shares
 from localllm.engine.runner import Runner
+from localllm.engine.speculation import StepCosts
 from localllm.errors import OutOfMemoryError
 
 
@@ -16,7 +18,7 @@ class Scheduler:
     The engine's thread is the only caller.
     """
 
-    def __init__(self, runner: Runner, kv: KVManager, max_running: int) -> None:
+    def __init__(self, runner: Runner, kv: KVManager, max_running: int, draft_model: DraftModel | None) -> None:
         self._runner = runner
         self._kv = kv
         self._max_running = max_running
@@ -24,7 +26,9 @@ class Scheduler:
         self._order: dict[Generation, tuple[bool, int, int]] = {}
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
+        self._draft_model = draft_model
         self.chunk = ChunkSize(runner.max_rows)
+        self.costs = StepCosts()
         self.preemptions = 0
 
     def add(self, generation: Generation) -> None:
@@ -36,6 +40,8 @@ class Scheduler:
     def remove(self, generation: Generation) -> None:
         """Forget a generation that has finished; its sequence is the caller's to release before."""
         del self._order[generation]
+        if self._draft_model is not None:
+            self._draft_model.forget(generation)
         (self.running if generation in self.running else self.waiting).remove(generation)
 
     def schedule(self) -> Plan:
@@ -87,19 +93,39 @@ class Scheduler:
         return generation.sequence is not None or self._kv.start(generation, self.running)
 
     def _add_decodes(self, plan: Plan, decoding: list[Generation]) -> None:
-        spare = (self.chunk.rows - len(decoding)) // max(len(decoding), 1)
-        for generation in decoding:
+        for generation, drafts in zip(decoding, self._drafts(decoding), strict=True):
             if generation.sequence is None:  # preempted for an earlier one in this very step
                 continue
-            if len(plan) == self._runner.max_rows:
+            room = self._runner.max_rows - len(plan) - 1
+            if room < 0:
                 return
-            left = min(generation.tokens_left, generation.context - len(generation.tokens))
-            room = min(spare, self._runner.max_rows - len(plan) - 1, left - 1)
-            drafts = generation.draft(room) if self._runner.can_truncate else []
-            if drafts and self._add(plan, PlannedRows(generation, 1, drafts)):
+            if drafts and self._add(plan, PlannedRows(generation, 1, drafts[:room])):
                 continue
             while not self._add(plan, PlannedRows(generation, 1)) and self._preempt(self.running[-1]) is not generation:
                 pass
+
+    def _drafts(self, decoding: list[Generation]) -> list[list[int]]:
+        """What each generation may go on with; the draft model guesses where nothing else is known."""
+        if not self._runner.can_truncate or not decoding:
+            return [[] for _ in decoding]
+        others = len(decoding) - 1
+        spare = (self.chunk.rows - len(decoding)) // len(decoding)
+        limits = [
+            min(spare, generation.tokens_left - 1, generation.context - len(generation.tokens) - 1)
+            for generation in decoding
+        ]
+        drafts = [
+            generation.draft(limit, self.costs, others) for generation, limit in zip(decoding, limits, strict=True)
+        ]
+        if self._draft_model is None:
+            return drafts
+        token_s = self._draft_model.token_s / len(decoding)
+        counts = [
+            0 if known else generation.wanted_guesses(limit, self.costs, token_s, others)
+            for generation, limit, known in zip(decoding, limits, drafts, strict=True)
+        ]
+        guesses = self._draft_model.guess(list(zip(decoding, counts, strict=True)))
+        return [known or guess for known, guess in zip(drafts, guesses, strict=True)]
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
         budget = min(self.chunk.rows, self._runner.max_rows) - len(plan)

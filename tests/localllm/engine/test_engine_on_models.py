@@ -7,9 +7,11 @@ import pytest
 
 from gguf_io import ModelFile, load_tokenizer, open_model
 from localllm.engine.disk_cache import DiskCache
+from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.runner import Runner
+from localllm.engine.speculation import DraftLength
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
 PROMPTS = [STORY * 2 + ending for ending in ("One", "One day", "The", "She", "He", "Her mom", "The cat", "A")]
@@ -102,4 +104,25 @@ def test_a_restart_restores_from_the_disk(model: ModelFile, tmp_path: Path, runn
     )
     assert answers(engine, wanted) == before
     assert engine.stats().reused_disk_tokens > 0
+    engine.close()
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculation that never judges itself: on models as small as these it would turn itself off."""
+    monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, 4), 0))
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_model_changes_no_answer(runner: Runner, model: ModelFile, data_dir: Path) -> None:
+    wanted = requests(model)
+    expected = [alone(runner, model, request) for request in wanted]
+    backend = "llama" if runner.backend == "llama.cpp" else "native"
+    with open_model(data_dir / "models" / "gguf" / "stories260K-Q4_K_M-fallback.gguf") as small:
+        draft_model = DraftModel(open_runner(backend, small))
+    engine = Engine(runner, load_tokenizer(model), draft_model=draft_model)
+    assert answers(engine, wanted) == expected
+    assert answers(engine, wanted) == expected
+    stats = engine.stats()
+    assert stats.drafted_tokens > stats.accepted_tokens > stats.generated_tokens // 4
     engine.close()
