@@ -55,18 +55,22 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
         elif name == "stop":
             options = replace(options, stop=stop_strings(value))
         elif name in _LIMITS:
-            options = _with_limit(options, name, _integer(name, value, least=-(2**63), most=2**63 - 1))
+            options = _with_limit(options, name, _limit(name, value))
         else:
             raise ApiError(400, f"invalid option provided: {name!r}{_hint(name)}")
     return replace(options, sampling=replace(options.sampling, **sampling))
+
+
+def _limit(name: str, value: Any) -> int:
+    return _integer(name, value, -(2**63), 2**63 - 1) if name == "seed" else _integer(name, value)
 
 
 def _with_limit(options: Options, name: str, value: int) -> Options:
     if name == "seed":
         return replace(options, sampling=replace(options.sampling, seed=None if value < 0 else value))
     if name == "num_ctx":
-        return replace(options, context_limit=min(max(value, 4), MAX_INT) if value else None)
-    return replace(options, max_tokens=None if value < 0 else min(value, MAX_INT))
+        return replace(options, context_limit=max(value, 4) if value else None)
+    return replace(options, max_tokens=None if value < 0 else value)
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from localllm.server.service import Prepared
 
 NANOSECONDS = 1_000_000_000
 
-# What num_predict -1 means where the window rolls, which would never end by itself.
+# The longest answer where the window rolls, which would never end by itself.
 CONTEXTS_OF_ANSWER = 10
 
 
@@ -54,9 +54,9 @@ def prepare_generate(model: LoadedModel, body: GenerateBody) -> list[Prepared]:
     prompt = body.prompt or ""
     policy = ContextPolicy.REFUSE if body.truncate is False or body.shift is False else ContextPolicy.ROLLING
     limits = _limits(body, policy)
-    if policy is ContextPolicy.ROLLING and limits.max_tokens is None:
-        context = min(limits.context_limit or model.engine.context, model.engine.context)
-        limits = _limits(body, policy, CONTEXTS_OF_ANSWER * context)
+    if policy is ContextPolicy.ROLLING:
+        most = CONTEXTS_OF_ANSWER * min(limits.context_limit or model.engine.context, model.engine.context)
+        limits = replace(limits, max_tokens=most if limits.max_tokens is None else min(limits.max_tokens, most))
     if body.suffix:
         return [prepare_text(model, infill_tokens(model, body.model, prompt, body.suffix), limits, body.format)]
     if body.raw or body.context or model.template.is_default:
@@ -92,11 +92,11 @@ def _with_thinking(chat: Chat, model: LoadedModel) -> Chat:
     return chat
 
 
-def _limits(body: Common, policy: ContextPolicy, max_tokens: int | None = None) -> Limits:
+def _limits(body: Common, policy: ContextPolicy) -> Limits:
     options = read_options(body.options)
     return Limits(
         sampling=_with_logprobs(options, body),
-        max_tokens=options.max_tokens if max_tokens is None else max_tokens,
+        max_tokens=options.max_tokens,
         stop=options.stop,
         context_limit=options.context_limit,
         policy=policy,

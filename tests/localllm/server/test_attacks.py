@@ -1,0 +1,217 @@
+"""What attackers send to servers of this kind, one test each."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+MODEL = "stories260K-Q8_0"
+SHORT = {"model": MODEL, "prompt": "Hi", "stream": False, "options": {"num_predict": 2}}
+
+
+def post(server: Any, path: str, **arguments: Any) -> httpx.Response:
+    return httpx.post(server.url + path, timeout=60, **arguments)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:11434",
+        "a@localhost",
+        "1.2.3.4",
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/api/tags", "/v1/models", "/health", "/metrics", "/docs"])
+def test_rebound_host_is_refused(server: Any, host: str, path: str) -> None:
+    assert httpx.get(server.url + path, headers={"Host": host}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:11434", "127.8.9.1", "[::1]:11434", "x.localhost"]
+)
+def test_names_of_this_machine_are_served(server: Any, host: str) -> None:
+    assert httpx.get(server.url + "/api/version", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "file://", "http://localhost.evil.example", "http://127.0.0.1:1"]
+)
+def test_foreign_origin_is_refused(server: Any, origin: str) -> None:
+    answer = post(server, "/api/generate", json=SHORT, headers={"Origin": origin})
+    assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    assert httpx.options(server.url + "/api/generate", headers=preflight).status_code == 403
+
+
+def test_named_origins_and_hosts_may_call(start_server: Any) -> None:
+    with start_server(
+        OLLAMA_ORIGINS="https://app.example, vscode-webview://x", LOCALLLM_ALLOW_HOSTS="llm.lan"
+    ) as server:
+        allowed = {"Origin": "https://app.example"}
+        answer = httpx.get(server.url + "/api/tags", headers=allowed)
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        preflight = httpx.options(
+            server.url + "/api/chat", headers={**allowed, "Access-Control-Request-Method": "POST"}
+        )
+        assert preflight.status_code == 200
+        assert httpx.get(server.url + "/api/tags", headers={"Origin": "https://other.example"}).status_code == 403
+        assert httpx.get(server.url + "/api/tags", headers={"Host": "llm.lan:80"}).status_code == 200
+
+
+def test_key_is_asked_for_everywhere(start_server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sesame\n", encoding="utf-8")
+    with start_server("--api-key-file", str(file)) as server:
+        for path in ("/", "/api/tags", "/v1/models", "/metrics", "/docs", "/openapi.json"):
+            assert httpx.get(server.url + path).status_code == 401
+            assert httpx.get(server.url + path, headers={"Authorization": "Bearer sesam"}).status_code == 401
+            assert httpx.get(server.url + path, headers={"Authorization": "Bearer sesame"}).status_code == 200
+        assert httpx.get(server.url + "/api/tags", headers={"X-Api-Key": "sesame"}).status_code == 200
+        assert httpx.get(server.url + "/health").status_code == 200
+        assert httpx.get(server.url + "/v1/models").json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_other_addresses_need_a_key(host: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from localllm.cli.main import main; main()",
+        "serve",
+        "--host",
+        host,
+        "--port",
+        "0",
+    ]
+    found = subprocess.run(command, capture_output=True, text=True, env={"XDG_CONFIG_HOME": str(tmp_path)}, check=False)
+    assert found.returncode == 2 and "--without-key" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd", "../../etc/passwd", "..", "a/../b", "a/b/c/d/e", "~/x.gguf", "./x", "C:\\x", "a\x00b",
+        "x" * 5000, "file:///etc/passwd", "http://evil.example/x.gguf", "", " ", "%2e%2e", "a:b:c", "\ud800",
+    ],
+)  # fmt: skip
+def test_names_are_never_paths(server: Any, name: str, model_files: Path) -> None:
+    body = json.dumps({"model": name, "name": name, "prompt": "x", "input": "x", "content": "x", "source": name})
+    for path in ("/api/generate", "/api/show", "/api/embed", "/v1/completions", "/tokenize"):
+        answer = post(server, path, content=body)
+        assert answer.status_code in (400, 404), (path, answer.text)
+    real = json.dumps({"model": str(model_files / f"{MODEL}.gguf"), "prompt": "x"})
+    assert post(server, "/api/generate", content=real).status_code in (400, 404)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"model": "\xff"}', b"[" * 10_000, b'{"a":' * 10_000,
+        b'{"model": "x", "options": {"seed": ' + b"9" * 6000 + b"}}", b'{"model": "x", "keep_alive": NaN}',
+        b'{"model": "x", "keep_alive": 1e999}', b'{"model": "x", "messages": ' + b"[" * 200 + b"]" * 200 + b"}",
+        b'{"model": {"$ne": 1}}', b'{"model": "x", "prompt": ["x"], "messages": 7}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat", "/v1/chat/completions", "/v1/messages", "/tokenize"])
+def test_malformed_bodies_are_400(server: Any, body: bytes, path: str) -> None:
+    answer = post(server, path, content=body)
+    assert answer.status_code in (400, 404) and "error" in answer.json()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 10**30}, {"num_predict": 10**12}, {"num_ctx": 10**400}, {"top_k": -5}, {"temperature": 1e308},
+        {"top_p": -1}, {"repeat_penalty": 0}, {"stop": ["x"] * 1000}, {"stop": "x" * 10**5}, {"stop": [1]},
+        {"num_ctx": "8"}, {"num_ctx": 2.5}, {"num_ctx": True}, {"cache_prompt_path": "/tmp/x"}, {"numa2": 1},
+    ],
+)  # fmt: skip
+def test_hostile_options_are_400(server: Any, options: dict[str, Any]) -> None:
+    answer = post(server, "/api/generate", content=json.dumps({**SHORT, "options": options}))
+    assert answer.status_code == 400, answer.text
+
+
+def test_hostile_schemas_are_400(server: Any) -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(70):
+        deep = {"type": "object", "properties": {"x": deep}}
+    for schema in (
+        deep,
+        {"type": "string", "pattern": "(a{1000}){1000}"},
+        {"not": {}},
+        {"enum": []},
+        {"$ref": "http://evil.example/schema"},
+    ):
+        assert post(server, "/api/generate", json={**SHORT, "format": schema}).status_code == 400, schema
+
+
+def test_large_and_compressed_bodies(server: Any) -> None:
+    large = b'{"model": "x", "prompt": "' + b"x" * (17 * 2**20) + b'"}'
+    assert post(server, "/api/generate", content=large).status_code == 413
+
+    def chunks() -> Any:
+        for _ in range(17):
+            yield b" " * 2**20
+
+    with contextlib.suppress(httpx.WriteError):  # refused while it was still sending
+        assert post(server, "/api/generate", content=chunks()).status_code == 413
+    assert post(server, "/api/generate", content=b"x", headers={"Content-Encoding": "gzip"}).status_code == 415
+
+
+def test_oversized_headers(server: Any) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n")
+        connection.settimeout(20)
+        with contextlib.suppress(ConnectionResetError):  # cut off before all was read
+            assert b" 4" in connection.recv(64)
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_half_open_connections_do_not_block(server: Any) -> None:
+    held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+    try:
+        for number, connection in enumerate(held):
+            if number % 2:
+                connection.sendall(b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
+            else:
+                connection.sendall(b"GET /api/ta")
+        assert httpx.get(server.url + "/health", timeout=5).status_code == 200
+        assert post(server, "/api/generate", json=SHORT).status_code == 200
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_a_thousand_at_once_get_an_answer_each(server: Any) -> None:
+    def ask(_number: int) -> tuple[int, str | None]:
+        answer = client.post("/api/generate", json=SHORT)
+        return answer.status_code, answer.headers.get("retry-after")
+
+    limits = httpx.Limits(max_connections=1000, max_keepalive_connections=0)
+    with httpx.Client(base_url=server.url, timeout=120, limits=limits) as client, ThreadPoolExecutor(1000) as pool:
+        asked = [pool.submit(ask, number) for number in range(1000)]
+        time.sleep(0.2)
+        assert httpx.get(server.url + "/health", timeout=30).status_code == 200
+        answers = [one.result() for one in asked]
+    statuses = {status for status, _ in answers}
+    assert statuses <= {200, 503} and 200 in statuses
+    assert all(retry for status, retry in answers if status == 503)
+    assert post(server, "/api/generate", json=SHORT).status_code == 200
+
+
+def test_wrong_methods_and_routes(server: Any) -> None:
+    assert httpx.get(server.url + "/api/generate").status_code == 405
+    assert httpx.get(server.url + "/api/nothing").json() == {"error": "Not Found"}
+    assert httpx.get(server.url + "/v1/nothing").json()["error"]["type"] == "not_found_error"
+    assert httpx.request("HEAD", server.url + "/").status_code == 200

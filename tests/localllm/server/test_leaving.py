@@ -1,0 +1,197 @@
+"""Clients that leave, that do not read, and a server that stops."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+MODEL = "stories260K-Q8_0"
+# Rolls its window and goes on for ten contexts: the server has to be told to stop.
+ENDLESS = {"model": MODEL, "prompt": "Once upon a time", "options": {"seed": 1, "num_predict": 5000, "temperature": 0}}
+PATIENCE_S = 30
+
+
+def send(server: Any, body: dict[str, Any], path: str = "/api/generate") -> socket.socket:
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def busy(server: Any) -> tuple[int, int]:
+    """Requests that run and wait."""
+    loaded = httpx.get(server.url + "/api/ps", timeout=10).json()["models"]
+    return sum(model.get("running", 0) for model in loaded), sum(model.get("waiting", 0) for model in loaded)
+
+
+def generated(server: Any) -> int:
+    """Tokens that the model has generated for requests that have ended."""
+    text = httpx.get(server.url + "/metrics", timeout=10).text
+    found = re.search(rf'localllm_generated_tokens_total{{model="{MODEL}"}} (\S+)', text)
+    return int(float(found[1])) if found else 0
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/api/generate", "/v1/completions"])
+def test_leaving_ends_the_work(server: Any, stream: bool, path: str) -> None:
+    before = generated(server)
+    body = {**ENDLESS, "stream": stream, "max_tokens": 500, "temperature": 0, "seed": 1}
+    connections = [send(server, body, path) for _ in range(3)]
+    for connection in connections:
+        connection.close()
+    eventually(lambda: busy(server) == (0, 0))
+    assert generated(server) - before < 3 * 450
+
+
+def test_leaving_the_queue(start_server: Any) -> None:
+    with start_server(LOCALLLM_PARALLEL="1") as server:
+        first = send(server, {**ENDLESS, "stream": False})
+        eventually(lambda: busy(server)[0] == 1)
+        queued = [send(server, {**ENDLESS, "stream": stream}) for stream in (True, False)]
+        eventually(lambda: busy(server) == (1, 2))
+        for connection in queued:
+            connection.close()
+        eventually(lambda: busy(server) == (1, 0))
+        first.close()
+        eventually(lambda: busy(server) == (0, 0))
+
+
+def test_a_reader_that_stops_pauses_only_itself(server: Any) -> None:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    body = json.dumps({**ENDLESS, "logprobs": True, "top_logprobs": 20}).encode()
+    connection.sendall(
+        f"POST /api/generate HTTP/1.1\r\nHost: x.localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    )
+    eventually(lambda: busy(server)[0] == 1)
+    quick = {"model": MODEL, "prompt": "Hi", "stream": False, "options": {"num_predict": 4}}
+    for _ in range(5):
+        assert httpx.post(server.url + "/api/generate", json=quick, timeout=30).status_code == 200
+    assert busy(server)[0] == 1  # it has not run to its end into some buffer
+    connection.close()
+    eventually(lambda: busy(server) == (0, 0))
+
+
+def test_stopping_lets_requests_end(start_server: Any) -> None:
+    with start_server() as server:
+        body = {**ENDLESS, "options": {"num_predict": 300, "temperature": 0}, "stream": True}
+        with httpx.stream("POST", server.url + "/api/generate", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            last = json.loads(list(lines)[-1])
+        assert last["done"] and last["eval_count"] == 300
+        assert server.process.wait(timeout=30) is not None
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server.url + "/health")
+
+
+def test_stopping_cancels_after_the_grace_time(start_server: Any) -> None:
+    with start_server(LOCALLLM_GRACE_S="1") as server:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        body = json.dumps({**ENDLESS, "logprobs": True, "top_logprobs": 20}).encode()
+        connection.sendall(
+            f"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+        eventually(lambda: busy(server)[0] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(timeout=30)
+        connection.close()
+
+
+def test_models_are_unloaded_for_others_and_by_time(start_server: Any) -> None:
+    with start_server("--max-models", "1", "--keep-alive", "1s") as server:
+
+        def loaded() -> list[str]:
+            return [model["name"] for model in httpx.get(server.url + "/api/ps").json()["models"]]
+
+        for name in (MODEL, "tinystories656K-Q8_0", MODEL):
+            body = {"model": name, "prompt": "Hi", "stream": False, "options": {"num_predict": 1}, "keep_alive": -1}
+            assert httpx.post(server.url + "/api/generate", json=body, timeout=60).status_code == 200
+            assert loaded() == [name]
+        httpx.post(server.url + "/api/generate", json={"model": MODEL, "keep_alive": "100ms"}, timeout=60)
+        eventually(lambda: loaded() == [])
+
+
+def test_too_little_memory_is_refused_with_the_sums(start_server: Any) -> None:
+    with start_server(LOCALLLM_MEMORY_MIB="100") as server:
+        answer = httpx.post(server.url + "/api/generate", json={"model": MODEL, "prompt": "Hi"}, timeout=60)
+        assert answer.status_code == 503
+        assert all(word in answer.json()["error"] for word in ("available", "weights", "KV cache", "MiB"))
+
+
+def test_a_full_queue_says_when_to_come_back(start_server: Any) -> None:
+    with start_server(OLLAMA_MAX_QUEUE="2", LOCALLLM_PARALLEL="1") as server:
+        held = [send(server, ENDLESS | {"stream": False}) for _ in range(2)]
+        eventually(lambda: sum(busy(server)) == 2)
+        refused = httpx.post(
+            server.url + "/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+        )
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert httpx.get(server.url + "/health", timeout=1).json()["status"] == "ok"
+        for connection in held:
+            connection.close()
+
+
+def test_a_template_that_loops_stops_nobody_else(start_server: Any, model_files: Path, tmp_path: Path) -> None:
+    template = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+    hostile = tmp_path / "hostile.gguf"
+    script = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--chat-template", template]
+    subprocess.run([*script, str(model_files / f"{MODEL}.gguf"), str(hostile)], check=True, capture_output=True)
+    with start_server("--model", str(hostile)) as server:
+        body = {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}]}
+        stuck = send(server, body, "/api/chat")
+        for _ in range(10):
+            assert httpx.get(server.url + "/health", timeout=1).status_code == 200
+        stuck.settimeout(60)
+        assert b" 400 " in stuck.recv(64)
+        stuck.close()
+
+
+def test_nothing_that_was_said_is_logged(start_server: Any) -> None:
+    with start_server() as server:
+        body = {"model": MODEL, "prompt": "my secret garden", "stream": False, "options": {"num_predict": 4}}
+        answer = httpx.post(server.url + "/api/generate", json=body, timeout=60).json()["response"]
+        httpx.post(server.url + "/api/generate", json=body | {"options": {"secret garden": 1}}, timeout=60)
+        server.process.send_signal(signal.SIGTERM)
+        log = server.process.stderr.read().decode()
+    assert "secret" not in log and answer.strip() not in log
+
+
+def test_metrics_tell_what_happened(server: Any) -> None:
+    body = {"model": MODEL, "prompt": "Once upon a time there was", "stream": False, "options": {"num_predict": 3}}
+    for _ in range(2):
+        httpx.post(server.url + "/api/generate", json=body, timeout=60)
+    text = httpx.get(server.url + "/metrics").text
+    for name in (
+        'localllm_requests_total{route="/api/generate",status="200"}',
+        "localllm_ttft_seconds_count",
+        "localllm_itl_seconds_bucket",
+        f'localllm_prefix_hit_tokens_total{{model="{MODEL}",tier="memory"}}',
+        f'localllm_kv_pages{{model="{MODEL}"}}',
+        "localllm_preemptions_total",
+        "localllm_memory_bytes",
+    ):
+        assert name in text, name
+    health = httpx.get(server.url + "/health").json()
+    assert health["ready"] is True
