@@ -19,7 +19,7 @@ from localllm.server.errors import error_body, status_of
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Loader, ModelManager
 from localllm.server.ollama import embed, generate, models
-from localllm.server.openai import chat, completions
+from localllm.server.openai import chat, completions, responses
 from localllm.server.openai import models as openai_models
 from localllm.server.options import ServerOptions
 from localllm.server.security import Gate
@@ -55,7 +55,7 @@ def create_app(options: ServerOptions, catalog: Catalog, load: Loader) -> FastAP
     app.add_exception_handler(RequestValidationError, _show_invalid)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(Exception, _show_defect)
-    for routes in (models, generate, embed, chat, completions, openai_models, anthropic, native, health):
+    for routes in (models, generate, embed, chat, completions, openai_models, responses, anthropic, native, health):
         app.include_router(routes.router)
     return app
 
