@@ -13,6 +13,7 @@ from localllm.cli.exit_code import ExitCode
 from localllm.cli.list import list_models
 from localllm.cli.manage import copy, remove
 from localllm.cli.pull import pull
+from localllm.cli.quality import perplexity, quantize
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
@@ -33,6 +34,8 @@ app.command()(pull)
 app.command("rm")(remove)
 app.command("cp")(copy)
 app.command()(create)
+app.command()(perplexity)
+app.command()(quantize)
 app.command()(config)
 app.command()(doctor)
 

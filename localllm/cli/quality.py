@@ -1,0 +1,121 @@
+"""localllm perplexity, localllm quantize: what quantising costs, and quantising."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.options import AsJson, Debug, Model
+from localllm.cli.terminal import StatusLine, answer, human_bytes, note
+
+if TYPE_CHECKING:
+    from gguf_io import ModelFile
+    from localllm.engine.runner import Runner
+    from localllm.quality.perplexity import Divergence, Perplexity
+    from localllm.settings import Settings
+
+# Beside one chunk, pages that are rounded up and the least that the memory plan takes.
+SPARE_TOKENS = 1024
+
+
+def perplexity(
+    model: Model,
+    text: Annotated[Path, typer.Argument(help="A text file.", show_default=False)],
+    reference: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Also the KL divergence from this model.")
+    ] = None,
+    ctx: Annotated[int, typer.Option(metavar="N", min=4, help="Tokens a chunk.")] = 512,
+    chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Measure the first N chunks only.")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Measure how well a model predicts a text: lower is better, and figures compare with llama.cpp's tool.
+
+    With --reference, a quantised model is compared with the original: the divergence of its predictions, in nats.
+    """
+    from contextlib import ExitStack
+
+    from gguf_io import load_tokenizer, open_model
+    from localllm.cli.pull import obtain
+    from localllm.errors import RequestError
+    from localllm.quality import perplexity as measure
+    from localllm.settings import load_settings
+
+    settings = load_settings({"ctx": ctx, "threads": threads, "backend": backend})
+    try:
+        content = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{text} cannot be read: {error}.") from error
+    with ExitStack() as stack, StatusLine() as status:
+        file = stack.enter_context(open_model(obtain(model, settings).path))
+        tokenizer = load_tokenizer(file)
+        tokens = tokenizer.encode(content)
+        bos = tokenizer.bos_id if tokenizer.add_bos else None
+        parts = measure.split_chunks(tokens, ctx, bos)[:chunks]
+        runner = _runner(file, settings, status)
+        stack.callback(runner.close)
+
+        def progress(done: int, count: int) -> None:
+            status.share("measuring", done / count)
+
+        if reference is None:
+            _write(measure.perplexity(runner, parts, progress), None, as_json)
+            return
+        other = stack.enter_context(open_model(obtain(reference, settings).path))
+        if load_tokenizer(other).encode(content) != tokens:
+            raise RequestError(f"{reference} and {model} cut the text into other tokens: they cannot be compared.")
+        reference_runner = _runner(other, settings, status)
+        stack.callback(reference_runner.close)
+        _write(*measure.divergence(runner, reference_runner, parts, progress), as_json)
+
+
+def _runner(file: "ModelFile", settings: "Settings", status: StatusLine) -> "Runner":
+    """A runner with room for one chunk, so that two models fit side by side."""
+    from gpu_offload.memory import kv_bytes_per_token
+    from localllm.engine.backends import open_runner
+
+    tokens = (settings.ctx or 0) + SPARE_TOKENS
+    needed = -(-tokens * kv_bytes_per_token(file, "f16", "f16") // 2**20)
+    return open_runner(file, replace(settings, kv_mib=needed), status.share)
+
+
+def _write(found: "Perplexity", divergence: "Divergence | None", as_json: bool) -> None:
+    if as_json:
+        answer(json.dumps(asdict(found) | {"divergence": divergence and asdict(divergence)}) + "\n")
+        return
+    answer(
+        f"perplexity {found.value:.4f} ± {found.uncertainty:.4f} over {found.tokens} tokens in {found.chunks} chunks\n"
+    )
+    if divergence is not None:
+        base = divergence.reference
+        answer(
+            f"reference  {base.value:.4f} ± {base.uncertainty:.4f}\n"
+            f"KL divergence: mean {divergence.mean:.6f} ± {divergence.uncertainty:.6f}, "
+            f"median {divergence.median:.6f}, 99 % below {divergence.percentile_99:.6f}, largest {divergence.maximum:.6f} nats\n"
+            f"same likeliest token: {divergence.same_top:.2%}\n"
+        )
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(help="Name, path or URL of an F16, BF16 or F32 model.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
+    kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="Q4_K_M, Q8_0, F16 and others.")] = "Q4_K_M",
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads for llama.cpp (one a core).")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a model in fewer bits. Measure what it costs with `localllm perplexity --reference`.
+
+    Q8_0, F16 and BF16 are written by localllm, the others by llama.cpp, which is an extra.
+    """
+    from localllm.cli.pull import obtain
+    from localllm.quality.quantize import quantize as quantize_model
+    from localllm.settings import load_settings
+
+    path = obtain(source, load_settings({})).path
+    with StatusLine() as status:
+        quantize_model(path, target, kind, status.share, threads)
+    note(f"{target} has {human_bytes(target.stat().st_size)}.")

@@ -1,0 +1,1 @@
+"""How good a model still is: perplexity, divergence from a reference, and the quantising that both are asked about."""

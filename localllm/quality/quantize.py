@@ -1,0 +1,156 @@
+"""Quantising a model file: by ourselves where the format is simple, by llama.cpp otherwise.
+
+What we write ourselves is equal to llama.cpp's output, tensor for tensor: gguf.quants computes the same blocks, and
+the choice of tensors follows llama_model_quantize (src/llama-quant.cpp).
+"""
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_io import open_model
+from gguf_io.model_file import ModelFile, TensorInfo
+from gpu_offload.library import llama
+from localllm.errors import RequestError
+from models.registry import ARCHITECTURES
+
+OWN_TYPES = ("F16", "BF16", "Q8_0")
+LLAMA_TYPES = (
+    *("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_1", "Q4_K_S", "Q4_K_M", "Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M"),
+    *("Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_M", "TQ1_0", "TQ2_0"),
+)
+TYPES = (*OWN_TYPES, *LLAMA_TYPES)
+
+Progress = Callable[[str, float], None]
+
+_EXACT = frozenset({"F32", "F16", "BF16"})
+_QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
+_NEVER = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+
+
+def quantize(source: Path, target: Path, kind: str, progress: Progress, threads: int | None = None) -> None:
+    """Write `source` anew with its matrices in the format `kind`, one of TYPES. `target` is whole or not there.
+
+    Raises RequestError for a kind that does not exist or a source that is quantised already, ModelFileError, and
+    LlamaCppMissingError where llama.cpp is needed.
+    """
+    kind = kind.upper()
+    if kind not in TYPES:
+        raise RequestError(f"There is no type {kind}. There are {', '.join(TYPES)}.")
+    with open_model(source) as file:
+        found = sorted({tensor.type.name for tensor in file.tensors.values()} - _EXACT)
+        if found:
+            raise RequestError(
+                f"{source} is quantised already ({', '.join(found)}), and quantising twice adds the errors of both. "
+                "Start from the F16, BF16 or F32 file."
+            )
+        own = kind in OWN_TYPES and file.architecture in ARCHITECTURES
+        with _whole(target) as unfinished:
+            if own:
+                _write(file, unfinished, kind, progress)
+            else:
+                _by_llama(source, unfinished, kind, progress, threads)
+
+
+def quantizes(tensor: TensorInfo) -> bool:
+    """Whether a tensor is a matrix that quantised files hold in blocks; norms, biases and routers keep their type."""
+    return tensor.name.endswith("weight") and len(tensor.shape) >= 2 and not tensor.name.endswith(_NEVER)
+
+
+def _write(file: ModelFile, target: Path, kind: str, progress: Progress) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+
+    types = {name: _type_of(tensor, kind) for name, tensor in file.tensors.items()}
+    with closing(GGUFWriter(target, file.architecture)) as writer:
+        _copy_metadata(file.path, writer)
+        writer.add_quantization_version(_QUANTIZATION_VERSION)
+        writer.add_file_type(LlamaFileType[f"MOSTLY_{kind}"])
+        for name, tensor in file.tensors.items():
+            block_type = GGMLQuantizationType[types[name]]
+            shape = (*tensor.shape[:-1], _row_bytes(block_type, tensor.shape[-1]))
+            writer.add_tensor_info(name, shape, np.dtype(np.uint8), prod(shape), block_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for done, name in enumerate(file.tensors):
+            progress("quantising", done / len(file.tensors))
+            writer.write_tensor_data(_blocks(file, name, types[name]))
+            file.release(name)
+    progress("quantising", 1.0)
+
+
+def _type_of(tensor: TensorInfo, kind: str) -> str:
+    """The format of a tensor in the new file; rows that no whole number of blocks fills fall back to F16."""
+    if not quantizes(tensor):
+        return tensor.type.name
+    return "F16" if kind == "Q8_0" and tensor.shape[-1] % 32 else kind
+
+
+def _blocks(file: ModelFile, name: str, kind: str) -> NDArray[np.uint8]:
+    from gguf import GGMLQuantizationType, quants
+
+    if file.tensors[name].type.name == kind:
+        return file.data(name)
+    quantized = quants.quantize(file.dequantize(name), GGMLQuantizationType[kind])
+    return np.ascontiguousarray(quantized).view(np.uint8)
+
+
+def _row_bytes(block_type: Any, items: int) -> int:
+    from gguf import GGML_QUANT_SIZES
+
+    block, size = GGML_QUANT_SIZES[block_type]
+    return int(items // block * size)
+
+
+def _copy_metadata(source: Path, writer: Any) -> None:
+    """All keys, with their types, but those that the new file has its own of, or that tell of parts."""
+    from gguf import GGUFReader, GGUFValueType
+
+    for field in GGUFReader(source).fields.values():
+        if field.name.startswith(("GGUF.", "split.")) or field.name in (
+            "general.architecture",
+            "general.file_type",
+            "general.quantization_version",
+        ):
+            continue
+        is_array = field.types[0] is GGUFValueType.ARRAY
+        writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if is_array else None)
+
+
+def _by_llama(source: Path, target: Path, kind: str, progress: Progress, threads: int | None) -> None:
+    library = llama()
+    parameters = library.llama_model_quantize_default_params()
+    parameters.ftype = getattr(library, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    parameters.nthread = threads or 0
+    progress("quantising with llama.cpp", 0.0)
+    status = library.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(parameters))
+    progress("quantising with llama.cpp", 1.0)
+    if status != 0:
+        raise RequestError(f"llama.cpp cannot quantise {source} to {kind}; --debug shows its messages.")
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A temporary file beside the target that takes its place when all went well. Raises RequestError."""
+    try:
+        handle, name = tempfile.mkstemp(dir=target.absolute().parent, prefix=".", suffix=".gguf.tmp")
+    except OSError as error:
+        raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
+    os.close(handle)
+    try:
+        yield Path(name)
+        with open(name, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except OSError as error:
+        raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
