@@ -7,6 +7,7 @@ from collections.abc import Callable
 from localllm.engine.request import FinishReason
 from tui.backend import Answer, AnswerUpdate
 from tui.conversation import Conversation
+from tui.latency import Latency
 from tui.status import SpeedMeter, Status
 from tui.widgets.message_views import AnswerView
 
@@ -15,7 +16,12 @@ SAVE_EVERY_S = 1.0
 
 
 async def follow(
-    answer: Answer, view: AnswerView, conversation: Conversation, status: Status, changed: Callable[[], None]
+    answer: Answer,
+    view: AnswerView,
+    conversation: Conversation,
+    status: Status,
+    latency: Latency,
+    changed: Callable[[], None],
 ) -> AnswerUpdate:
     """Draw and save an answer until it ends; return the last update. changed is called when the status has."""
     meter, saved = SpeedMeter(), time.monotonic()
@@ -24,6 +30,7 @@ async def follow(
         if update is not None:
             status.counts, status.timings, status.progress = update.counts, update.timings, update.progress
             status.speed = meter.observe(update)
+            latency.observe(update)
             changed()
             await view.add(update.parts)
             if update.finish_reason is not None:

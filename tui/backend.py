@@ -4,10 +4,12 @@ Two implementations: `engine_backend.EngineBackend` and `server_backend.ServerBa
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from localllm.engine.answer_parts import AnswerPart
+from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
 
 # Told what is being done and which share of it is done, 0 to 1. Called on the thread that loads.
@@ -102,7 +104,7 @@ class ModelChoice:
 
 
 class Backend(Protocol):
-    """Whatever computes the answers. Every method but memory_bytes and cancel may take long: call them in a thread.
+    """Whatever computes the answers. Every method but inspect and memory_bytes may take long: call them in a thread.
 
     Methods raise LocalLLMError with a message for the user.
     """
@@ -118,6 +120,9 @@ class Backend(Protocol):
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         """Models to choose from; `near` is the name of the present one."""
+
+    def inspect(self) -> "Future[EngineSnapshot] | None":
+        """Return what will hold a look inside the engine, or None where there is no engine to look into."""
 
     def memory_bytes(self) -> int | None:
         """Memory in use for the model, or None where that is not known."""

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import psutil
 from gguf_io import open_model
 from localllm.cli.terminal import human_count
 from localllm.engine.answer_parts import AnswerPart, AnswerSplitter, PartKind
+from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError, RequestError
 from localllm.library import resolve
+from localllm.library.lookup import all_models
 from localllm.library.summary import summarize
 from localllm.settings import Settings
 from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, TokenChoice, Turn
@@ -76,11 +79,6 @@ class EngineBackend:
         self._model: LoadedModel | None = None
         self._path: Path | None = None
 
-    @property
-    def model(self) -> LoadedModel | None:
-        """The loaded model, for the inspector."""
-        return self._model
-
     def load(self, name: str, progress: LoadProgress) -> ModelInfo:
         """See Backend.load. The present model is freed first, so that two never share the memory."""
         with self._lock:
@@ -107,7 +105,9 @@ class EngineBackend:
         if model.template.is_default:
             prompt = model.tokenise("".join(turn.content for turn in request.turns))
             splitter = AnswerSplitter((), ())
-            generation = replace(_limits(request), prompt=prompt, context_policy=ContextPolicy.ROLLING)
+            # Such a model seldom ends by itself, and the window would roll for ever.
+            most = request.max_tokens or model.engine.context // 2
+            generation = replace(_limits(request), prompt=prompt, context_policy=ContextPolicy.ROLLING, max_tokens=most)
             return EngineAnswer(model.engine.submit(generation), splitter, model)
         asked = request.turns[:-1] if request.continues else request.turns
         chat = model.chat_prompt(
@@ -134,9 +134,17 @@ class EngineBackend:
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """GGUF files beside the present model; those that cannot be read are left out."""
-        folder = (self._path or resolve(near or ".")).parent
-        return [choice for path in sorted(folder.glob("*.gguf")) if (choice := self._choice(path))]
+        """The models of this machine, and the GGUF files beside the present one; unreadable ones are left out."""
+        known = [(model.name, model.path) for model in all_models(self._settings)]
+        present = self._path or (resolve(near) if near else None)
+        paths = {path for _, path in known}
+        if present is not None:
+            known += [(str(path), path) for path in sorted(present.parent.glob("*.gguf")) if path not in paths]
+        return [choice for name, path in known if (choice := self._choice(name, path))]
+
+    def inspect(self) -> "Future[EngineSnapshot] | None":
+        """See Backend.inspect."""
+        return self._model.engine.inspect() if self._model else None
 
     def memory_bytes(self) -> int | None:
         """Resident memory of this process."""
@@ -157,14 +165,14 @@ class EngineBackend:
             raise RequestError("No model is loaded. Choose one with /load.")
         return self._model
 
-    def _choice(self, path: Path) -> ModelChoice | None:
+    def _choice(self, name: str, path: Path) -> ModelChoice | None:
         try:
             with open_model(path) as file:
                 summary = summarize(file)
         except LocalLLMError:
             return None
         return ModelChoice(
-            name=str(path),
+            name=name,
             size=summary.file_bytes,
             quantization=summary.quantization,
             parameters=human_count(summary.parameters),

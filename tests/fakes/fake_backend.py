@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
 from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo
@@ -61,6 +63,7 @@ class FakeBackend:
         self.answers: list[FakeAnswer] = []
         self.loaded: list[str] = []
         self.closed = False
+        self.snapshot: EngineSnapshot | None = None
         self.converses = converses
         self.load_error = load_error
         self.submit_error = submit_error
@@ -88,6 +91,13 @@ class FakeBackend:
             ModelChoice("alpha.gguf", 4 * 2**30, "Q4_K", "7 B", 32768, 6 * 2**30, loaded=True),
             ModelChoice("beta.gguf", 2**30, "Q8_0", "1 B", 8192, 2 * 2**30),
         )
+
+    def inspect(self) -> "Future[EngineSnapshot] | None":
+        if self.snapshot is None:
+            return None
+        future: Future[EngineSnapshot] = Future()
+        future.set_result(self.snapshot)
+        return future
 
     def memory_bytes(self) -> int | None:
         return 3 * 2**30

@@ -1,5 +1,6 @@
 """Commands on the model and on how it answers."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.errors import RequestError
@@ -7,6 +8,9 @@ from tui.parameters import NAMES, Parameters
 
 if TYPE_CHECKING:
     from tui.screens.chat import ChatScreen
+
+
+NOTED_RIVALS = 5
 
 
 async def set_parameter(chat: "ChatScreen", argument: str) -> None:
@@ -54,6 +58,19 @@ async def edit_parameters(chat: "ChatScreen", _argument: str) -> None:
             chat.conversation.set_parameters(parameters)
 
     chat.app.push_screen(ParametersScreen(chat.conversation.parameters), changed)
+
+
+async def inspect(chat: "ChatScreen", _argument: str) -> None:
+    """Watch the engine at work."""
+    from tui.screens.inspector import InspectorScreen
+
+    def note_rivals() -> None:
+        parameters = chat.conversation.parameters
+        noted = 0 if parameters.rivals else NOTED_RIVALS
+        chat.conversation.set_parameters(replace(parameters, rivals=noted))
+        chat.notify(f"Alternatives will {'' if noted else 'not '}be noted from the next answer on.")
+
+    chat.app.push_screen(InspectorScreen(chat.app.backend.inspect, chat.latency, note_rivals))
 
 
 async def theme(chat: "ChatScreen", argument: str) -> None:

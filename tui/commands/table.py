@@ -39,6 +39,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("help", "Show commands and keys", show_help, "f1", label="Help"),
     Command("new", "Begin a new chat", sessions.new, "ctrl+n", label="New"),
     Command("clear", "Begin a new chat", sessions.new),
+    Command("inspect", "Watch the engine at work", settings.inspect, "f2", label="Inspect"),
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
     Command("models", "Choose the model", settings.choose_model, "f4", label="Model"),
     Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Parameters"),

@@ -13,13 +13,14 @@ from textual.worker import Worker
 
 from localllm.cli.terminal import harmless
 from localllm.engine.request import FinishReason
-from localllm.errors import LocalLLMError
-from tui.answering import follow, note_end
+from localllm.errors import LocalLLMError, RequestError
+from tui.answering import FLUSH_S, follow, note_end
 from tui.attachments import find_attachments
 from tui.backend import Answer, ModelInfo
 from tui.background import in_thread
 from tui.commands.table import COMMANDS, find_command
 from tui.conversation import Conversation
+from tui.latency import Latency
 from tui.sessions import Message, Role
 from tui.widgets.message_views import AnswerView, MessageView
 from tui.widgets.prompt import Prompt
@@ -65,6 +66,7 @@ class ChatScreen(Screen[None]):
         self.prompt = Prompt()
         self.status_line = StatusLine()
         self.title_bar = TitleBar()
+        self.latency = Latency()
         self.editing: Message | None = None
         self.deleted: int | None = None
         self._answer: Answer | None = None
@@ -114,10 +116,8 @@ class ChatScreen(Screen[None]):
             self.show_error(f"There is no command {text}. /help lists them.")
         elif self.busy:
             self.notify("An answer is on its way. Esc stops it.", severity="warning")
-        elif self.info is None:
-            self.show_error(
-                "No model is loaded yet. /load chooses one." if not self._loading else "The model is still loading."
-            )
+        elif self.info is None and not self._loading:
+            self.show_error("No model is loaded yet. /models chooses one.")
         else:
             self.prompt.accept(text)
             self._remember(text)
@@ -176,9 +176,10 @@ class ChatScreen(Screen[None]):
                 assert isinstance(shown, AnswerView)
                 view = shown
             view.message.finish_reason = None
+            await self._model_loaded()
             request = self.conversation.request(continues)
             self._answer = await in_thread(lambda: self.app.backend.submit(request))
-            update = await follow(self._answer, view, self.conversation, facts, self.status_line.redraw)
+            update = await follow(self._answer, view, self.conversation, facts, self.latency, self.status_line.redraw)
             note_end(view, update)
         except LocalLLMError as error:
             if view is None:
@@ -194,6 +195,13 @@ class ChatScreen(Screen[None]):
             self.status_line.redraw()
             self.refresh_bindings()
         await self._end_answer(view)
+
+    async def _model_loaded(self) -> None:
+        """Wait for a model that is on its way. Raises RequestError if it does not come."""
+        while self._loading:
+            await asyncio.sleep(FLUSH_S)
+        if self.info is None:
+            raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
 
     async def _end_answer(self, view: AnswerView) -> None:
         await view.finish()

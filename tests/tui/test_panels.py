@@ -1,0 +1,185 @@
+"""Model picker, parameters, completions, history, attachments, palette, themes, keys."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from textual.command import CommandPalette
+from textual.widgets import Input, Static
+
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.tui.chatting import ask, chat_of, loaded, say, until
+from tests.tui.conftest import MakeApp
+from tui.screens.models import ModelsScreen
+from tui.screens.parameters import ParametersScreen
+from tui.sessions import SessionStore
+
+
+def test_another_model_answers_the_same_conversation(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One."), ended()], [said("Two."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "First")
+            await pilot.press("f4")
+            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+            await pilot.press(*"beta", "enter")
+            await until(pilot, lambda: chat.info and chat.info.name == "beta.gguf")
+            answer = await ask(pilot, "Second")
+            assert answer.model == "beta.gguf"
+
+    asyncio.run(flow())
+    assert [turn.content for turn in backend.requests[1].turns] == ["First", "One.", "Second"]
+
+
+def test_parameters_are_edited_checked_and_sent(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await pilot.press("f5")
+            await until(pilot, lambda: isinstance(pilot.app.screen, ParametersScreen))
+            panel = pilot.app.screen
+            await pilot.click("#preset-precise")
+            assert panel.query_one("#temperature", Input).value == "0.2"
+            panel.query_one("#top_p", Input).value = "2"
+            await pilot.press("ctrl+s")
+            assert "top_p lies between 0 and 1" in str(panel.query_one(".error", Static).content)
+            panel.query_one("#top_p", Input).value = "0.5"
+            await pilot.press("ctrl+s")
+            await until(pilot, lambda: pilot.app.screen is chat_of(pilot))
+            await say(pilot, "/set system Be brief.")
+            await ask(pilot, "Go")
+
+    asyncio.run(flow())
+    request = backend.requests[0]
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.top_p) == (0.2, 20, 0.5)
+    assert [(turn.role, turn.content) for turn in request.turns] == [("system", "Be brief."), ("user", "Go")]
+
+
+def test_set_refuses_what_does_not_exist(make_app: MakeApp) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, "/set temprature 1")
+            await until(pilot, lambda: chat.query(".failure"))
+            assert "no parameter 'temprature'" in str(chat.query_one(".failure", Static).content)
+
+    asyncio.run(flow())
+
+
+def test_a_session_remembers_its_parameters(make_app: MakeApp, store: SessionStore) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
+            await loaded(pilot)
+            await say(pilot, "/set temperature 0.25")
+            await ask(pilot, "Go")
+        async with make_app(FakeBackend()).run_test() as pilot:
+            chat = await loaded(pilot)
+            assert chat.conversation.parameters.temperature == 0.8
+            await pilot.press("f3", "enter")
+            await until(pilot, lambda: chat.conversation.messages)
+            assert chat.conversation.parameters.temperature == 0.25
+
+    asyncio.run(flow())
+
+
+def test_slash_commands_complete(make_app: MakeApp) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            chat = await loaded(pilot)
+            await pilot.press("/", "e", "x")
+            assert chat.prompt.completion.display
+            await pilot.press("tab")
+            assert chat.prompt.text == "/export "
+            assert not chat.prompt.completion.display
+
+    asyncio.run(flow())
+
+
+def test_files_complete_and_go_with_the_message(
+    make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("three short words", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await pilot.press(*"sum @no", "tab")
+            assert chat.prompt.text == "sum @notes.txt"
+            await ask(pilot, "")
+            assert "notes.txt · 3 tokens" in str(chat.query_one(".attachment", Static).content)
+
+    asyncio.run(flow())
+    assert backend.requests[0].turns[0].content == "File notes.txt:\n```\nthree short words\n```\n\nsum @notes.txt"
+
+
+def test_the_history_comes_back_also_after_a_restart(make_app: MakeApp) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "First")
+        async with make_app(FakeBackend()).run_test() as pilot:
+            chat = await loaded(pilot)
+            await pilot.press(*"dra", "up")
+            assert chat.prompt.text == "First"
+            await pilot.press("down")
+            assert chat.prompt.text == "dra"
+
+    asyncio.run(flow())
+
+
+def test_a_new_line_grows_the_prompt(make_app: MakeApp) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            chat = await loaded(pilot)
+            before = chat.prompt.size.height
+            await pilot.press("a", "ctrl+j", "b")
+            await pilot.pause()
+            assert chat.prompt.text == "a\nb"
+            assert chat.prompt.size.height == before + 1
+
+    asyncio.run(flow())
+
+
+def test_the_palette_offers_every_command(make_app: MakeApp) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "First")
+            await pilot.press("ctrl+p")
+            await until(pilot, lambda: isinstance(pilot.app.screen, CommandPalette))
+            await pilot.press(*"/new")
+            await pilot.pause(0.3)
+            await pilot.press("enter", "enter")
+            await until(pilot, lambda: chat.conversation.messages == [])
+
+    asyncio.run(flow())
+
+
+def test_the_theme_is_remembered(make_app: MakeApp) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            await loaded(pilot)
+            await say(pilot, "/theme localllm-light")
+            await until(pilot, lambda: pilot.app.theme == "localllm-light")
+        assert make_app(FakeBackend()).theme == "localllm-light"
+
+    asyncio.run(flow())
+
+
+def test_keys_can_be_changed(make_app: MakeApp) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()]), keys={"new": "f9"}).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "First")
+            await pilot.press("ctrl+n")
+            assert chat.conversation.messages
+            await pilot.press("f9")
+            await until(pilot, lambda: chat.conversation.messages == [])
+
+    asyncio.run(flow())

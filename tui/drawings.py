@@ -1,0 +1,160 @@
+"""The inspector's pictures: from the engine's own data to text, and nothing in between."""
+
+import math
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from localllm.cli.terminal import harmless
+from localllm.engine.inspection import EngineSnapshot, PrefixView, StepRecord, depth_first
+from tui.backend import TokenChoice
+
+PREFILL, DECODE, DRAFTED = "$primary", "$success", "$accent"
+MUTED = "$foreground 60%"
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+Piece = tuple[str, str]
+
+
+def schedule(steps: Sequence[StepRecord], width: int, height: int = 4) -> Content:
+    """One column a step, newest on the right: rows of prompts, of decoding sequences and of drafts, on a log scale."""
+    shown = steps[-width:]
+    most = math.log2(1 + max((step.prefill + step.decode + step.drafted for step in shown), default=1))
+    lines: list[Piece] = []
+    for level in range(height - 1, -1, -1):
+        for step in shown:
+            rows = step.prefill + step.decode + step.drafted
+            filled = math.log2(1 + rows) / most * height - level
+            style = PREFILL if step.prefill else DRAFTED if step.drafted else DECODE
+            lines.append((_EIGHTHS[min(max(round(filled * 8), 0), 8)], style))
+        lines.append(("\n", ""))
+    return Content.assemble(*lines, *_schedule_legend(shown))
+
+
+def _schedule_legend(steps: Sequence[StepRecord]) -> list[Piece]:
+    if not steps:
+        return [("Nothing has been computed yet.", MUTED)]
+    last = steps[-1]
+    return [
+        ("█ prefill  ", PREFILL),
+        ("█ decode  ", DECODE),
+        ("█ with drafts   ", DRAFTED),
+        (f"last step {last.prefill}+{last.decode}+{last.drafted} rows in {last.seconds * 1000:.1f} ms", MUTED),
+    ]
+
+
+def pages(snapshot: EngineSnapshot, width: int, height: int = 4) -> Content:
+    """The pool's pages: shared by several prefixes, kept for one, at work. Free ones fill up what room is left."""
+    kept = [0, 0]
+    for _, node in depth_first(snapshot.prefixes):
+        kept[node.sharers > 1] += math.ceil((node.stop - node.start) / snapshot.page_size)
+    used = snapshot.pages_total - snapshot.pages_free
+    per_cell = max(math.ceil(used / (width * height)), 1)
+    alone, shared = min(kept[0], used), min(kept[1], max(used - kept[0], 0))
+    groups = [
+        (shared, "▓", "$accent", "shared"),
+        (alone, "█", "$primary", "kept"),
+        (max(used - alone - shared, 0), "█", "$success", "at work"),
+        (snapshot.pages_free, "·", MUTED, "free"),
+    ]
+    cells: list[Piece] = []
+    for count, sign, style, _ in groups:
+        cells += [(sign, style)] * min(math.ceil(count / per_cell), width * height - len(cells))
+    lines = [piece for start in range(0, len(cells), width) for piece in (*cells[start : start + width], ("\n", ""))]
+    legend = [(f"{sign} {count} {name}  ", style) for count, sign, style, name in groups]
+    return Content.assemble(*lines, *legend, (f"\n{snapshot.page_size} tokens a page, {per_cell} pages a cell", MUTED))
+
+
+def tree(prefixes: Sequence[PrefixView], most: int = 12) -> Content:
+    """The prefix tree, deeper nodes further in; the bar is as long as the edge on a log scale."""
+    nodes = list(depth_first(prefixes))
+    if not nodes:
+        return Content.styled("No prefix is kept yet.", MUTED)
+    newest = max(node.last_used for _, node in nodes)
+    lines: list[Piece] = []
+    for level, node in nodes[:most]:
+        tokens = node.stop - node.start
+        lines += [
+            ("  " * level + ("└ " if level else ""), MUTED),
+            ("━" * max(round(math.log2(1 + tokens)), 1), "$accent" if node.sharers > 1 else "$primary"),
+            (f" {tokens} tokens", ""),
+            (f" · {node.sharers} share" if node.sharers > 1 else "", "$accent"),
+            ("  ← used last" if node.last_used == newest and not node.children else "", "$success"),
+            ("\n", ""),
+        ]
+    if len(nodes) > most:
+        lines.append((f"and {len(nodes) - most} more", MUTED))
+    return Content.assemble(*lines)
+
+
+def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
+    """How often which time occurred, in steps of a factor of two; median and 95th percentile are of all."""
+    if not seconds:
+        return Content.styled(f"{name}: nothing measured yet", MUTED)
+    buckets: dict[int, int] = {}
+    for value in seconds:
+        place = math.floor(math.log2(max(value, 1e-6)))
+        buckets[place] = buckets.get(place, 0) + 1
+    ordered = sorted(seconds)
+    middle, late = ordered[len(ordered) // 2], ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)]
+    lines: list[Piece] = [
+        (name, "bold"),
+        (f"  p50 {_time(middle)}  p95 {_time(late)}  of {len(seconds)}\n", MUTED),
+    ]
+    room = max(width - 22, 4)
+    for place in range(min(buckets), max(buckets) + 1):
+        count = buckets.get(place, 0)
+        length = math.ceil(count / max(buckets.values()) * room)
+        lines += [(f"{_time(2.0**place):>8} ", MUTED), ("█" * length, "$secondary"), (f" {count or ''}\n", MUTED)]
+    return Content.assemble(*lines)
+
+
+def choices(tokens: Sequence[TokenChoice], most: int = 10) -> Content:
+    """The last tokens with their probabilities before the filters, and what else might have come."""
+    if not tokens:
+        return Content.styled("P notes the alternatives of each token from the next answer on.", MUTED)
+    lines: list[Piece] = []
+    for token in tokens[-most:]:
+        style = "$success" if token.probability > 0.5 else "$warning" if token.probability > 0.1 else "$error"
+        lines += [(f"{_visible(token.text):<12}", "bold"), (f"{token.probability:6.1%}  ", style)]
+        for text, probability in token.rivals[:4]:
+            if text != token.text:
+                lines.append((f"{_visible(text)} {probability:.0%}  ", MUTED))
+        lines.append(("\n", ""))
+    return Content.assemble(*lines)
+
+
+def speculation(drafted: int, accepted: int) -> Content:
+    """How many speculated tokens were right."""
+    if not drafted:
+        return Content.styled("No token was speculated yet.", MUTED)
+    share = accepted / drafted
+    return Content.assemble(
+        ("Speculation", "bold"),
+        (f"  {accepted} of {drafted} accepted ({share:.0%})", "$success" if share > 0.5 else "$warning"),
+    )
+
+
+def requests(snapshot: EngineSnapshot) -> Content:
+    """What is at work and what waits."""
+    if not snapshot.requests:
+        return Content.styled("The engine rests.", MUTED)
+    lines: list[Piece] = []
+    for request in snapshot.requests:
+        state = "waits" if request.waiting else "decodes" if request.generated else "prefills"
+        lines += [
+            (f"{state:<9}", "$warning" if request.waiting else "$success"),
+            (f"{request.computed}/{request.tokens} computed · {request.cached} cached · {request.generated} new", ""),
+            ("  background" if request.background else "", MUTED),
+            ("\n", ""),
+        ]
+    return Content.assemble(*lines)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def _visible(text: str) -> str:
+    """A token's text in one line, its spaces to be seen."""
+    return harmless(text).replace("\n", "↵").replace("\t", "⇥").replace(" ", "␣")[:12] or "∅"

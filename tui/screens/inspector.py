@@ -1,0 +1,103 @@
+"""The inspector: the machine at work, drawn from the engine's own data."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import ItemGrid, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from localllm.engine.inspection import EngineSnapshot
+from tui import drawings
+from tui.latency import Latency
+
+REFRESH_S = 0.25
+NO_ENGINE = "No engine runs in this process: no model is loaded yet, or a server answers."
+
+
+class InspectorScreen(Screen[None]):
+    """Draws until it is closed. ask returns what will hold a snapshot, or None where no engine can be looked into."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,f2,q", "app.pop_screen", "Back to the chat", id="inspector.back"),
+        Binding("p", "rivals", "Probabilities", id="inspector.rivals"),
+    ]
+
+    def __init__(
+        self, ask: Callable[[], "Future[EngineSnapshot] | None"], latency: Latency, note_rivals: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._ask = ask
+        self._latency = latency
+        self._note_rivals = note_rivals
+
+    def compose(self) -> ComposeResult:
+        """One box for each picture; two columns where there is room."""
+        with VerticalScroll(), ItemGrid(min_column_width=56, stretch_height=True):
+            for name, title in (
+                ("schedule", "Schedule: rows of each step"),
+                ("pages", "KV pages"),
+                ("tree", "Prefix tree"),
+                ("requests", "Requests"),
+                ("latency", "Latency"),
+                ("choices", "Tokens"),
+            ):
+                with Vertical(classes="picture") as box:
+                    box.border_title = title
+                    yield Static("", id=name)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Draw what the chat has measured, and look into the engine."""
+        self.run_worker(self._watch())
+
+    async def _watch(self) -> None:
+        while self.is_current:
+            asked = self._ask()
+            if asked is None:
+                self._draw(
+                    "schedule",
+                    lambda _: Content(NO_ENGINE),
+                )
+            else:
+                try:
+                    self._draw_engine(await asyncio.wrap_future(asked))
+                except asyncio.CancelledError:
+                    if not asked.cancelled():  # this worker, not the engine, is ending
+                        raise
+            self._draw_chat()
+            await asyncio.sleep(REFRESH_S)
+
+    def _draw_engine(self, snapshot: EngineSnapshot) -> None:
+        self._draw("schedule", lambda width: drawings.schedule(snapshot.steps, width))
+        self._draw("pages", lambda width: drawings.pages(snapshot, width))
+        self._draw("tree", lambda _: drawings.tree(snapshot.prefixes))
+        self._draw("requests", lambda _: drawings.requests(snapshot))
+
+    def _draw_chat(self) -> None:
+        latency = self._latency
+        self._draw(
+            "latency",
+            lambda width: Content("\n").join(
+                [
+                    drawings.histogram("TTFT", latency.ttft, width),
+                    drawings.histogram("ITL", latency.itl, width),
+                    drawings.speculation(latency.drafted, latency.accepted),
+                ]
+            ),
+        )
+        self._draw("choices", lambda _: drawings.choices(latency.choices))
+
+    def _draw(self, name: str, draw: Callable[[int], Content]) -> None:
+        picture = self.query_one(f"#{name}", Static)
+        if picture.size.width:
+            picture.update(draw(picture.size.width))
+
+    def action_rivals(self) -> None:
+        """Note alternatives from the next answer on."""
+        self._note_rivals()
