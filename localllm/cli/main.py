@@ -11,7 +11,7 @@ from localllm.cli.create import create
 from localllm.cli.doctor import doctor
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.list import list_models
-from localllm.cli.manage import copy, remove
+from localllm.cli.manage import copy, remove, verify
 from localllm.cli.pull import pull
 from localllm.cli.quality import perplexity, quantize
 from localllm.cli.run import run
@@ -33,6 +33,7 @@ app.command("list")(list_models)
 app.command()(pull)
 app.command("rm")(remove)
 app.command("cp")(copy)
+app.command()(verify)
 app.command()(create)
 app.command()(perplexity)
 app.command()(quantize)

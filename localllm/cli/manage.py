@@ -1,11 +1,12 @@
-"""localllm rm, cp: what is done with the models of our own store."""
+"""localllm rm, cp, verify: looking after stored models."""
 
 from typing import Annotated
 
 import typer
 
+from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import Debug
-from localllm.cli.terminal import human_bytes, note
+from localllm.cli.terminal import StatusLine, human_bytes, note
 
 
 def remove(
@@ -43,3 +44,38 @@ def copy(
 
     OwnStore(own_store(load_settings({}))).copy(ModelName.parse(source), ModelName.parse(target))
     note(f"{target} is here.")
+
+
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="All stored models without.")] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged, and pull it again.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Read stored models in full and compare them with their SHA-256.
+
+    Ollama's models are checked too, but only our own are repaired. Exits with 2 where something stays damaged.
+    """
+    from localllm.cli.pull import pull_with_progress
+    from localllm.library.entry import Source
+    from localllm.library.lookup import all_models, find
+    from localllm.library.stores import damaged_blobs
+    from localllm.settings import load_settings
+
+    settings = load_settings({})
+    models = [find(name, settings) for name in names] if names else list(all_models(settings))
+    bad = 0
+    for model in models:
+        with StatusLine() as status:
+            damaged = damaged_blobs(model, lambda share, of=model: status.share(f"reading {of.name}", share))  # type: ignore[misc]
+        if not damaged:
+            continue
+        note(f"{model.name} is damaged: {', '.join(map(str, damaged))}")
+        if repair and model.source is Source.OWN:
+            for path in damaged:
+                path.unlink(missing_ok=True)
+            pull_with_progress(model.name, settings)
+        else:
+            bad += 1
+    if bad:
+        raise typer.Exit(ExitCode.REFUSED)
+    note("All is as it should be.")

@@ -95,7 +95,8 @@ def _write(found: "Perplexity", divergence: "Divergence | None", as_json: bool) 
         answer(
             f"reference  {base.value:.4f} ± {base.uncertainty:.4f}\n"
             f"KL divergence: mean {divergence.mean:.6f} ± {divergence.uncertainty:.6f}, "
-            f"median {divergence.median:.6f}, 99 % below {divergence.percentile_99:.6f}, largest {divergence.maximum:.6f} nats\n"
+            f"median {divergence.median:.6f}, 99 % below {divergence.percentile_99:.6f}, "
+            f"largest {divergence.maximum:.6f} nats\n"
             f"same likeliest token: {divergence.same_top:.2%}\n"
         )
 

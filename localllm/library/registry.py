@@ -10,10 +10,11 @@ from localllm.library.errors import PullError
 from localllm.library.manifest import MAX_MANIFEST_BYTES, MEDIA_TYPE, Layer, blob_name, parse_manifest
 from localllm.library.names import ModelName
 from localllm.library.plan import PullPlan, RemoteFile
+from localllm.library.stores import SMALL_KINDS
 from localllm.library.web import Remote, get_small
 
 # What is of use here: a projector, for images and sound, is not.
-KINDS = ("model", "template", "system", "params", "messages", "license", "adapter")
+KINDS = ("model", *SMALL_KINDS)
 
 _LOOPBACK = ("localhost", "127.0.0.1")
 

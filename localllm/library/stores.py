@@ -6,15 +6,18 @@
 A manifest that is damaged or whose blobs are gone hides nobody else's; it is told of in the log.
 """
 
+import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError
-from localllm.library.manifest import Manifest, model_file_names, read_manifest
+from localllm.library.manifest import Manifest, blob_name, model_file_names, read_manifest
 from localllm.library.names import ModelName
+
+SMALL_KINDS = ("template", "system", "params", "messages", "license", "adapter")
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,32 @@ def model_path(blobs: Path, manifest: Manifest) -> Path | None:
         return None
     files = [blobs / name for name in model_file_names(layers)]
     return files[0] if all(file.is_file() for file in files) else None
+
+
+def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> list[Path]:
+    """Blobs of a model whose content is not what their digests say, or that are gone. progress: the share read."""
+    if model.manifest is None or model.blobs is None:
+        return []
+    models = model.manifest.of_kind("model")
+    names = model_file_names(models) if models else []
+    others = [layer for layer in model.manifest.layers if layer.kind in SMALL_KINDS]
+    checked = [*zip(names, models, strict=True), *((blob_name(layer.digest), layer) for layer in others)]
+    total = sum(layer.size for _, layer in checked) or 1
+    read, damaged = 0, []
+    for name, layer in checked:
+        digest = hashlib.sha256()
+        try:
+            with (model.blobs / name).open("rb") as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+                    read += len(piece)
+                    progress(min(read / total, 1.0))
+        except OSError:
+            damaged.append(model.blobs / name)
+            continue
+        if f"sha256:{digest.hexdigest()}" != layer.digest:
+            damaged.append(model.blobs / name)
+    return damaged
 
 
 def _files(manifests: Path) -> Iterator[Path]:

@@ -47,7 +47,9 @@ class ScriptedModel:
     def __exit__(self, *error: object) -> None:
         self.closed = True
 
-    def load(self, path: Path, settings: Settings, progress: Callable[[str, float], None]) -> "ScriptedModel":
+    def load(
+        self, path: Path, settings: Settings, progress: Callable[[str, float], None], template: str | None
+    ) -> "ScriptedModel":
         self.settings = settings
         progress("loading", 0.5)
         return self

@@ -101,3 +101,40 @@ def test_unfinished_pulls_can_be_removed(
     (store / "blobs" / f"sha256-{'0' * 64}").write_text("x")
     assert command("rm", "--unfinished") == 0
     assert stored(home) == {}
+
+
+def test_a_corrupt_blob_is_found_and_repaired(
+    server: ModelServer, home: Path, big_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": big_gguf, "system": b"x"})
+    model = pull(f"{server.host}/library/x", SETTINGS)
+    assert command("verify") == 0
+    with model.path.open("r+b") as file:
+        file.seek(len(big_gguf) // 2)
+        file.write(b"\0\1\2\3")
+    assert command("verify", model.name) == 2
+    assert str(model.path) in capsys.readouterr().err
+    assert command("verify", "--repair") == 0
+    assert model.path.read_bytes() == big_gguf
+    assert command("verify") == 0
+
+
+def test_verify_changes_nothing_of_others(full_home: Path, command: Callable[..., int]) -> None:
+    path = find("qwen3:0.6b", SETTINGS).path
+    path.write_bytes(b"damaged")
+    assert command("verify", "--repair") == 2
+    assert path.read_bytes() == b"damaged"
+
+
+def test_a_bad_manifest_is_told_of_and_can_be_removed(
+    server: ModelServer, home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": tiny_gguf})
+    pull(f"{server.host}/library/x", SETTINGS)
+    assert command("cp", f"{server.host}/library/x", "mine") == 0
+    manifests = home / ".local/share/localllm/models/manifests"
+    (manifests / server.host / "library/x/latest").write_bytes(b"\0" * 100)
+    assert [model.name for model in all_models(SETTINGS)] == ["mine:latest"]
+    assert "is not a model's manifest" in capsys.readouterr().err
+    assert command("rm", f"{server.host}/library/x") == 0
+    assert find("mine", SETTINGS).path.read_bytes() == tiny_gguf
