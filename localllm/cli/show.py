@@ -1,4 +1,4 @@
-"""localllm show: what is in a model file."""
+"""localllm show: what a model is."""
 
 import json
 import math
@@ -11,6 +11,7 @@ from localllm.cli.terminal import answer, human_bytes, human_count
 
 if TYPE_CHECKING:
     from gguf_io.metadata import Metadata, Value
+    from localllm.library.entry import ModelDefaults
     from localllm.library.summary import ModelSummary
 
 MAX_SHOWN_ITEMS = 16
@@ -18,17 +19,21 @@ MAX_SHOWN_CHARS = 100
 
 
 def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Show what is in a model file: metadata, tensors by type, parameters, context, template, memory needed."""
+    """Show what a model is: metadata, tensors by type, parameters, context, template, memory needed."""
     from gguf_io import open_model
-    from localllm.library import resolve
+    from localllm.library.lookup import find
     from localllm.library.summary import summarize
+    from localllm.settings import load_settings
 
-    with open_model(resolve(model)) as file:
+    found = find(model, load_settings({}))
+    defaults = found.defaults() if found.manifest is not None else None
+    with open_model(found.path) as file:
         summary = summarize(file)
         if as_json:
-            answer(json.dumps(_as_object(summary, file.metadata), ensure_ascii=False) + "\n")
+            shown = _as_object(summary, file.metadata) | ({"defaults": asdict(defaults)} if defaults else {})
+            answer(json.dumps(shown, ensure_ascii=False, default=str) + "\n")
         else:
-            answer("\n".join(_as_text(summary, file.metadata)) + "\n")
+            answer("\n".join([*_as_text(summary, file.metadata), *_defaults(defaults)]) + "\n")
 
 
 def _as_object(summary: "ModelSummary", metadata: "Metadata") -> dict[str, object]:
@@ -71,6 +76,23 @@ def _as_text(summary: "ModelSummary", metadata: "Metadata") -> Iterator[str]:
     yield from _table(*((key, _short(value)) for key, value in metadata.items() if key != "tokenizer.chat_template"))
     if summary.chat_template:
         yield f"\nChat template\n{summary.chat_template}"
+
+
+def _defaults(defaults: "ModelDefaults | None") -> Iterator[str]:
+    """What a manifest, Ollama's or our own, adds to the file."""
+    if defaults is None:
+        return
+    if defaults.parameters:
+        yield "\nParameters"
+        yield from _table(*((name, str(value)) for name, value in defaults.parameters.items()))
+    texts = (
+        ("System", defaults.system),
+        ("Template", defaults.template),
+        *(("License", text) for text in defaults.licenses),
+    )
+    for title, text in texts:
+        if text:
+            yield f"\n{title}\n{text}"
 
 
 def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:

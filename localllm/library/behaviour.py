@@ -1,14 +1,14 @@
 """How a model of the library behaves where its user says nothing else: template, system text, settings, stops."""
 
-import logging
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 
 from gguf_io import open_model
 from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
-
-log = logging.getLogger(__name__)
+from localllm.library.notices import warn_once
 
 # Ollama's parameters by the names of our settings.
 SETTING_OF = {
@@ -50,7 +50,7 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
     stop = parameters.pop("stop", ())
     unused = sorted(parameters.keys() - SETTING_OF)
     if unused:
-        log.warning("%s: its parameters %s have no counterpart here", model.name, ", ".join(unused))
+        warn_once(f"{model.name}: its parameters {', '.join(unused)} have no counterpart here")
     settings = {SETTING_OF[name]: value for name, value in parameters.items() if name in SETTING_OF}
     # Ollama writes "no limit" and "by chance" as negative numbers, and None says so here.
     for name in ("max_tokens", "seed"):
@@ -75,11 +75,20 @@ def _template(model: LibraryModel, template: str | None) -> str | None:
     except LibraryError as error:
         if own is None:
             raise LibraryError(f"{model.name}: {error}") from error
-        log.warning("%s: the model file's own chat template is used. %s", model.name, error)
+        warn_once(f"{model.name}: the model file's own chat template is used. {error}")
         return None
 
 
 def own_template(model: LibraryModel) -> str | None:
-    """The chat template in the model's file. Raises ModelFileError."""
-    with open_model(model.path) as file:
+    """The chat template in the model's file, read once as long as it does not change. Raises ModelFileError."""
+    try:
+        status = model.path.stat()
+    except OSError as error:
+        raise LibraryError(f"{model.name}: {model.path} cannot be read: {error.strerror}.") from error
+    return _own_template(model.path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _own_template(path: Path, _changed: int, _size: int) -> str | None:
+    with open_model(path) as file:
         return file.metadata.get_str("tokenizer.chat_template", "") or None

@@ -7,7 +7,6 @@ A manifest that is damaged or whose blobs are gone hides nobody else's; it is to
 """
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError
 from localllm.library.manifest import Manifest, blob_name, model_file_names, read_manifest
 from localllm.library.names import ModelName
+from localllm.library.notices import warn_once
 
 SMALL_KINDS = ("template", "system", "params", "messages", "license", "adapter")
-
-log = logging.getLogger(__name__)
 
 
 def stored_models(root: Path, source: Source) -> Iterator[LibraryModel]:
@@ -31,7 +29,7 @@ def stored_models(root: Path, source: Source) -> Iterator[LibraryModel]:
             manifest = read_manifest(path, own=source is Source.OWN)
             file = model_path(root / "blobs", manifest)
         except LibraryError as error:
-            log.warning("%s", error)
+            warn_once(str(error))
             continue
         if file is not None:
             titled = [] if manifest.title is None else [f"{name.host}/{name.repository}:{manifest.title}"]

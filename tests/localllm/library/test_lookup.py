@@ -193,6 +193,18 @@ def test_list_shows_all_and_changes_nothing(
     assert snapshot(full_home) == before
 
 
+def test_show_takes_names_and_tells_what_the_manifest_adds(
+    full_home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("show", "qwen3:0.6b") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("tiny: llama")
+    assert "temperature  0.5" in out
+    assert out.endswith("\nSystem\nSpeak like a pirate.\n")
+    assert command("show", "qwen3:0.6b", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["defaults"]["system"] == "Speak like a pirate."
+
+
 def test_an_empty_machine_is_told_what_to_do(
     home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
