@@ -5,13 +5,15 @@ import json
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, note
 
+SECRETS = frozenset({"api_key"})
+
 
 def config(as_json: AsJson = False, debug: Debug = False) -> None:
     """Show every setting, its value and where it comes from. Flags of other commands come before all of these."""
     from localllm.cli.list import table
     from localllm.settings import config_path, setting_sources
 
-    found = setting_sources()
+    found = {name: (_public(name, value), where) for name, (value, where) in setting_sources().items()}
     if as_json:
         rows = {name: {"value": value, "source": source} for name, (value, source) in found.items()}
         answer(json.dumps(rows, ensure_ascii=False) + "\n")
@@ -23,6 +25,11 @@ def config(as_json: AsJson = False, debug: Debug = False) -> None:
     )
     path = config_path()
     note(f"The file is {path}" if path.is_file() else f"There is no file {path}; make one to keep settings.")
+
+
+def _public(name: str, value: object) -> object:
+    """Secrets are not for screens."""
+    return "(set)" if name in SECRETS and value else value
 
 
 def _shown(value: object) -> str:

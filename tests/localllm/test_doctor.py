@@ -44,12 +44,16 @@ def test_config_shows_values_and_sources(
     home: Path, command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCALLLM_TOP_K", "7")
+    monkeypatch.setenv("LOCALLLM_API_KEY", "very-secret-key")
     assert command("config", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert "very-secret" not in out
+    found = json.loads(out)
     assert found["top_k"] == {"value": 7, "source": "LOCALLLM_TOP_K"}
     assert found["seed"] == {"value": None, "source": "default"}
     assert command("config") == 0
     out, err = capsys.readouterr()
+    assert "very-secret" not in out
     assert ["top_k", "7", "LOCALLLM_TOP_K"] in [line.split() for line in out.splitlines()]
     assert "config.toml" in err
 
