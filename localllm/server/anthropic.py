@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import FinishReason, SamplingParams, TokenEvent
 from localllm.errors import LocalLLMError
+from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer, Piece
-from localllm.server.chat import TEXT_ONLY, Chat, Limits, prepare_chat
+from localllm.server.chat import TEXT_ONLY, Chat, Limits, prepare_chat, with_defaults
 from localllm.server.errors import ApiError, error_body, status_of
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
@@ -70,7 +71,7 @@ class MessagesBody(CountBody):
 async def messages(body: MessagesBody, request: Request, service: TheService) -> Response:
     """Answer a conversation."""
     chat_of(body)
-    running = service.run(body.model, None, lambda model: _prepare(model, body))
+    running = service.run(body.model, None, lambda model, behaviour: _prepare(model, behaviour, body))
 
     async def whole(run: Run) -> Object:
         (answer,) = await run.answers()
@@ -120,12 +121,14 @@ def chat_of(body: CountBody) -> Chat:
     return Chat(body.model, found, [] if kind == "none" else tools, think)
 
 
-def _prepare(model: LoadedModel, body: MessagesBody) -> list[Prepared]:
+def _prepare(model: LoadedModel, behaviour: Behaviour, body: MessagesBody) -> list[Prepared]:
     sampling = SamplingParams(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, min_p=0.0)
-    limits = Limits(sampling, body.max_tokens, stop_strings(body.stop_sequences or []))
+    limits = Limits(sampling, body.max_tokens, (*stop_strings(body.stop_sequences or []), *behaviour.stop))
     choice = body.tool_choice or {}
     kind = choice.get("type", "auto")
-    return [prepare_chosen(model, chat_of(body), limits, choice if kind == "tool" else str(kind))]
+    return [
+        prepare_chosen(model, with_defaults(chat_of(body), behaviour), limits, choice if kind == "tool" else str(kind))
+    ]
 
 
 def _messages(message: Message) -> list[Object]:

@@ -18,7 +18,7 @@ from localllm.server.counting import Counting
 from localllm.server.errors import error_body, status_of
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Loader, ModelManager
-from localllm.server.ollama import embed, generate, models
+from localllm.server.ollama import embed, generate, library, models
 from localllm.server.openai import chat, completions, responses
 from localllm.server.openai import models as openai_models
 from localllm.server.options import ServerOptions
@@ -57,6 +57,8 @@ def create_app(options: ServerOptions, catalog: Catalog, load: Loader) -> FastAP
     app.add_exception_handler(Exception, _show_defect)
     for routes in (models, generate, embed, chat, completions, openai_models, responses, anthropic, native, health):
         app.include_router(routes.router)
+    app.include_router(library.router)
+    app.include_router(library.json_router)
     return app
 
 

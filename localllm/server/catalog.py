@@ -9,7 +9,7 @@ from pathlib import Path
 from gguf_io import open_model
 from localllm.errors import LocalLLMError
 from localllm.library import errors as library_errors
-from localllm.library.entry import LibraryModel, ModelDefaults
+from localllm.library.behaviour import Behaviour, behaviour_of
 from localllm.library.lookup import all_models, find, is_path
 from localllm.library.names import ModelName
 from localllm.library.summary import ModelSummary, summarize
@@ -20,11 +20,11 @@ from localllm.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that can be asked for, by name. defaults: what its manifest adds to requests."""
+    """A model that can be asked for, by name. behaviour: what its manifest adds to requests."""
 
     name: str
     path: Path
-    defaults: ModelDefaults = field(default_factory=ModelDefaults, compare=False)
+    behaviour: Behaviour = field(default_factory=Behaviour, compare=False)
 
     @property
     def modified_at(self) -> str:
@@ -48,13 +48,14 @@ class Catalog:
 
     def __init__(self, served: Sequence[str], settings: Settings) -> None:
         """served: names or paths. Raises ModelNotFoundError of the library."""
-        self._settings = settings
-        self._served = [_served(name, find(name, settings).path) for name in served]
+        self.settings = settings
+        self._served = [_served(name, settings) for name in served]
 
     def entries(self) -> list[CatalogEntry]:
         """All models whose files can be read, those named at the start first."""
         paths = {entry.path for entry in self._served}
-        library = [_entry(model) for model in all_models(self._settings) if model.path not in paths]
+        found = (CatalogEntry(model.name, model.path) for model in all_models(self.settings))
+        library = [entry for entry in found if entry.path not in paths]
         return [entry for entry in (*self._served, *library) if _is_model(entry.path)]
 
     def find(self, name: str) -> CatalogEntry:
@@ -67,9 +68,10 @@ class Catalog:
         if is_path(name):
             raise ModelNotFoundError(name)
         try:
-            return _entry(find(name, self._settings))
+            model = find(name, self.settings)
         except library_errors.ModelNotFoundError:
             raise ModelNotFoundError(name) from None
+        return CatalogEntry(model.name, model.path, behaviour_of(model))
 
 
 def check_name(name: str) -> str:
@@ -95,12 +97,10 @@ def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
         return ModelFacts(summarize(file), file.identity())
 
 
-def _served(name: str, path: Path) -> CatalogEntry:
-    return CatalogEntry(path.name.removesuffix(".gguf") if is_path(name) else name, path)
-
-
-def _entry(model: LibraryModel) -> CatalogEntry:
-    return CatalogEntry(model.name, model.path, model.defaults())
+def _served(name: str, settings: Settings) -> CatalogEntry:
+    model = find(name, settings)
+    shown = model.path.name.removesuffix(".gguf") if is_path(name) else name
+    return CatalogEntry(shown, model.path, behaviour_of(model))
 
 
 def _is_model(path: Path) -> bool:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.engine.answer_parts import AnswerSplitter
 from localllm.engine.constraint import Constraint, ConstraintKind
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
+from localllm.library.behaviour import Behaviour
 from localllm.server.errors import ApiError
 from localllm.server.service import Prepared
 
@@ -38,6 +39,14 @@ class Chat:
     think: bool | str | None = None
     format: Any = None
     splits: bool = True
+
+
+def with_defaults(chat: Chat, behaviour: Behaviour) -> Chat:
+    """The conversation with the messages that begin every one, and the system text where it brings none."""
+    messages = [*behaviour.messages, *chat.messages]
+    if behaviour.system and not any(message["role"] in ("system", "developer") for message in chat.messages):
+        messages.insert(0, {"role": "system", "content": behaviour.system})
+    return replace(chat, messages=messages)
 
 
 def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:

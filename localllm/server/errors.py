@@ -4,6 +4,7 @@ from typing import Any
 
 from gpu_offload.errors import LlamaCppMemoryError
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
+from localllm.library.errors import LibraryError, PullError
 
 
 class ApiError(LocalLLMError):
@@ -32,7 +33,9 @@ def status_of(error: LocalLLMError) -> int:
     """The HTTP status that says whose fault an error is."""
     if isinstance(error, ApiError):
         return error.status
-    if isinstance(error, RequestError | TemplateError | TokenizerError):
+    if isinstance(error, PullError):
+        return 502
+    if isinstance(error, RequestError | TemplateError | TokenizerError | LibraryError):
         return 400
     if isinstance(error, QueueFullError | OutOfMemoryError | LlamaCppMemoryError):
         return 503

@@ -1,7 +1,6 @@
 """Loading one model beside others, within memory."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 
@@ -11,6 +10,7 @@ from localllm.engine.backends import choose_backend
 from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.memory_plan import plan_memory
 from localllm.errors import OutOfMemoryError
+from localllm.server.catalog import CatalogEntry
 from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.models_manager import Model
 from localllm.server.options import ServerOptions
@@ -26,13 +26,13 @@ class MemoryLoader:
         self._settings = settings
         self._options = options
 
-    def __call__(self, path: Path, embeds: bool, beside: list[Model]) -> Model:
+    def __call__(self, entry: CatalogEntry, embeds: bool, beside: list[Model]) -> Model:
         """Load a model. Raises OutOfMemoryError with the sums, ModelFileError and its kin."""
         if embeds:
-            return EmbeddingModel(path, self._settings)
-        with open_model(path) as file:
+            return EmbeddingModel(entry.path, self._settings)
+        with open_model(entry.path) as file:
             settings = self._within_memory(file, beside)
-        return load_model(path, settings)
+        return load_model(entry.path, settings, template=entry.behaviour.template)
 
     def _within_memory(self, file: ModelFile, beside: list[Model]) -> Settings:
         """The settings with a budget of keys and values: what is left, halved where more models may be loaded.

@@ -26,11 +26,14 @@ log = logging.getLogger(__name__)
 
 Model = LoadedModel | EmbeddingModel
 
+# A file may be loaded with more than one chat template, and once more for embeddings.
+Key = tuple[Path, str | None, bool]
+
 
 class Loader(Protocol):
     """Loads a model beside others. Blocks; raises OutOfMemoryError where those others leave too little room."""
 
-    def __call__(self, path: Path, embeds: bool, beside: list[Model]) -> Model: ...
+    def __call__(self, entry: CatalogEntry, embeds: bool, beside: list[Model]) -> Model: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +71,7 @@ class ModelManager:
     def __init__(self, options: ServerOptions, load: Loader) -> None:
         self._options = options
         self._load_model = load
-        self._slots: dict[tuple[Path, bool], Slot] = {}
+        self._slots: dict[Key, Slot] = {}
         self._one_load = asyncio.Lock()
         self._released = asyncio.Event()
         self._closed = False
@@ -127,7 +130,7 @@ class ModelManager:
                 await asyncio.wait([slot.closing])
 
     async def _slot(self, entry: CatalogEntry, embeds: bool) -> Slot:
-        key = (entry.path, embeds)
+        key = _key(entry, embeds)
         while (slot := self._slots.get(key)) and slot.closing:
             await asyncio.wait([slot.closing])
         if self._closed:
@@ -138,7 +141,7 @@ class ModelManager:
             slot.loading.add_done_callback(_retrieve)
         return slot
 
-    async def _load(self, key: tuple[Path, bool], slot: Slot) -> Model:
+    async def _load(self, key: Key, slot: Slot) -> Model:
         try:
             async with self._one_load:
                 slot.model = await self._load_with_room(slot)
@@ -155,7 +158,7 @@ class ModelManager:
             others = [other.model for other in self.slots() if other.model]
             if len(others) < self._options.max_models:
                 try:
-                    return await to_thread.run_sync(self._load_model, slot.entry.path, slot.embeds, others)
+                    return await to_thread.run_sync(self._load_model, slot.entry, slot.embeds, others)
                 except (OutOfMemoryError, LlamaCppMemoryError):
                     if not others:
                         raise
@@ -194,10 +197,14 @@ class ModelManager:
         except LocalLLMError:
             log.exception("%s could not be closed in good order", slot.entry.name)
         finally:
-            del self._slots[slot.entry.path, slot.embeds]
+            del self._slots[_key(slot.entry, slot.embeds)]
             slot.model = None
             self._released.set()
         log.info("unloaded %s", slot.entry.name)
+
+
+def _key(entry: CatalogEntry, embeds: bool) -> Key:
+    return entry.path, None if embeds else entry.behaviour.template, embeds
 
 
 def _retrieve(task: "asyncio.Task[Model]") -> None:

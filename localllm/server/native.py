@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import FinishReason
-from localllm.server.chat import Limits, check_roles, infill_tokens, prepare_text
+from localllm.library.behaviour import Behaviour
+from localllm.server.chat import check_roles, infill_tokens, prepare_text
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
 from localllm.server.openai.chat import error_event, usage
@@ -100,10 +101,10 @@ async def apply_template(body: TemplateBody, request: Request, service: TheServi
 async def infill(body: InfillBody, request: Request, service: TheService) -> Response:
     """Write what stands between a prefix and a suffix."""
 
-    def prepare(model: LoadedModel) -> list[Prepared]:
+    def prepare(model: LoadedModel, behaviour: Behaviour) -> list[Prepared]:
         tokens = infill_tokens(model, body.model, body.input_prefix, body.input_suffix)
         most = None if body.n_predict < 0 else body.n_predict
-        limits: Limits = limits_of(body, sampling_of(body, None), most, body.stop)
+        limits = limits_of(body, sampling_of(body, None, behaviour), most, behaviour, body.stop)
         return [prepare_text(model, tokens, limits)]
 
     async def whole(run: Run) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import GenerationRequest
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError, QueueFullError
+from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer, AnswerReader, Piece, Splitter, collect, pieces
-from localllm.server.catalog import Catalog
+from localllm.server.catalog import Catalog, CatalogEntry
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Lease, ModelManager
 from localllm.server.options import ServerOptions
@@ -29,7 +30,8 @@ class Prepared:
     splitter: Splitter | None = None
 
 
-Prepare = Callable[[LoadedModel], Sequence[Prepared]]
+# On another thread, from the model and what its manifest adds.
+Prepare = Callable[[LoadedModel, Behaviour], Sequence[Prepared]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,18 @@ class Service:
         self, name: str, keep_alive_s: float | None = None, *, embeds: bool = False
     ) -> AsyncIterator[Lease]:
         """Hold a model by name, loaded."""
+        async with self._lease(await self.find(name), keep_alive_s, embeds=embeds) as lease:
+            yield lease
+
+    async def find(self, name: str) -> CatalogEntry:
+        """The model of that name. Raises what Catalog.find raises."""
+        return await to_thread.run_sync(self.catalog.find, name)
+
+    @contextlib.asynccontextmanager
+    async def _lease(
+        self, entry: CatalogEntry, keep_alive_s: float | None, *, embeds: bool = False
+    ) -> AsyncIterator[Lease]:
         with self.admit():
-            entry = await to_thread.run_sync(self.catalog.find, name)
             async with self.manager.lease(entry, keep_alive_s, embeds=embeds) as lease:
                 yield lease
 
@@ -136,9 +148,10 @@ class Service:
         Raises what translating, loading and submitting raise, before anything was answered.
         """
         began = time.monotonic()
-        async with self.lease(name, keep_alive_s) as lease:
+        entry = await self.find(name)
+        async with self._lease(entry, keep_alive_s) as lease:
             model = cast("LoadedModel", lease.model)
-            prepared = await to_thread.run_sync(prepare, model)
+            prepared = await to_thread.run_sync(prepare, model, entry.behaviour)
             streams: list[GenerationStream] = []
             try:
                 for one in prepared:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
@@ -28,7 +27,11 @@ async def generate(body: GenerateBody, request: Request, service: TheService) ->
     if not body.prompt and not body.suffix and not body.context:
         return await _load(body, {"response": ""}, request, service)
     return await _answer(
-        body, _said_in_generate, lambda model: translate.prepare_generate(model, body), request, service
+        body,
+        _said_in_generate,
+        lambda model, behaviour: translate.prepare_generate(model, behaviour, body),
+        request,
+        service,
     )
 
 
@@ -38,7 +41,13 @@ async def chat(body: ChatBody, request: Request, service: TheService) -> Respons
     translate.chat_of(body)
     if not body.messages:
         return await _load(body, {"message": {"role": "assistant", "content": ""}}, request, service)
-    return await _answer(body, _said_in_chat, lambda model: translate.prepare_chat_body(model, body), request, service)
+    return await _answer(
+        body,
+        _said_in_chat,
+        lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body),
+        request,
+        service,
+    )
 
 
 def _said_in_generate(piece: Piece | Answer, _calls_before: int) -> dict[str, Any]:
@@ -54,7 +63,7 @@ async def _load(body: Common, empty: dict[str, Any], request: Request, service: 
     keep_alive = translate.keep_alive(body.keep_alive)
     done = {"done": True, "done_reason": "load"}
     if keep_alive == 0:
-        service.manager.expire(await to_thread.run_sync(service.catalog.find, body.model))
+        service.manager.expire(await service.find(body.model))
         done["done_reason"] = "unload"
     else:
         await connected(request, _hold(service, body.model, keep_alive))

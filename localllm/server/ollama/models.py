@@ -46,7 +46,7 @@ async def tags(service: TheService) -> dict[str, Any]:
 @router.post("/api/show")
 async def show(body: ShowBody, service: TheService) -> dict[str, Any]:
     """Tell what a model is."""
-    entry = await to_thread.run_sync(service.catalog.find, body.model)
+    entry = await service.find(body.model)
     return await to_thread.run_sync(_show, entry, bool(body.verbose))
 
 

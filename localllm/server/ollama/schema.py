@@ -121,3 +121,40 @@ class ShowBody(Body):
 
     model: ModelName = ""
     verbose: bool | None = None
+
+
+class PullBody(Body):
+    """/api/pull."""
+
+    model: ModelName = ""
+    stream: bool | None = None
+
+
+class CopyBody(Body):
+    """/api/copy."""
+
+    source: str = ""
+    destination: str = ""
+
+
+class DeleteBody(Body):
+    """/api/delete."""
+
+    model: ModelName = ""
+
+
+class CreateBody(Body):
+    """/api/create. files: names of uploaded blobs by file name."""
+
+    model: ModelName = ""
+    from_: Annotated[str | None, Field(validation_alias="from")] = None
+    files: dict[str, str] | None = None
+    adapters: dict[str, str] | None = None
+    draft_files: dict[str, str] | None = None
+    template: str | None = None
+    license: str | list[str] | None = None
+    system: str | None = None
+    parameters: dict[str, Any] | None = None
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
+    quantize: str | None = None
+    stream: bool | None = None

@@ -10,7 +10,8 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, FinishReason, Progress, SamplingParams, TokenEvent, TokenLogprob
 from localllm.engine.tool_calls import ToolCall
-from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare_chat, prepare_text
+from localllm.library.behaviour import SETTING_OF, Behaviour
+from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare_chat, prepare_text, with_defaults
 from localllm.server.errors import ApiError
 from localllm.server.ollama.options import Options, read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody, Message
@@ -42,18 +43,19 @@ def chat_of(body: ChatBody) -> Chat:
     )
 
 
-def prepare_chat_body(model: LoadedModel, body: ChatBody) -> list[Prepared]:
+def prepare_chat_body(model: LoadedModel, behaviour: Behaviour, body: ChatBody) -> list[Prepared]:
     """A chat request on a model. Whole old messages are dropped where they do not fit, unless truncate is false."""
     policy = ContextPolicy.REFUSE if body.truncate is False else ContextPolicy.DROP_MESSAGES
-    return [prepare_chat(model, _with_thinking(chat_of(body), model), _limits(body, policy))]
+    chat = with_defaults(_with_thinking(chat_of(body), model), behaviour)
+    return [prepare_chat(model, chat, _limits(body, behaviour, policy))]
 
 
-def prepare_generate(model: LoadedModel, body: GenerateBody) -> list[Prepared]:
+def prepare_generate(model: LoadedModel, behaviour: Behaviour, body: GenerateBody) -> list[Prepared]:
     """A generate request on a model: raw, to be filled in, or as a user's message where the model has a template."""
     check_generate(body)
     prompt = body.prompt or ""
     policy = ContextPolicy.REFUSE if body.truncate is False or body.shift is False else ContextPolicy.ROLLING
-    limits = _limits(body, policy)
+    limits = _limits(body, behaviour, policy)
     if policy is ContextPolicy.ROLLING:
         most = CONTEXTS_OF_ANSWER * min(limits.context_limit or model.engine.context, model.engine.context)
         limits = replace(limits, max_tokens=most if limits.max_tokens is None else min(limits.max_tokens, most))
@@ -72,7 +74,7 @@ def prepare_generate(model: LoadedModel, body: GenerateBody) -> list[Prepared]:
     messages.append({"role": "user", "content": prompt})
     think = body.think or None if isinstance(body.think, str) else body.think
     chat = Chat(body.model, messages, think=think, format=body.format)
-    return [prepare_chat(model, _with_thinking(chat, model), limits)]
+    return [prepare_chat(model, with_defaults(_with_thinking(chat, model), behaviour), limits)]
 
 
 def check_generate(body: GenerateBody) -> None:
@@ -92,8 +94,8 @@ def _with_thinking(chat: Chat, model: LoadedModel) -> Chat:
     return chat
 
 
-def _limits(body: Common, policy: ContextPolicy) -> Limits:
-    options = read_options(body.options)
+def _limits(body: Common, behaviour: Behaviour, policy: ContextPolicy) -> Limits:
+    options = read_options({**_parameters(behaviour), **(body.options or {})})
     return Limits(
         sampling=_with_logprobs(options, body),
         max_tokens=options.max_tokens,
@@ -101,6 +103,13 @@ def _limits(body: Common, policy: ContextPolicy) -> Limits:
         context_limit=options.context_limit,
         policy=policy,
     )
+
+
+def _parameters(behaviour: Behaviour) -> dict[str, Any]:
+    """A manifest's settings in the words of options."""
+    own = {setting: name for name, setting in SETTING_OF.items()}
+    parameters = {own[name]: value for name, value in behaviour.settings.items()}
+    return parameters | ({"stop": list(behaviour.stop)} if behaviour.stop else {})
 
 
 def _with_logprobs(options: Options, body: Common) -> SamplingParams:

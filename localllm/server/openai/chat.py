@@ -30,7 +30,9 @@ async def chat_completions(body: ChatBody, request: Request, service: TheService
     """Answer a conversation."""
     translate.chat_of(body)
     running = service.run(
-        body.model, translate.keep_alive(body), lambda model: translate.prepare_chat_body(model, body)
+        body.model,
+        translate.keep_alive(body),
+        lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body),
     )
 
     async def whole(run: Run) -> dict[str, Any]:

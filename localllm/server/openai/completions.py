@@ -22,7 +22,9 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 async def completions(body: CompletionBody, request: Request, service: TheService) -> Response:
     """Continue one or several prompts."""
     running = service.run(
-        body.model, translate.keep_alive(body), lambda model: translate.prepare_completion(model, body)
+        body.model,
+        translate.keep_alive(body),
+        lambda model, behaviour: translate.prepare_completion(model, behaviour, body),
     )
 
     async def whole(run: Run) -> dict[str, Any]:

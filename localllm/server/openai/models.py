@@ -28,7 +28,7 @@ async def models(service: TheService) -> dict[str, Any]:
 @router.get("/v1/models/{model:path}")
 async def model(model: str, service: TheService) -> dict[str, Any]:
     """Tell of one model."""
-    return _row(await to_thread.run_sync(service.catalog.find, model))
+    return _row(await service.find(model))
 
 
 def _row(entry: CatalogEntry) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Request, Response
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.errors import LocalLLMError
+from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer
-from localllm.server.chat import TEXT_ONLY, Chat
+from localllm.server.chat import TEXT_ONLY, Chat, with_defaults
 from localllm.server.errors import ApiError, openai_error, status_of
 from localllm.server.json_body import JsonRoute
 from localllm.server.openai import translate
@@ -28,7 +29,9 @@ STATEFUL = ("previous_response_id", "conversation", "background")
 async def responses(body: ResponsesBody, request: Request, service: TheService) -> Response:
     """Answer a conversation."""
     chat_of(body)
-    running = service.run(body.model, translate.keep_alive(body), lambda model: _prepare(model, body))
+    running = service.run(
+        body.model, translate.keep_alive(body), lambda model, behaviour: _prepare(model, behaviour, body)
+    )
 
     async def whole(run: Run) -> Item:
         (answer,) = await run.answers()
@@ -61,7 +64,7 @@ def chat_of(body: ResponsesBody) -> Chat:
     )
 
 
-def _prepare(model: LoadedModel, body: ResponsesBody) -> list[Prepared]:
+def _prepare(model: LoadedModel, behaviour: Behaviour, body: ResponsesBody) -> list[Prepared]:
     sampled = Sampled(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -69,8 +72,9 @@ def _prepare(model: LoadedModel, body: ResponsesBody) -> list[Prepared]:
         min_p=body.min_p,
         repeat_penalty=body.repeat_penalty,
     )
-    limits = translate.limits_of(body, translate.sampling_of(sampled, None), body.max_output_tokens)
-    return [translate.prepare_chosen(model, chat_of(body), limits, body.tool_choice)]
+    sampling = translate.sampling_of(sampled, None, behaviour)
+    limits = translate.limits_of(body, sampling, body.max_output_tokens, behaviour)
+    return [translate.prepare_chosen(model, with_defaults(chat_of(body), behaviour), limits, body.tool_choice)]
 
 
 def _messages(item: Item) -> list[Item]:

@@ -33,9 +33,9 @@ class Extensions(Body):
     keep_alive: Number | str | None = None
     truncate: bool = False
     progress: bool = False
-    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] = 40
-    min_p: Number = 0.0
-    repeat_penalty: Number = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
+    min_p: Number | None = None
+    repeat_penalty: Number | None = None
 
 
 class StreamOptions(Body):

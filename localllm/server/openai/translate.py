@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from localllm.engine.constraint import ConstraintKind
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, SamplingParams
-from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare_chat, prepare_text
+from localllm.library.behaviour import Behaviour
+from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare_chat, prepare_text, with_defaults
 from localllm.server.errors import ApiError
 from localllm.server.forced_calls import ForcedCall, call_schema
 from localllm.server.ollama.options import stop_strings
@@ -29,29 +30,33 @@ def keep_alive(body: Extensions) -> float | None:
         raise ApiError(400, str(error)) from error
 
 
-def sampling_of(body: Sampled, logprobs: int | None) -> SamplingParams:
-    """OpenAI's defaults: temperature 1 and top_p 1; top_k and min_p, which it lacks, are Ollama's."""
+def sampling_of(body: Sampled, logprobs: int | None, behaviour: Behaviour) -> SamplingParams:
+    """The model's own parameters, else OpenAI's defaults; top_k and min_p, which it lacks, are Ollama's."""
+    values: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 40, "min_p": 0.0, "repeat_penalty": 1.0}
+    values["seed"] = None
+    values |= {name: value for name, value in behaviour.settings.items() if name in values}
+    values |= {name: value for name in values if (value := getattr(body, name)) is not None}
+    if values["seed"] is not None and values["seed"] < 0:
+        values["seed"] = None
     return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        repeat_penalty=body.repeat_penalty,
+        **values,
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         logit_bias=_biases(body.logit_bias or {}),
-        seed=None if body.seed is None or body.seed < 0 else body.seed,
         logprobs=logprobs,
     )
 
 
-def limits_of(body: Extensions, sampling: SamplingParams, max_tokens: int | None, stop: Any = None) -> Limits:
+def limits_of(
+    body: Extensions, sampling: SamplingParams, max_tokens: int | None, behaviour: Behaviour, stop: Any = None
+) -> Limits:
     """How an answer is sampled and where it ends. Raises ApiError 400."""
+    own: Mapping[str, Any] = behaviour.settings
     return Limits(
         sampling=sampling,
-        max_tokens=max_tokens,
-        stop=stop_strings(stop or []),
-        context_limit=body.num_ctx,
+        max_tokens=own.get("max_tokens") if max_tokens is None else max_tokens,
+        stop=(*stop_strings(stop or []), *behaviour.stop),
+        context_limit=own.get("ctx") if body.num_ctx is None else body.num_ctx,
         policy=ContextPolicy.DROP_MESSAGES if body.truncate else ContextPolicy.REFUSE,
     )
 
@@ -73,12 +78,12 @@ def chat_of(body: ChatBody) -> Chat:
     )
 
 
-def prepare_chat_body(model: LoadedModel, body: ChatBody) -> list[Prepared]:
+def prepare_chat_body(model: LoadedModel, behaviour: Behaviour, body: ChatBody) -> list[Prepared]:
     """A chat completion on a model."""
     wanted = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    limits = limits_of(body, sampling_of(body, wanted), max_tokens, body.stop)
-    chat = chat_of(body)
+    limits = limits_of(body, sampling_of(body, wanted, behaviour), max_tokens, behaviour, body.stop)
+    chat = with_defaults(chat_of(body), behaviour)
     return [_reseeded(prepare_chosen(model, chat, limits, body.tool_choice), index) for index in range(body.n or 1)]
 
 
@@ -160,11 +165,11 @@ def text_of(content: str | list[dict[str, Any]] | None) -> str:
     return "\n".join(texts)
 
 
-def prepare_completion(model: LoadedModel, body: CompletionBody) -> list[Prepared]:
+def prepare_completion(model: LoadedModel, behaviour: Behaviour, body: CompletionBody) -> list[Prepared]:
     """Completions of one or several prompts, n of each. Raises ApiError 400."""
     if body.best_of not in (None, body.n or 1):
         raise ApiError(400, "best_of is not supported; leave it out or set it to n")
-    limits = limits_of(body, sampling_of(body, body.logprobs), body.max_tokens, body.stop)
+    limits = limits_of(body, sampling_of(body, body.logprobs, behaviour), body.max_tokens, behaviour, body.stop)
     prompts = _prompts(model, body)
     if len(prompts) * (body.n or 1) > model.engine.runner.max_sequences:
         raise ApiError(400, f"{len(prompts)} prompts are too many for one request; send them one after the other")

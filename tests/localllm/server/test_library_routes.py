@@ -1,0 +1,115 @@
+"""Blobs, create, copy and delete by the official client, and what they refuse."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+MODEL = "stories260K-Q8_0"
+
+
+@pytest.fixture(scope="module")
+def library(start_server: Any) -> Iterator[Any]:
+    with start_server() as server:
+        yield server
+
+
+@pytest.fixture
+def client(library: Any) -> Iterator[ollama.Client]:
+    with ollama.Client(host=library.url) as client:
+        yield client
+
+
+def names(client: ollama.Client) -> set[str | None]:
+    return {model.model for model in client.list().models}
+
+
+def test_upload_create_use_copy_delete(client: ollama.Client, model_files: Path) -> None:
+    digest = client.create_blob(model_files / "tinystories656K-Q8_0.gguf")
+    told = list(client.create("mine", files={"model.gguf": digest}, parameters={"num_predict": 3}, stream=True))
+    assert told[-1].status == "success"
+    assert "mine:latest" in names(client)
+    answer = client.generate("mine", "Once upon a time", options={"temperature": 0})
+    assert answer.eval_count == 3  # the parameter holds where the request says nothing
+    assert client.generate("mine", "Once", options={"temperature": 0, "num_predict": 5}).eval_count == 5
+    client.copy("mine", "yours:small")
+    client.delete("mine")
+    assert "mine:latest" not in names(client) and "yours:small" in names(client)
+    assert client.generate("yours:small", "Once upon a time", options={"temperature": 0}).response == answer.response
+    client.delete("yours:small")
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.delete("yours:small")
+    assert caught.value.status_code == 404
+
+
+def test_system_text_of_a_model_is_used(client: ollama.Client) -> None:
+    client.create("narrator", from_=MODEL, system="You tell of the sea and of ships and of storms.")
+    messages = [{"role": "user", "content": "Hi"}]
+    options = {"num_predict": 1}
+    plain = client.chat(MODEL, messages, options=options).prompt_eval_count or 0
+    with_system = client.chat("narrator", messages, options=options).prompt_eval_count or 0
+    assert with_system > plain + 10
+    own = [{"role": "system", "content": "x"}, *messages]
+    assert (client.chat("narrator", own, options=options).prompt_eval_count or 0) < with_system
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [
+        "sha256:../../../etc/passwd",
+        "..%2f..%2fetc%2fpasswd",
+        "sha256:" + "A" * 64,
+        "sha256-" + "0" * 64,
+        "sha256:" + "0" * 63,
+    ],
+)
+def test_digests_are_checked_before_any_path(library: Any, digest: str) -> None:
+    for method in ("HEAD", "POST"):
+        assert httpx.request(method, f"{library.url}/api/blobs/{digest}", content=b"x").status_code in (400, 404)
+
+
+def test_blobs_must_have_their_digest(library: Any) -> None:
+    right = hashlib.sha256(b"hello").hexdigest()
+    url = f"{library.url}/api/blobs/sha256:"
+    assert httpx.head(url + right).status_code == 404
+    assert httpx.post(url + "0" * 64, content=b"hello").status_code == 400
+    assert httpx.head(url + "0" * 64).status_code == 404
+    assert httpx.post(url + right, content=b"hello").status_code == 201
+    assert httpx.post(url + right, content=b"hello").status_code == 200
+    assert httpx.head(url + right).status_code == 200
+    made = httpx.post(
+        f"{library.url}/api/create", json={"model": "bad", "files": {"x": f"sha256:{right}"}, "stream": False}
+    )
+    assert made.status_code >= 400 and "GGUF" in made.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/create", {"model": "../x", "from": MODEL}, 400),
+        ("/api/create", {"model": "x", "from": "/etc/passwd"}, 400),
+        ("/api/create", {"model": "x", "files": {"a": "sha256:../../x"}}, 400),
+        ("/api/create", {"model": "x", "files": {"../../a": "sha256:" + "0" * 64}}, 400),
+        ("/api/create", {"model": "x"}, 400),
+        ("/api/create", {"model": "x", "from": MODEL, "quantize": "q4_0"}, 400),
+        ("/api/create", {"model": "x", "from": MODEL, "parameters": {"num_gpu": 1}}, 400),
+        ("/api/create", {"model": "x", "from": "nobody"}, 404),
+        ("/api/copy", {"source": "nobody", "destination": "x"}, 404),
+        ("/api/copy", {"source": MODEL, "destination": "../../x"}, 400),
+        ("/api/pull", {"model": "http://127.0.0.1:1/x.gguf"}, 400),
+        ("/api/pull", {"model": "127.0.0.1:1/a/b"}, 400),
+        ("/api/push", {"model": MODEL}, 501),
+    ],
+)
+def test_refusals(library: Any, path: str, body: dict[str, Any], status: int) -> None:
+    answer = httpx.post(library.url + path, json=body, timeout=30)
+    assert answer.status_code == status and answer.json()["error"]
+
+
+def test_deleting_what_others_own(library: Any) -> None:
+    answer = httpx.request("DELETE", f"{library.url}/api/delete", json={"model": MODEL})
+    assert answer.status_code == 404
