@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from textual.app import App, SystemCommand
-from textual.content import Content
 from textual.screen import Screen
 
 from tui.backend import Backend
@@ -13,13 +12,6 @@ from tui.parameters import Parameters
 from tui.screens.chat import ChatScreen
 from tui.sessions import SessionStore
 from tui.themes import THEMES
-
-LOGO = """\
- _                 _ _ _
-| | ___   ___ __ _| | | |_ __ ___
-| |/ _ \\ / __/ _` | | | | '_ ` _ \\
-| | (_) | (_| (_| | | | | | | | | |
-|_|\\___/ \\___\\__,_|_|_|_|_| |_| |_|"""
 
 
 class ChatApp(App[None]):
@@ -68,19 +60,3 @@ class ChatApp(App[None]):
 
                 yield SystemCommand(f"/{command.name}", command.title, run)
         yield SystemCommand("Quit", "Leave", self.action_quit)
-
-    def welcome_text(self) -> Content:
-        """What stands where no message is yet."""
-        return Content.assemble(
-            (LOGO, "$primary"),
-            "\n\n",
-            ("Models on the machine in front of you.\n\n", "$foreground 60%"),
-            ("/", "bold $accent"),
-            (" commands   ", "$foreground 60%"),
-            ("@", "bold $accent"),
-            (" files   ", "$foreground 60%"),
-            ("F1", "bold $accent"),
-            (" help   ", "$foreground 60%"),
-            ("Ctrl+P", "bold $accent"),
-            (" everything", "$foreground 60%"),
-        )

@@ -42,7 +42,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("inspect", "Watch the engine at work", settings.inspect, "f2", label="Inspect"),
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
     Command("models", "Choose the model", settings.choose_model, "f4", label="Model"),
-    Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Parameters"),
+    Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Tune"),
     Command("rename", "Give the chat a title", sessions.rename, argument="TITLE"),
     Command("delete", "Delete the chat", sessions.delete),
     Command("undo", "Bring a deleted chat back", sessions.undo),

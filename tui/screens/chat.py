@@ -38,6 +38,7 @@ class ChatScreen(Screen[None]):
     """Owns the conversation and the answer on its way; `tui.commands` act through its public methods."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop", id="stop", priority=True),
         *(
             Binding(
                 command.key,
@@ -49,7 +50,6 @@ class ChatScreen(Screen[None]):
             for command in COMMANDS
             if command.key
         ),
-        Binding("escape", "stop", "Stop", id="stop", priority=True),
         Binding("pageup", "scroll(-1)", "Page up", id="scroll.up", show=False, priority=True),
         Binding("pagedown", "scroll(1)", "Page down", id="scroll.down", show=False, priority=True),
         Binding("ctrl+up", "select(-1)", "Earlier message", id="message.earlier", show=False, priority=True),
@@ -103,7 +103,7 @@ class ChatScreen(Screen[None]):
         if self.conversation.messages:
             await self.transcript.show(self.conversation.messages)
         else:
-            await self.transcript.welcome(Static(self.app.welcome_text(), classes="welcome"))
+            await self.transcript.welcome()
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
         """Run a command or ask the model."""
@@ -323,7 +323,7 @@ class ChatScreen(Screen[None]):
     async def _show(self, note: Static | Markdown) -> None:
         await self.transcript.query(".note").remove()
         await self.transcript.mount(note)
-        self.transcript.anchor()
+        self.call_after_refresh(note.scroll_visible, top=True, animate=False)
 
     def _remember(self, text: str) -> None:
         try:

@@ -18,7 +18,7 @@ class Prompt(TextArea):
         Binding("up", "mark(-1)", "Mark above", priority=True, id="prompt.above", show=False),
         Binding("down", "mark(1)", "Mark below", priority=True, id="prompt.below", show=False),
         Binding("escape", "shut", "Close", priority=True, id="prompt.close", show=False),
-        Binding("enter", "send", "Send", priority=True, id="prompt.send"),
+        Binding("enter", "send", "Send", priority=True, id="prompt.send", show=False),
         Binding("shift+enter,alt+enter,ctrl+j", "newline", "New line", priority=True, id="prompt.newline", show=False),
         Binding("up", "recall(-1)", "Earlier prompt", priority=True, id="prompt.earlier", show=False),
         Binding("down", "recall(1)", "Later prompt", priority=True, id="prompt.later", show=False),

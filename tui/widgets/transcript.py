@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from tui.sessions import Message
 from tui.widgets.message_views import MessageView, view_of
+from tui.widgets.welcome import Welcome
 
 WINDOW = 24
 
@@ -40,7 +40,7 @@ class Transcript(VerticalScroll, can_focus=False):
     async def append(self, message: Message) -> MessageView:
         """Show a message that was added at the end, and go there. The first of a long window are unmounted."""
         view = view_of(message, self._variant(message))
-        await self.query(".welcome").remove()
+        await self.query(Welcome).remove()
         await self.mount(view)
         excess = self.views[: -2 * WINDOW]
         self._first += len(excess)
@@ -48,11 +48,11 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
         return view
 
-    async def welcome(self, text: Static) -> None:
-        """Show something in place of messages."""
+    async def welcome(self) -> None:
+        """Show where to begin, in place of messages."""
         await self.remove_children()
         self._messages, self._first = (), 0
-        await self.mount(text)
+        await self.mount(Welcome())
 
     def watch_scroll_y(self, old: float, new: float) -> None:
         """Mount earlier messages when the first one that is mounted comes into view."""

@@ -1,0 +1,81 @@
+"""The chat in a real terminal: typed into, read from, left again, and the terminal as it was."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux"),
+]
+
+
+class Terminal:
+    """A tmux session on a socket of its own."""
+
+    def __init__(self, socket: Path, columns: int, lines: int, environment: dict[str, str]) -> None:
+        self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
+        size = ["-x", str(columns), "-y", str(lines)]
+        variables = [part for name, value in environment.items() for part in ("-e", f"{name}={value}")]
+        subprocess.run([*self._tmux, "new-session", "-d", *size, *variables, "sh"], check=True)
+
+    def keys(self, *keys: str) -> None:
+        subprocess.run([*self._tmux, "send-keys", *keys], check=True)
+
+    def screen(self) -> str:
+        return subprocess.run([*self._tmux, "capture-pane", "-p"], check=True, capture_output=True, text=True).stdout
+
+    def wait_for(self, text: str, seconds: float = 60) -> str:
+        """Return the screen once the text is on it; a bound so wide that only a defect meets it."""
+        end = time.monotonic() + seconds
+        while text not in (screen := self.screen()):
+            assert time.monotonic() < end, f"no {text!r} on the screen:\n{screen}"
+            time.sleep(0.1)
+        return screen
+
+    def wait_until_gone(self, text: str, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while text in (screen := self.screen()):
+            assert time.monotonic() < end, f"{text!r} stays on the screen:\n{screen}"
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        subprocess.run([*self._tmux, "kill-server"], check=False)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    environment = {"XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    opened = Terminal(tmp_path / "tmux", 80, 24, environment)
+    yield opened
+    opened.close()
+
+
+def test_ask_stop_quit_and_come_back(terminal: Terminal, data_dir: Path) -> None:
+    model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+    chat = f"{sys.executable} -c 'from tui.main import main; main()' chat {model}"
+    terminal.keys(chat, "Enter")
+    terminal.wait_for("Ask anything")
+    terminal.keys("Once upon a time", "Enter")
+    terminal.wait_for("TTFT")
+    terminal.keys("Escape")
+    terminal.wait_for("tokens  ·")
+    terminal.keys("/bye", "Enter")
+    terminal.wait_until_gone("Ask anything")
+    terminal.keys("echo back $((40 + 2))", "Enter")
+    terminal.wait_for("back 42")
+    terminal.keys("clear; stty -a | tr ' ' '\\n' | grep -x -e icanon -e echo | sort | tr '\\n' ' '", "Enter")
+    terminal.wait_for("echo icanon")
+    terminal.keys(f"clear; {chat}", "Enter")
+    terminal.wait_for("Ask anything")
+    terminal.keys("F3")
+    terminal.wait_for("Once upon a time")
+    terminal.keys("Escape", "C-q")

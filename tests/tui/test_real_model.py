@@ -1,0 +1,50 @@
+"""The chat on a real tiny model."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from localllm.engine.request import FinishReason
+from localllm.settings import Settings
+from tests.tui.chatting import ask, chat_of, loaded, say, until
+from tests.tui.conftest import MakeApp
+from tui.engine_backend import EngineBackend
+from tui.screens.inspector import InspectorScreen
+from tui.sessions import SessionStore
+
+
+@pytest.mark.slow
+def test_a_story_is_told_stopped_and_seen_by_the_inspector(
+    make_app: MakeApp, store: SessionStore, data_dir: Path
+) -> None:
+    model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+    backend = EngineBackend(Settings(disk_cache=False, kv_mib=64))
+
+    async def flow() -> None:
+        async with make_app(backend, str(model)).run_test(size=(120, 40)) as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, "/set temperature 0")
+            await say(pilot, "/set max_tokens 24")
+            answer = await ask(pilot, "Once upon a time")
+            assert answer.finish_reason == FinishReason.LENGTH
+            assert answer.stats["generated"] == 24
+            assert answer.content.startswith(", there was a little girl named Lily")
+            assert chat.status_line.facts.counts.prompt == answer.stats["prompt"]
+            await say(pilot, "/regenerate")
+            await until(pilot, lambda: chat.conversation.messages[-1].id != answer.id)
+            await until(pilot, lambda: chat.conversation.messages[-1].finish_reason)
+            again = chat.conversation.messages[-1]
+            assert again.content == answer.content
+            assert again.stats["cached"] == again.stats["prompt"] - 1  # all but the last token, whose logits are needed
+            await pilot.press("f2")
+            await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
+            snapshot = await asyncio.wrap_future(backend.inspect())  # type: ignore[arg-type]
+            assert sum(step.prefill for step in snapshot.steps) == answer.stats["prompt"] + 1
+            assert chat_of(pilot).latency.ttft
+
+    try:
+        asyncio.run(flow())
+    finally:
+        backend.close()
+    assert len(store.path(store.sessions()[0].id)) == 2

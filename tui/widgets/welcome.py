@@ -1,0 +1,29 @@
+"""What stands where no message is yet."""
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+LOGO = """\
+ _                 _ _ _
+| | ___   ___ __ _| | | |_ __ ___
+| |/ _ \\ / __/ _` | | | | '_ ` _ \\
+| | (_) | (_| (_| | | | | | | | | |
+|_|\\___/ \\___\\__,_|_|_|_|_| |_| |_|"""
+
+_KEYS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "everything"))
+
+
+class Welcome(Vertical):
+    """The name, and where to begin."""
+
+    def compose(self) -> ComposeResult:
+        """Logo and hints, centred."""
+        yield Static(LOGO, markup=False, classes="logo")
+        yield Static("Models on the machine in front of you", classes="motto")
+        yield Static(
+            Content.assemble(
+                *(piece for key, what in _KEYS for piece in ((key, "bold $accent"), (f" {what}   ", "$foreground 60%")))
+            )
+        )
