@@ -9,9 +9,10 @@ import httpx2
 
 from localllm.library.errors import PullError
 from localllm.library.partial import PartialFile
-from localllm.library.web import MAX_FAILURES, PassingError, Remote, backoff, check_status, get, persistently
+from localllm.library.web import MAX_FAILURES, PassingError, Remote, backoff, check_status, get, landed, persistently
 
 CONNECTIONS = 8
+_EXPIRED = frozenset({400, 401, 403, 404, 410})
 _TICK_S = 0.1
 _JOIN_S = 0.2
 
@@ -27,6 +28,7 @@ class Download:
         self._remote = remote
         self._file = file
         self._what = what
+        self._direct: Remote | None = None  # where redirects lead, until that expires
         self._stop = threading.Event()
         self._changed = threading.Event()
         self._lock = threading.Lock()
@@ -130,9 +132,14 @@ class Download:
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if self._remote.etag:
             headers["If-Range"] = self._remote.etag
-        with get(self._client, self._remote, headers) as response:
+        direct = self._direct
+        with get(self._client, direct or self._remote, headers) as response:
+            if direct is not None and response.status_code in _EXPIRED:
+                self._direct = None
+                raise PassingError(f"{response.url.host} takes a redirect's address no more")
             check_status(response, self._what)
             self._check_range(response, start, stop)
+            self._direct = landed(self._remote, response)
             left = stop - start
             for piece in response.iter_raw():
                 if len(piece) > left:

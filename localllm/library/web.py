@@ -75,6 +75,12 @@ def get(client: httpx2.Client, remote: Remote, headers: Mapping[str, str]) -> It
     raise PullError(f"{remote.url}: redirects more than {MAX_REDIRECTS} times.")
 
 
+def landed(remote: Remote, response: httpx2.Response) -> Remote:
+    """Where redirects of a remote have led, with its token only if that is the same host."""
+    same = _origin(response.url) == _origin(httpx2.URL(remote.url))
+    return Remote(str(response.url), remote.token if same else None, remote.etag)
+
+
 def check_status(response: httpx2.Response, what: str) -> None:
     """Raise PassingError or PullError unless the request went well (200 or 206)."""
     status, host = response.status_code, response.url.host
@@ -83,7 +89,7 @@ def check_status(response: httpx2.Response, what: str) -> None:
     if status in _PASSING:
         raise PassingError(f"{host} answers {status} {response.reason_phrase}", _retry_after(response))
     reasons = {
-        401: f"{host} wants a token for {what}. Set HF_TOKEN, or log in with `hf auth login`.",
+        401: f"{host} wants a token for {what}, or does not have it. Check the name; set HF_TOKEN, or `hf auth login`.",
         403: f"{host} forbids {what}. Accept the model's terms on its page, and set HF_TOKEN.",
         404: f"{host} does not have {what}. Check the name.",
         410: f"{host} has {what} no more.",

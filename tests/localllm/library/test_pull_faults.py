@@ -1,6 +1,7 @@
 import contextlib
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,29 @@ def test_tokens_go_to_nobody_else(server: ModelServer, tiny_gguf: bytes, monkeyp
     server.add_ollama("library/r", "latest", {"model": tiny_gguf, "system": b"new"})
     pull(f"{server.host}/library/r", SETTINGS)
     assert not any("authorization" in headers for _, headers in server.requests)
+
+
+def test_a_redirect_is_followed_once_and_again_when_it_expires(server: ModelServer, big_gguf: bytes) -> None:
+    digest = server.add_ollama("library/big", "latest", {"model": big_gguf})["model"]
+    with ModelServer().running() as cdn:
+        cdn.routes["/signed"] = big_gguf
+        server.redirects[f"/v2/library/big/blobs/{digest}"] = f"{cdn.url}/signed"
+        pull(f"{server.host}/library/big", SETTINGS)
+        chunks = -(-len(big_gguf) // (64 << 10))
+        assert len(server.fetched(digest)) <= 1 + 8  # to ask about ranges, and each connection at most
+        assert len(cdn.fetched("/signed")) == chunks + 1
+        shutil.rmtree(Path.home() / ".local")
+        server.requests.clear()
+        cdn.routes["/signed-anew"] = big_gguf
+
+        def expire(path: str, answer: Answer) -> None:
+            if path == "/signed" and len(cdn.requests) > chunks + 20:
+                server.redirects[f"/v2/library/big/blobs/{digest}"] = f"{cdn.url}/signed-anew"
+                answer.status, answer.body, answer.headers = 403, b"", {}
+
+        cdn.faults.append(expire)
+        assert pull(f"{server.host}/library/big", SETTINGS).path.read_bytes() == big_gguf
+        assert cdn.fetched("/signed-anew")
 
 
 def test_where_a_registry_wants_to_be_authenticated_nothing_is_sent(server: ModelServer, home: Path) -> None:
