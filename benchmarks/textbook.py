@@ -1,0 +1,198 @@
+"""Figures that textbooks and papers give for an inference engine, measured on this one, beside what they say.
+
+    textbook.py MODEL.gguf DRAFT.gguf TEXT.txt [--threads N]
+
+DRAFT has the same vocabulary as MODEL. Times depend on the machine; the expectations do not.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.engine_tools import GREEDY, KV_BYTES, Served, ask, serve, table, text_tokens
+from gguf_io import open_model
+from localllm.engine.draft_model import DraftModel
+from localllm.engine.plan import ChunkSize
+from localllm.engine.request import GenerationRequest
+from localllm.engine.speculation import DraftLength
+from models import NativeRunner
+
+GUESSES = 4
+Row = tuple[str, str, str, str]
+
+
+def kv_waste(served: Served, tokens: Sequence[int]) -> Row:
+    """Memory that holds no token, with pages and with num_ctx reserved for everybody."""
+    lengths = [int(length) for length in np.random.default_rng(1).integers(20, len(tokens), 8)]
+    runner = served.engine.runner
+    before = runner.pages_free()
+    for length in lengths:
+        ask(served.engine, (tokens[length], *tokens[1:length]), 1)
+    held = (before - runner.pages_free()) * runner.page_size
+    paged, reserved = 1 - sum(lengths) / held, 1 - sum(lengths) / (len(lengths) * served.engine.context)
+    return (
+        "KV memory wasted, pages against reserving the context",
+        "< 4 % against 60-80 %",
+        f"{paged:.1%}",
+        f"{reserved:.0%}",
+    )
+
+
+def kv_size(model: Path, served: Served) -> Row:
+    """Bytes of KV a token against the formula."""
+    with open_model(model) as file:
+        name, data = file.architecture, file.metadata
+        heads = data.get_int(f"{name}.attention.head_count_kv")
+        size = data.get_int(f"{name}.embedding_length") // data.get_int(f"{name}.attention.head_count")
+        size = data.get_int(f"{name}.attention.key_length", size)
+        formula = 2 * data.get_int(f"{name}.block_count") * heads * size * 2
+    measured = served.engine.runner.kv_bytes_per_token
+    return (
+        "KV bytes a token",
+        f"2 x layers x KV heads x head size x 2 = {formula}",
+        str(measured),
+        "heads padded to whole vectors",
+    )
+
+
+def batching(served: Served, tokens: Sequence[int]) -> Row:
+    """Total tokens a second: one at a time, static batches of four, continuous."""
+    answers = [int(length) for length in np.random.default_rng(2).geometric(1 / 24, 16).clip(2, 120)]
+
+    def submit(at: int) -> object:
+        prompt = (tokens[at], *tokens[50 + 7 * at : 66 + 7 * at])
+        return served.engine.submit(GenerationRequest(prompt, GREEDY, max_tokens=answers[at], ignore_eos=True))
+
+    def run(group: int) -> float:
+        began = time.monotonic()
+        for first in range(0, len(answers), group):
+            for stream in [submit(at) for at in range(first, min(first + group, len(answers)))]:
+                stream.collect()  # type: ignore[attr-defined]
+        return sum(answers) / (time.monotonic() - began)
+
+    run(16)
+    single, static, continuous = (statistics.median(run(group) for _ in range(3)) for group in (1, 4, 16))
+    label = "tok/s of 16 requests: continuous against one at a time, static batches of 4"
+    measured = f"{continuous / single:.1f} and {continuous / static:.1f} times"
+    return label, "2-23 times", measured, f"{single:.0f}, {static:.0f}, {continuous:.0f} tok/s"
+
+
+def cached_prefix(served: Served, tokens: Sequence[int], cached: int, new: int) -> Row:
+    """TTFT with most of the prompt cached against none."""
+    cold, warm = [], []
+    for at in range(3):
+        prefix = (tokens[at], *tokens[1:cached])
+        cold.append(ask(served.engine, (tokens[at + 9], *prefix[1:], *tokens[:new]), 1).timings.ttft_s)
+        ask(served.engine, prefix, 1)
+        warm.append(ask(served.engine, (*prefix, *tokens[3 : 3 + new]), 1).timings.ttft_s)
+    saved = 1 - statistics.median(warm) / statistics.median(cold)
+    label = f"TTFT with {cached} tokens cached and {new} new, against none cached"
+    return label, f"-{cached / (cached + new):.0%}", f"-{saved:.0%}", f"{1e3 * statistics.median(warm):.0f} ms"
+
+
+def speculation(model: Path, draft: Path, tokens: Sequence[int], threads: int | None) -> Row:
+    """Tokens a round with a draft model that always guesses GUESSES tokens, against the formula."""
+    with open_model(draft) as file:
+        guesser = DraftModel(NativeRunner(file, kv_bytes=KV_BYTES, threads=threads))
+    choose, observe = DraftLength.choose, DraftLength.observe
+    served = serve(model, threads, draft_model=guesser)
+    rounds: list[tuple[int, int]] = []
+
+    def note(length: DraftLength, drafted: int, accepted: int) -> None:
+        rounds.append((drafted, accepted))
+
+    DraftLength.choose = lambda _self, limit, *_: GUESSES if limit >= GUESSES else 0  # type: ignore[method-assign]
+    DraftLength.observe = note  # type: ignore[method-assign]
+    try:
+        for at in range(6):
+            ask(served.engine, tokens[at * 40 : at * 40 + 24], 120)
+    finally:
+        DraftLength.choose, DraftLength.observe = choose, observe  # type: ignore[method-assign]
+        served.engine.close()
+    full = [accepted for drafted, accepted in rounds if drafted == GUESSES]
+    tried = sum(min(accepted + 1, GUESSES) for accepted in full)
+    rate = sum(full) / tried
+    expected = (1 - rate ** (GUESSES + 1)) / (1 - rate)
+    label = f"tokens a round, {GUESSES} guesses, acceptance {rate:.2f}"
+    return (
+        label,
+        f"(1 - a^{GUESSES + 1}) / (1 - a) = {expected:.2f}",
+        f"{1 + statistics.mean(full):.2f}",
+        f"{len(full)} rounds",
+    )
+
+
+def bandwidth(model: Path, served: Served, tokens: Sequence[int]) -> Row:
+    """Decode speed against reading all weights once a token, at the speed of summing a large array."""
+    array = np.ones(2**26, np.float32)
+    passes = []
+    for _ in range(5):
+        began = time.perf_counter()
+        array.sum()
+        passes.append(time.perf_counter() - began)
+    read = array.nbytes / min(passes)
+    decode = 47 / ask(served.engine, tokens[:8], 48).timings.decode_s
+    bound = read / model.stat().st_size
+    label = "decode against bandwidth / bytes of the file"
+    return (
+        label,
+        f"at most {bound:.1f} tok/s at {read / 1e9:.1f} GB/s on one core",
+        f"{decode:.1f} tok/s",
+        f"{decode / bound:.0%}",
+    )
+
+
+def chunked_prefill(served: Served, tokens: Sequence[int], long: int) -> Row:
+    """TTFT of a short request that comes during a long prefill, with and without chunks."""
+
+    def measure() -> float:
+        waits = []
+        for at in range(3):
+            prompt = (tokens[20 + at], *tokens[1:long])
+            first = served.engine.submit(GenerationRequest(prompt, GREEDY, max_tokens=1))
+            time.sleep(0.02)
+            waits.append(ask(served.engine, (tokens[60 + at], *tokens[5:20]), 1).timings.ttft_s)
+            first.collect()
+        return statistics.median(waits)
+
+    with_chunks = measure()
+    target, ChunkSize.TARGET_S = ChunkSize.TARGET_S, 1e9
+    without = measure()
+    ChunkSize.TARGET_S = target
+    label = f"TTFT of a short request during a prefill of {long} tokens, chunked against not"
+    return label, "a few chunks against the whole", f"{1e3 * with_chunks:.0f} against {1e3 * without:.0f} ms", ""
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("draft", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    text = arguments.text.read_text(encoding="utf-8")
+    served = serve(arguments.model, arguments.threads, max_running=16)
+    context = served.engine.context
+    tokens = text_tokens(served.tokenizer, text, 4096)
+    ask(served.engine, tokens[:64], 8)
+    cached = min(2000, context * 3 // 4)
+    rows = [
+        kv_waste(served, tokens[: min(context, 1024)]),
+        kv_size(arguments.model, served),
+        batching(served, tokens),
+        cached_prefix(served, tokens, cached, max(cached // 25, 4)),
+        bandwidth(arguments.model, served, tokens),
+        chunked_prefill(served, tokens, min(context - 8, 1000)),
+    ]
+    served.engine.close()
+    rows.insert(4, speculation(arguments.model, arguments.draft, tokens, arguments.threads))
+    table(("what", "expected", "measured", ""), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""How fast the terminal chat is: first paint, typing echo while an answer streams, flush lag, memory of a long chat.
+
+Run it on an idle machine: `python -m benchmarks.tui`. The answers are scripted, so that the screen alone is measured.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.engine.request import Counts, FinishReason, Progress, Timings
+from tui.app import ChatApp
+from tui.backend import Answer, AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo
+from tui.screens.chat import ChatScreen
+from tui.sessions import Message, Role, SessionStore
+
+SPEED = 400  # tokens a second
+SECONDS = 8
+LONG = 10_000  # messages
+TEXT = "Some **words** of an answer, `code` among them, go on and on.\n\n"
+
+_FIRST_PAINT = """
+import asyncio, sys, time, tempfile
+began = time.perf_counter()
+from pathlib import Path
+from localllm.settings import Settings
+from tui.app import ChatApp
+from tui.engine_backend import EngineBackend
+from tui.parameters import Parameters
+from tui.sessions import SessionStore
+async def main():
+    with tempfile.TemporaryDirectory() as folder:
+        store = SessionStore(Path(folder) / "sessions.db")
+        app = ChatApp(EngineBackend(Settings()), store, "", Parameters())
+        async with app.run_test():
+            app.screen.refresh()
+            print(time.perf_counter() - began)
+        store.close()
+asyncio.run(main())
+"""
+
+
+class TimedAnswer:
+    """Gives 4-character tokens at SPEED by the clock, as fast as the screen asks for them."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._sent = 0
+        self.ends = self._began + SECONDS
+
+    def poll(self) -> AnswerUpdate | None:
+        passed = time.monotonic() - self._began
+        due = min(int(passed * SPEED), SPEED * SECONDS)
+        if due == self._sent:
+            return None
+        start, self._sent = self._sent, due
+        text = "".join(TEXT[4 * n % len(TEXT) :][:4] for n in range(start, due))
+        reason = FinishReason.STOP if due == SPEED * SECONDS else None
+        counts, timings = Counts(prompt=9, generated=due), Timings(decode_s=passed, ttft_s=0.01)
+        progress: Progress | None = None
+        return AnswerUpdate((AnswerPart(PartKind.CONTENT, text),), counts, timings, progress, finish_reason=reason)
+
+    def cancel(self) -> None:
+        """It ends by itself."""
+
+
+class TimedBackend:
+    """A backend whose answers are timed; everything else is empty."""
+
+    def __init__(self) -> None:
+        self.answers: list[TimedAnswer] = []
+
+    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
+        return ModelInfo(name, "benchmark", 8192, converses=False)
+
+    def submit(self, request: ChatRequest) -> Answer:
+        self.answers.append(TimedAnswer())
+        return self.answers[-1]
+
+    def count_tokens(self, text: str) -> int | None:
+        return None
+
+    def models(self, near: str | None) -> Sequence[ModelChoice]:
+        return ()
+
+    def inspect(self) -> None:
+        return None
+
+    def memory_bytes(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def first_paint(runs: int = 5) -> float:
+    """Seconds from the interpreter's start of imports to a drawn screen, the best of some runs."""
+    times = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", _FIRST_PAINT], check=True, capture_output=True)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+async def streaming(folder: Path) -> tuple[list[float], list[float], float]:
+    """Typing echo and loop lag in seconds while an answer streams, and how much later than its tokens it ends."""
+    store = SessionStore(folder / "streaming.db")
+    backend = TimedBackend()
+    app = ChatApp(backend, store, "timed")
+    echo: list[float] = []
+    lag: list[float] = []
+    async with app.run_test(size=(120, 40)) as pilot:
+        chat = app.screen
+        assert isinstance(chat, ChatScreen)
+        while chat.info is None:
+            await pilot.pause(0.01)
+        chat.prompt.insert("go")
+        await pilot.press("enter")
+        while not chat.busy:
+            await asyncio.sleep(0.001)
+        while chat.busy:
+            pressed = time.monotonic()
+            length = len(chat.prompt.text)
+            app.simulate_key("x")
+            while len(chat.prompt.text) == length and chat.busy:
+                await asyncio.sleep(0)
+            echo.append(time.monotonic() - pressed)
+            slept = time.monotonic()
+            await asyncio.sleep(0.05)
+            lag.append(time.monotonic() - slept - 0.05)
+        late = time.monotonic() - backend.answers[0].ends
+    store.close()
+    return echo, lag, late
+
+
+async def long_chat(folder: Path) -> tuple[float, float]:
+    """Seconds to open a chat of LONG messages, and MiB that it adds to the process."""
+    store = SessionStore(folder / "long.db")
+    session, parent = store.create("m", {}), None
+    for number in range(LONG):
+        role = Role.USER if number % 2 == 0 else Role.ASSISTANT
+        reason = None if role is Role.USER else "stop"
+        parent = store.add(Message(0, session, parent, role, TEXT * 4, finish_reason=reason)).id
+    app = ChatApp(TimedBackend(), store, "timed")
+    async with app.run_test(size=(120, 40)) as pilot:
+        chat = app.screen
+        assert isinstance(chat, ChatScreen)
+        before, began = psutil.Process().memory_info().rss, time.monotonic()
+        chat.conversation.open(session)
+        await chat.show_conversation()
+        await pilot.pause()
+        took = time.monotonic() - began
+        memory = (psutil.Process().memory_info().rss - before) / 2**20
+    store.close()
+    return took, memory
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of all lies."""
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
+
+
+def main() -> None:
+    """Print every figure with its budget."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        paint = first_paint()
+        echo, lag, late = asyncio.run(streaming(folder))
+        took, memory = asyncio.run(long_chat(folder))
+    rows = [
+        ("start to first paint, no model", f"{paint:.2f} s", "0.60 s"),
+        (f"typing echo p95 at {SPEED} tok/s", f"{percentile(echo, 0.95) * 1000:.0f} ms", "50 ms"),
+        (f"loop lag p95 at {SPEED} tok/s", f"{percentile(lag, 0.95) * 1000:.0f} ms", ""),
+        (f"answer of {SECONDS} s ends late by", f"{late * 1000:.0f} ms", ""),
+        (f"opening a chat of {LONG} messages", f"{took:.2f} s", ""),
+        (f"memory that {LONG} messages add", f"{memory:.0f} MiB", ""),
+    ]
+    for name, value, budget in rows:
+        sys.stdout.write(f"{name:<38}{value:>10}   {f'budget {budget}' if budget else ''}\n")
+
+
+if __name__ == "__main__":
+    main()
