@@ -14,6 +14,7 @@ from localllm.cli.list import list_models
 from localllm.cli.manage import copy, remove, verify
 from localllm.cli.pull import pull
 from localllm.cli.quality import perplexity, quantize
+from localllm.cli.remote import ps, stop
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
@@ -37,6 +38,8 @@ app.command()(verify)
 app.command()(create)
 app.command()(perplexity)
 app.command()(quantize)
+app.command()(ps)
+app.command()(stop)
 app.command()(config)
 app.command()(doctor)
 

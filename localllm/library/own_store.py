@@ -8,6 +8,7 @@ partial/                                      what is on its way; nothing here i
 
 import hashlib
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.files import sync_folder, write_whole
 from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names, read_manifest
 from localllm.library.names import ModelName
+
+STALE_S = 3600  # younger temporary files may be somebody's
 
 
 class OwnStore:
@@ -113,7 +116,8 @@ class OwnStore:
         """Remove partial downloads that no process is at, and blobs that no model uses; return the bytes freed."""
         freed = 0
         with self.locked():
-            for path in [*self.partial.glob("*.part"), *self.partial.glob("*.json"), *self.partial.glob(".*.tmp")]:
+            aged = [path for path in self.partial.glob(".*.tmp") if path.stat().st_mtime < time.time() - STALE_S]
+            for path in [*self.partial.glob("*.part"), *self.partial.glob("*.json"), *aged]:
                 lock = FileLock(path.with_suffix(".lock"), blocking=False)
                 with _if_free(lock) as free:
                     freed += _unlinked(path) if free else 0

@@ -97,6 +97,7 @@ def test_unfinished_pulls_can_be_removed(
     for name in ("a.part", "a.json", ".b.tmp"):
         (store / "partial").mkdir(parents=True, exist_ok=True)
         (store / "partial" / name).write_text("x")
+    os.utime(store / "partial" / ".b.tmp", (0, 0))
     (store / "blobs").mkdir()
     (store / "blobs" / f"sha256-{'0' * 64}").write_text("x")
     assert command("rm", "--unfinished") == 0

@@ -1,0 +1,63 @@
+"""localllm ps, localllm stop: the models that a running server holds."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from localllm.cli.options import AsJson, Debug
+from localllm.cli.terminal import answer, human_bytes, note
+
+TIMEOUT_S = 60.0
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # an address to listen on is none to connect to
+
+
+def ps(as_json: AsJson = False, debug: Debug = False) -> None:
+    """List the models that the running server has in memory, those that stay longest first."""
+    from localllm.cli.list import table
+
+    models = _ask("GET", "/api/ps")["models"]
+    if as_json:
+        answer(json.dumps(models, ensure_ascii=False) + "\n")
+    elif models:
+        rows = [
+            (row["name"], human_bytes(row["size"]), str(row["context_length"]), row["expires_at"]) for row in models
+        ]
+        answer(table([("NAME", "SIZE", "CONTEXT", "UNTIL"), *rows]))
+    else:
+        note("The server has no model in memory.")
+
+
+def stop(
+    name: Annotated[str, typer.Argument(help="A model that `localllm ps` lists.", show_default=False)],
+    debug: Debug = False,
+) -> None:
+    """Let the running server forget a model, and give its memory back."""
+    _ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+    note(f"{name} is stopped.")
+
+
+def _ask(method: str, path: str, body: dict[str, object] | None = None) -> Any:
+    """What the server of these settings answers. Raises RequestError where there is none, or it refuses."""
+    import os
+
+    import httpx2
+
+    from localllm.errors import RequestError
+    from localllm.server.options import server_options, with_ollama_variables
+    from localllm.settings import load_settings
+
+    options = server_options(load_settings({}, with_ollama_variables(os.environ)))
+    url = f"http://{ANYWHERE.get(options.host, options.host)}:{options.port}"
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    try:
+        response = httpx2.request(method, f"{url}{path}", json=body, headers=headers, timeout=TIMEOUT_S)
+    except httpx2.TransportError as error:
+        raise RequestError(f"No server answers at {url}. Start one with `localllm serve`.") from error
+    try:
+        content = response.json()
+    except ValueError as error:
+        raise RequestError(f"{url} is not a server of localllm's or Ollama's protocol.") from error
+    if response.status_code != 200:
+        raise RequestError(f"{url} refuses: {content.get('error', response.reason_phrase)}")
+    return content
