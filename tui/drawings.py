@@ -8,6 +8,7 @@ from textual.content import Content
 from localllm.cli.terminal import harmless
 from localllm.engine.inspection import EngineSnapshot, PrefixView, StepRecord, depth_first
 from tui.backend import TokenChoice
+from tui.status import human_seconds
 
 PREFILL, DECODE, DRAFTED = "$primary", "$success", "$accent"
 MUTED = "$foreground 60%"
@@ -99,13 +100,17 @@ def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
     middle, late = ordered[len(ordered) // 2], ordered[min(int(len(ordered) * 0.95), len(ordered) - 1)]
     lines: list[Piece] = [
         (name, "bold"),
-        (f"  p50 {_time(middle)}  p95 {_time(late)}  of {len(seconds)}\n", MUTED),
+        (f"  p50 {human_seconds(middle)}  p95 {human_seconds(late)}  of {len(seconds)}\n", MUTED),
     ]
     room = max(width - 22, 4)
     for place in range(min(buckets), max(buckets) + 1):
         count = buckets.get(place, 0)
         length = math.ceil(count / max(buckets.values()) * room)
-        lines += [(f"{_time(2.0**place):>8} ", MUTED), ("█" * length, "$secondary"), (f" {count or ''}\n", MUTED)]
+        lines += [
+            (f"{human_seconds(2.0**place):>8} ", MUTED),
+            ("█" * length, "$secondary"),
+            (f" {count or ''}\n", MUTED),
+        ]
     return Content.assemble(*lines)
 
 
@@ -149,10 +154,6 @@ def requests(snapshot: EngineSnapshot) -> Content:
             ("\n", ""),
         ]
     return Content.assemble(*lines)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
 def _visible(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The chat's backend in this process: one loaded model and its engine."""
+"""The chat's backend in this process: one loaded model and its engine. Imports them when the first one is loaded."""
 
 import math
 import threading
@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from gguf_io import open_model
 from localllm.cli.terminal import human_count
 from localllm.engine.answer_parts import AnswerPart, AnswerSplitter, PartKind
 from localllm.engine.inspection import EngineSnapshot
-from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
-from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError, RequestError
 from localllm.library import resolve
-from localllm.library.lookup import all_models
-from localllm.library.summary import summarize
 from localllm.settings import Settings
 from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, TokenChoice, Turn
+
+if TYPE_CHECKING:
+    from localllm.engine.loaded_model import LoadedModel
+    from localllm.engine.stream import GenerationStream
 
 
 class EngineAnswer:
     """A GenerationStream, its text split into content, reasoning and tool calls."""
 
-    def __init__(self, stream: GenerationStream, splitter: AnswerSplitter, model: LoadedModel) -> None:
+    def __init__(self, stream: "GenerationStream", splitter: AnswerSplitter, model: "LoadedModel") -> None:
         self._stream = stream
         self._splitter = splitter
         self._model = model
@@ -81,6 +81,9 @@ class EngineBackend:
 
     def load(self, name: str, progress: LoadProgress) -> ModelInfo:
         """See Backend.load. The present model is freed first, so that two never share the memory."""
+        from gguf_io import open_model
+        from localllm.engine.loaded_model import load_model
+
         with self._lock:
             path = resolve(name)
             with open_model(path):
@@ -135,6 +138,8 @@ class EngineBackend:
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         """The models of this machine, and the GGUF files beside the present one; unreadable ones are left out."""
+        from localllm.library.lookup import all_models
+
         known = [(model.name, model.path) for model in all_models(self._settings)]
         present = self._path or (resolve(near) if near else None)
         paths = {path for _, path in known}
@@ -160,12 +165,15 @@ class EngineBackend:
             self._model.close()
             self._model = None
 
-    def _loaded(self) -> LoadedModel:
+    def _loaded(self) -> "LoadedModel":
         if self._model is None:
             raise RequestError("No model is loaded. Choose one with /load.")
         return self._model
 
     def _choice(self, name: str, path: Path) -> ModelChoice | None:
+        from gguf_io import open_model
+        from localllm.library.summary import summarize
+
         try:
             with open_model(path) as file:
                 summary = summarize(file)

@@ -6,24 +6,28 @@ from pathlib import Path
 from textual.logging import TextualHandler
 
 from localllm.settings import Settings
-from tui.app import ChatApp
+from tui.app import ACTIONS, ChatApp
 from tui.engine_backend import EngineBackend
+from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
 from tui.sessions import SessionStore
 from tui.sessions.database import sessions_path
 
 
 def run_chat(model: str | None, settings: Settings, sessions: Path | None = None) -> int:
-    """Run the chat until the user leaves, and return its exit code. Raises SessionError where sessions cannot be kept.
+    """Run the chat until the user leaves, and return its exit code. Raises SessionError where sessions
+    cannot be kept, SettingsError where keys.toml is wrong.
 
     model None takes the one used last.
     """
     # A line on stderr would tear the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
+    keys = load_keys(keys_path(), ACTIONS)
     store = SessionStore(sessions or sessions_path())
     backend = EngineBackend(settings)
     try:
-        app = ChatApp(backend, store, model or store.remembered("model") or "", Parameters.from_settings(settings))
+        wanted = model or store.remembered("model") or ""
+        app = ChatApp(backend, store, wanted, Parameters.from_settings(settings), keys)
         app.run()
         return app.return_code or 0
     finally:

@@ -53,7 +53,7 @@ class Status:
             what = f"{self.counts.dropped_messages} messages" if self.counts.dropped_messages else "oldest text"
             segments.append((1, f"{what} left out", "$warning"))
         if self.timings.ttft_s:
-            segments.append((6, f"TTFT {self.timings.ttft_s:.2f} s", "$foreground 60%"))
+            segments.append((6, f"TTFT {human_seconds(self.timings.ttft_s)}", "$foreground 60%"))
         if self.speed:
             segments.append((3, f"{self.speed:.0f} tok/s", "$foreground 60%"))
         if self.memory:
@@ -98,6 +98,13 @@ class SpeedMeter:
             return 0.0
         seconds = self._points[-1][0] - self._points[0][0]
         return (self._points[-1][1] - self._points[0][1]) / seconds if seconds > 0 else 0.0
+
+
+def human_seconds(seconds: float) -> str:
+    """1.25 s, 340 ms, 4.2 ms."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"
 
 
 def bar(share: float, width: int = 6) -> str:

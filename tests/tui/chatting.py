@@ -20,7 +20,7 @@ def chat_of(pilot: Pilot[None]) -> ChatScreen:
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
     """Let the app work until the condition holds; a bound so wide that only a defect meets it."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while not condition():
             await pilot.pause(0.02)
     await pilot.pause()

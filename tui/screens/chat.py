@@ -307,6 +307,7 @@ class ChatScreen(Screen[None]):
             self.status_line.redraw()
         facts.model, facts.place, facts.context = info.name, info.place, info.context
         self.conversation.set_model(name)
+        self.conversation.store.remember("model", name)
         self.title_bar.model = info.name
         self.status_line.redraw()
         if info.notice:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from tui.sessions.database import connect, explained
@@ -91,7 +92,7 @@ class SessionStore:
                 "UPDATE session SET leaf = ?, updated = ? WHERE id = ?", (message.id, now, message.session_id)
             )
             if message.parent_id is None and message.role is Role.USER:
-                title = " ".join(message.content.split())[:TITLE_CHARS] or "New chat"
+                title = shorten(message.content, TITLE_CHARS, placeholder=" …") or "New chat"
                 self._db.execute(
                     "UPDATE session SET title = ? WHERE id = ? AND NOT titled", (title, message.session_id)
                 )

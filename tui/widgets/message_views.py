@@ -12,6 +12,7 @@ from textual.widgets.markdown import MarkdownStream
 from localllm.cli.terminal import harmless
 from localllm.engine.answer_parts import AnswerPart, PartKind
 from tui.sessions import Message
+from tui.status import human_seconds
 
 
 class MessageView(Vertical, can_focus=True, can_focus_children=False):
@@ -130,10 +131,10 @@ class AnswerView(MessageView):
         if stats.get("speed"):
             parts.append(f"{stats['speed']:.0f} tok/s")
         if stats.get("ttft_s"):
-            parts.append(f"first after {stats['ttft_s']:.2f} s")
+            parts.append(f"first after {human_seconds(stats['ttft_s'])}")
         if stats.get("cached"):
             parts.append(f"{stats['cached']} of {stats['prompt']} cached")
-        ended = {"cancelled": "stopped", "length": "cut at the limit: /continue"}.get(self.message.finish_reason or "")
+        ended = {"cancelled": "stopped", "length": "cut: /continue"}.get(self.message.finish_reason or "")
         return Content("  ·  ".join([*parts, ended] if ended else parts))
 
 

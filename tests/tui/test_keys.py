@@ -1,0 +1,39 @@
+"""keys.toml: read, checked, and every action known."""
+
+from pathlib import Path
+
+import pytest
+
+from localllm.errors import SettingsError
+from tui.app import ACTIONS
+from tui.commands.table import COMMANDS
+from tui.keys import load_keys
+
+
+def test_no_file_changes_nothing(tmp_path: Path) -> None:
+    assert load_keys(tmp_path / "keys.toml", ACTIONS) == {}
+
+
+def test_keys_by_action(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('new = "f9"\n"prompt.newline" = "ctrl+k,ctrl+j"\n', encoding="utf-8")
+    assert load_keys(file, ACTIONS) == {"new": "f9", "prompt.newline": "ctrl+k,ctrl+j"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('neww = "f9"', "Did you mean 'new'"),
+        ("new = 9", "should be a key"),
+        ("new = ", "not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(SettingsError, match=message):
+        load_keys(file, ACTIONS)
+
+
+def test_every_command_with_a_key_is_an_action() -> None:
+    assert {command.name for command in COMMANDS if command.key} <= set(ACTIONS)

@@ -1,0 +1,36 @@
+"""The user's own keys: keys.toml in the configuration folder, `new = "f9"` for each action that has another key."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import platformdirs
+
+from localllm.errors import SettingsError
+
+
+def keys_path() -> Path:
+    """Where the file is looked for, e.g. ~/.config/localllm/keys.toml. It need not exist."""
+    return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / "keys.toml"
+
+
+def load_keys(file: Path, actions: Iterable[str]) -> dict[str, str]:
+    """Read which action has which keys, several separated by commas. Raises SettingsError for an unknown action."""
+    known = sorted(set(actions))
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror}. Check its permissions.") from error
+    except ValueError as error:
+        raise SettingsError(f"{file}: is not valid TOML: {error}.") from error
+    for name, key in content.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+            raise SettingsError(f"{file}: there is no action {name!r}. {hint}")
+        if not isinstance(key, str) or not key:
+            raise SettingsError(f'{file}: {name} should be a key such as "f9" or "ctrl+k" and is {key!r}.')
+    return content
