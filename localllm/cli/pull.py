@@ -34,13 +34,17 @@ def pull(name: Name, debug: Debug = False) -> None:
 
 def obtain(name: str, settings: "Settings") -> "LibraryModel":
     """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError."""
-    from localllm.library.errors import ModelNotFoundError
+    from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
     from localllm.library.lookup import find
 
     try:
         return find(name, settings)
-    except ModelNotFoundError:
+    except ModelNotFoundError as error:
+        missing = error
+    try:
         return pull_with_progress(name, settings)
+    except LibraryError as error:
+        raise PullError(f"{missing} It was tried: {error}") from error
 
 
 def pull_with_progress(name: str, settings: "Settings") -> "LibraryModel":

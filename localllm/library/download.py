@@ -132,11 +132,10 @@ class Download:
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if self._remote.etag:
             headers["If-Range"] = self._remote.etag
-        direct = self._direct
-        with get(self._client, direct or self._remote, headers) as response:
-            if direct is not None and response.status_code in _EXPIRED:
+        with get(self._client, self._direct or self._remote, headers) as response:
+            if response.status_code in _EXPIRED and response.url != httpx2.URL(self._remote.url):
                 self._direct = None
-                raise PassingError(f"{response.url.host} takes a redirect's address no more")
+                raise PassingError(f"{response.url.host} answers {response.status_code} to a redirect")
             check_status(response, self._what)
             self._check_range(response, start, stop)
             self._direct = landed(self._remote, response)

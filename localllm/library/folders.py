@@ -59,10 +59,10 @@ def folder_models(folder: Path) -> Iterator[LibraryModel]:
 def gguf_files(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
     """Model files below a folder, sorted: no projectors (mmproj), of split ones the first part."""
     for path in sorted(_listed(folder)):
-        if path.is_dir():
+        if os.path.isdir(path):
             if depth > 1 and not path.is_symlink():
                 yield from gguf_files(path, depth - 1)
-        elif path.suffix == ".gguf" and is_model_name(path.name) and path.is_file():
+        elif path.suffix == ".gguf" and is_model_name(path.name) and os.path.isfile(path):
             yield path
 
 
@@ -93,4 +93,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _changed(path: Path) -> float:
-    return path.stat().st_mtime
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0

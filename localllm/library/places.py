@@ -36,9 +36,11 @@ def lm_studio_models() -> list[Path]:
     """LM Studio's folders, under the home that its pointer file names, and the two that it used by default."""
     homes = [Path.home() / ".lmstudio", Path.home() / ".cache" / "lm-studio"]
     pointer = Path.home() / ".lmstudio-home-pointer"
-    if pointer.is_file():
+    try:
         named = pointer.read_text(encoding="utf-8", errors="replace").strip()
-        homes = [Path(named), *homes] if named else homes
+    except OSError:  # LM Studio is not here
+        named = ""
+    homes = [Path(named), *homes] if named else homes
     return list(_once(home / "models" for home in homes))
 
 

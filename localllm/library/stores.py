@@ -44,7 +44,7 @@ def model_path(blobs: Path, manifest: Manifest) -> Path | None:
     if not layers:
         return None
     files = [blobs / name for name in model_file_names(layers)]
-    return files[0] if all(file.is_file() for file in files) else None
+    return files[0] if all(map(os.path.isfile, files)) else None  # where we may not look, too
 
 
 def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> list[Path]:

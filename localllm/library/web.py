@@ -33,11 +33,15 @@ class Remote:
 
 
 class PassingError(Exception):
-    """Something that may be gone at the next attempt. wait_s: how long the server asks to wait, if it says so."""
+    """Something that may be gone at the next attempt.
 
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
+    wait_s: how long the server asks to wait, if it says so. unreachable: there was no connection at all.
+    """
+
+    def __init__(self, message: str, wait_s: float | None = None, unreachable: bool = False) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+        self.unreachable = unreachable
 
 
 def new_client() -> httpx2.Client:
@@ -69,7 +73,8 @@ def get(client: httpx2.Client, remote: Remote, headers: Mapping[str, str]) -> It
                     return
                 url = _redirected(url, response.headers["location"])
     except httpx2.TransportError as error:
-        raise PassingError(f"{url.host}: {str(error) or type(error).__name__}") from error
+        unreachable = isinstance(error, httpx2.ConnectError)
+        raise PassingError(f"{url.host}: {str(error) or type(error).__name__}", unreachable=unreachable) from error
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
         raise PullError(f"{remote.url}: is not an address that can be opened: {error}.") from error
     raise PullError(f"{remote.url}: redirects more than {MAX_REDIRECTS} times.")
@@ -114,12 +119,15 @@ def get_small(client: httpx2.Client, remote: Remote, headers: Mapping[str, str],
 
 
 def persistently(attempt: Callable[[], ResultT], wait: Callable[[float], object]) -> ResultT:
-    """Call until it succeeds, waiting longer after each PassingError. Raises PullError after MAX_FAILURES of them."""
+    """Call until it succeeds, waiting longer after each PassingError. Raises PullError after MAX_FAILURES of them.
+
+    A host that cannot be reached is given up at the second: there is likely no network.
+    """
     for failures in range(1, MAX_FAILURES + 1):
         try:
             return attempt()
         except PassingError as error:
-            if failures == MAX_FAILURES:
+            if failures == (2 if error.unreachable else MAX_FAILURES):
                 raise PullError(f"{error}. Tried {failures} times; pull again later.") from error
             wait(backoff(failures, error))
     raise AssertionError  # the loop returns or raises

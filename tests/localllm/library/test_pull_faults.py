@@ -2,7 +2,9 @@ import contextlib
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,46 @@ def test_a_busy_server_is_not_asked_for_ever(server: ModelServer, home: Path) ->
     with pytest.raises(PullError, match="429"):
         pull(f"{server.host}/library/tiny", SETTINGS)
     assert len(server.requests) == 6
+    no_model_and_no_half_file(home)
+
+
+def test_a_host_that_is_not_there_is_given_up_soon(home: Path, command: Callable[..., int], capsys: Any) -> None:
+    assert command("run", "127.0.0.1:9/library/x", "Hello") == 2
+    err = capsys.readouterr().err
+    assert "There is no model '127.0.0.1:9/library/x' on this machine" in err
+    assert "Tried 2 times" in err
+
+
+def test_a_file_that_changes_while_it_is_pulled_is_noticed(server: ModelServer, home: Path, big_gguf: bytes) -> None:
+    server.routes["/x.gguf"] = big_gguf
+    server.headers["/x.gguf"] = {"ETag": '"v1"'}
+
+    def change(_path: str, answer: Answer) -> None:
+        if len(server.requests) > 20:  # as RFC 9110 wants it where If-Range names another version
+            answer.status, answer.body = 200, big_gguf
+            answer.headers.pop("Content-Range", None)
+
+    server.faults.append(change)
+    with pytest.raises(PullError, match="for bytes"):
+        pull(f"{server.url}/x.gguf", SETTINGS)
+    no_model_and_no_half_file(home)
+    server.faults.clear()
+    newer = big_gguf[:-1] + b"!"
+    server.routes["/x.gguf"] = newer
+    server.headers["/x.gguf"] = {"ETag": '"v2"'}
+    assert pull(f"{server.url}/x.gguf", SETTINGS).path.read_bytes() == newer
+
+
+def test_an_address_that_does_not_tell_a_length_is_refused(server: ModelServer, home: Path, big_gguf: bytes) -> None:
+    server.routes["/x.gguf"] = big_gguf
+    server.ranges = False
+
+    def endless(_path: str, answer: Answer) -> None:
+        answer.told_length = False
+
+    server.faults.append(endless)
+    with pytest.raises(PullError, match="does not say how long"):
+        pull(f"{server.url}/x.gguf", SETTINGS)
     no_model_and_no_half_file(home)
 
 
