@@ -132,7 +132,8 @@ class Engine:
             return self._fail(plan, error)
         took = time.monotonic() - began
         self._scheduler.chunk.observe(len(plan), took)
-        self._scheduler.costs.observe(len(plan), took)
+        if all(part.count == 1 for part in plan.parts):
+            self._scheduler.costs.observe(len(plan), took)
         self._journal.note(plan, time.monotonic() - began)
         self._commit(plan, logits)
         self._steps += 1

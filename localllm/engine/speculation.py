@@ -6,22 +6,25 @@ LEAST_GAIN = 1.05
 
 
 class StepCosts:
-    """What a step costs by its rows, learned from the steps' own times: seconds = base + rows * per_row.
+    """What a decoding step costs by its rows, learned from the steps' own times: seconds = base + rows * per_row.
 
-    The fit forgets, so that it follows a conversation that grows and a machine that others use too.
+    The fit forgets, so that it follows a conversation that grows and a machine that others use too. It leans towards
+    PRIOR, so that a few unlucky steps do not end all speculation.
     """
 
     LARGEST = 32
     MEMORY = 0.98
+    PRIOR = 0.1  # a row's share of a step of one, until steps have shown another
+    TRUST = 3.0  # the variance in rows that counts as much as the prior
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a step of few rows; in large ones the cost of a row is another."""
+        """Learn from a step that only decoded. Large ones tell nothing: their rows cost otherwise."""
         if rows > self.LARGEST:
             return
-        if self._weight > 8:
+        if self._weight > 2:
             seconds = min(seconds, 3 * self.seconds(rows))  # somebody else had the processor
         sums = (self._weight, self._x, self._y, self._xx, self._xy)
         new = (1.0, rows, seconds, rows * rows, rows * seconds)
@@ -30,12 +33,14 @@ class StepCosts:
         )
 
     def seconds(self, rows: int) -> float:
-        """What a step of so many rows should take; a row's own share is taken for a tenth until steps have differed."""
+        """What a step of so many rows should take."""
         if not self._weight:
-            return 1.0 + 0.1 * rows
+            return 1.0 + self.PRIOR * rows
         x, y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - x * x
-        slope = (self._xy / self._weight - x * y) / variance if variance > 0.05 else 0.1 * y / (1 + 0.1 * x)
+        covariance = self._xy / self._weight - x * y
+        prior = self.PRIOR * y / (1 + self.PRIOR * (x - 1))
+        slope = (covariance + self.TRUST * prior) / (variance + self.TRUST)
         slope = min(max(slope, 0.0), y / x)
         return max(y + slope * (rows - x), 1e-9)
 
