@@ -63,7 +63,7 @@ def pages(snapshot: EngineSnapshot, width: int, height: int = 4) -> Content:
         cells += [(sign, style)] * min(math.ceil(count / per_cell), width * height - len(cells))
     lines = [piece for start in range(0, len(cells), width) for piece in (*cells[start : start + width], ("\n", ""))]
     legend = [(f"{sign} {count} {name}  ", style) for count, sign, style, name in groups]
-    return Content.assemble(*lines, *legend, (f"\n{snapshot.page_size} tokens a page, {per_cell} pages a cell", MUTED))
+    return Content.assemble(*lines, *legend, (f"\n{snapshot.page_size} tokens a page · a cell is {per_cell}", MUTED))
 
 
 def tree(prefixes: Sequence[PrefixView], most: int = 12) -> Content:

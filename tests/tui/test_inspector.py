@@ -1,6 +1,7 @@
 """The inspector's pictures, from figures counted by hand, and the screen that shows them."""
 
 import asyncio
+from dataclasses import replace
 
 from textual.widgets import Static
 
@@ -72,7 +73,8 @@ def test_tokens_show_their_rivals() -> None:
 
 
 def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
-    backend = FakeBackend([said("One."), ended()], [said("Two."), ended()])
+    token = TokenChoice(" cat", 0.75, ((" dog", 0.2),))
+    backend = FakeBackend([said("One."), ended()], [replace(said("Two."), choices=(token,)), ended()])
     backend.snapshot = SNAPSHOT
 
     async def flow() -> None:
@@ -87,6 +89,10 @@ def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
             await pilot.press("p", "escape")
             await until(pilot, lambda: pilot.app.screen is chat)
             await ask(pilot, "Again")
+            await pilot.press("f2")
+            await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
+            tokens = pilot.app.screen.query_one("#choices", Static)
+            await until(pilot, lambda: "␣cat" in str(tokens.content))
 
     asyncio.run(flow())
     assert [request.sampling.logprobs for request in backend.requests] == [None, 5]

@@ -91,7 +91,7 @@ class InspectorScreen(Screen[None]):
                 ]
             ),
         )
-        self._draw("choices", lambda _: drawings.choices(latency.choices))
+        self._draw("choices", lambda _: drawings.choices(tuple(latency.choices)))
 
     def _draw(self, name: str, draw: Callable[[int], Content]) -> None:
         picture = self.query_one(f"#{name}", Static)
