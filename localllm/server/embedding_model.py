@@ -57,6 +57,8 @@ class EmbeddingModel:
         """The text, or its beginning with its last token, which may be a special one."""
         if not text:
             raise ApiError(400, "the input is empty; send at least one token")
+        if min(text) < 0 or max(text) >= self._tokenizer.vocab_size:
+            raise ApiError(400, f"a token is outside the vocabulary (0 to {self._tokenizer.vocab_size - 1})")
         if len(text) <= self.max_tokens:
             return text
         if not truncate:
