@@ -65,13 +65,13 @@ def rotate_head(
 def store_kv(op: int, step: int, thread: int, threads: int) -> None:
     """Rotate keys and write keys and values of all rows into their pages, in half precision.
 
-    Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages [page][head][D][16],
-    4 value pages [page][head][16][D], 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon.
+    Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages [head][page][D][16],
+    4 value pages [head][page][16][D], 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon,
+    10 bytes from one head's pages to the next's.
     With one row threads share out its heads as attention does, else the rows.
     """
     rows = stage_rows(op, step)
     heads, padded = argument(op, 5), argument(op, 6)
-    head_bytes = padded * PAGE_TOKENS * 2
     turned = scratch(step, thread)
     tables = field(step, _ROPE_TABLES + argument(op, 8))
     first, last = share(rows, thread, threads), share(rows, thread + 1, threads)
@@ -94,7 +94,7 @@ def store_kv(op: int, step: int, thread: int, threads: int) -> None:
                     _ONE,
                     turned,
                 )
-                place = (page * heads + head) * head_bytes
+                place = head * argument(op, 10) + page * padded * PAGE_TOKENS * 2
                 key = argument(op, 3) + place + slot * 2
                 value = argument(op, 4) + place + slot * padded * 2
                 for i in range(0, padded, 16):

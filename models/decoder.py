@@ -115,6 +115,7 @@ class DecoderRecorder:
             self._head_norm(prefix + "attn_k_norm.weight"),
             *pages,
             *shape,
+            self._store.head_bytes,
             barrier=Barrier.MANY_ROWS,
         )
         one_row, many_rows = attention.attention_kernels(config.group)
@@ -129,6 +130,7 @@ class DecoderRecorder:
             self._attention_scale,
             self._attention_cap,
             config.window if slides else 0,
+            self._store.head_bytes,
             barrier=Barrier.ALWAYS,
         )
         out = loader.matrix(prefix + "attn_output.weight", config.embedding, config.heads * config.head_size)

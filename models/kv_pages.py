@@ -1,8 +1,8 @@
 """Storage of keys and values: a pool of pages, counted references, and each sequence's table of pages.
 
-Keys lie in pages as [kv head][value][token], values as [kv head][token][value], so that a vector of the kernels is 16
-tokens of a key's value, or 16 values of a token. All layers use the same page numbers. Pages are handed out lowest
-first, which keeps a sequence's neighbours together.
+Each kv head of each layer has its own run of pages: keys lie in a page as [value][token], values as [token][value], so
+that a vector of the kernels is 16 tokens of a key's value, or 16 values of a token. All runs use the same page numbers.
+Pages are handed out lowest first, so that a sequence's pages mostly follow each other and attention reads one stream.
 """
 
 import heapq
@@ -37,11 +37,10 @@ class PageStore:
 
     def __init__(self, layers: int, kv_heads: int, padded_head: int, budget_bytes: int) -> None:
         """budget_bytes bounds the pool; memory is taken from the system only as pages are first written."""
-        page_values = kv_heads * padded_head * PAGE_TOKENS
         self.bytes_per_token = layers * 2 * kv_heads * padded_head * 2
         self.total = max(1, budget_bytes // (self.bytes_per_token * PAGE_TOKENS))
-        # [layer][key or value][page][...]
-        self._data = aligned_zeros((layers, 2, self.total, page_values), np.float16)
+        # [layer][key or value][head][page][...]
+        self._data = aligned_zeros((layers, 2, kv_heads, self.total, padded_head * PAGE_TOKENS), np.float16)
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
@@ -51,6 +50,11 @@ class PageStore:
     def free(self) -> int:
         """Pages that nobody holds."""
         return self.total - self._untouched + len(self._free_again)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes from one head's pages to the next's."""
+        return int(self._data.strides[2])
 
     def address(self, layer: int, value: bool) -> int:
         """Address of page 0 of a layer's keys or values."""
@@ -69,7 +73,7 @@ class PageStore:
             last = sequence.pages - 1
             shared = int(sequence.table[last])
             sequence.table[last] = copy = self._take()
-            self._data[:, :, copy] = self._data[:, :, shared]
+            self._data[:, :, :, copy] = self._data[:, :, :, shared]
             self._references[shared] -= 1
         end = -(-(sequence.length + tokens) // PAGE_TOKENS)
         if end > len(sequence.table):
@@ -100,9 +104,9 @@ class PageStore:
         heads, size = self._shape
         first, last = start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)
         pages = np.asarray(sequence.table[first:last])
-        shape = (len(self._data), len(pages), heads)
-        keys = self._data[:, 0, pages].reshape(*shape, size, PAGE_TOKENS).transpose(0, 2, 1, 4, 3)
-        values = self._data[:, 1, pages].reshape(*shape, PAGE_TOKENS, size).transpose(0, 2, 1, 3, 4)
+        shape = (len(self._data), heads, len(pages))
+        keys = self._data[:, 0][:, :, pages].reshape(*shape, size, PAGE_TOKENS).swapaxes(-1, -2)
+        values = self._data[:, 1][:, :, pages].reshape(*shape, PAGE_TOKENS, size)
         cut = slice(start - first * PAGE_TOKENS, stop - first * PAGE_TOKENS)
         both = [part.reshape(len(self._data), heads, -1, size)[:, :, cut] for part in (keys, values)]
         payload = np.stack(both, axis=1).tobytes()
@@ -121,9 +125,9 @@ class PageStore:
             number = int(sequence.table[page])
             slots = slice(low - page * PAGE_TOKENS, high - page * PAGE_TOKENS)
             piece = both[:, :, :, low - start : high - start]
-            keys = self._data[:, 0, number].reshape(-1, heads, size, PAGE_TOKENS)
-            keys[..., slots] = piece[:, 0].transpose(0, 1, 3, 2)
-            values = self._data[:, 1, number].reshape(-1, heads, PAGE_TOKENS, size)
+            keys = self._data[:, 0, :, number].reshape(-1, heads, size, PAGE_TOKENS)
+            keys[..., slots] = piece[:, 0].swapaxes(-1, -2)
+            values = self._data[:, 1, :, number].reshape(-1, heads, PAGE_TOKENS, size)
             values[:, :, slots] = piece[:, 1]
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
@@ -144,7 +148,7 @@ class PageStore:
         if self._free_again:
             page = heapq.heappop(self._free_again)
             # Masked tokens still multiply what lies in their place by zero, so it must be finite.
-            self._data[:, :, page] = 0
+            self._data[:, :, :, page] = 0
         else:
             page = self._untouched
             self._untouched += 1
