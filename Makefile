@@ -4,7 +4,7 @@
 #   make test        install everything, check the code, run every test
 #   make test-fast   the tests without the slow ones
 #   make check       format, lint, types, import directions
-#   make bench       print every figure that the documentation quotes
+#   make bench       compare speed with llama.cpp's on BENCH_MODEL, and measure the chat
 #   make lock        renew constraints.txt from the newest releases that pyproject.toml allows
 #   make clean       remove .venv and all caches inside this folder
 
@@ -35,7 +35,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
-	@for script in benchmarks/compare_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@test -n "$(BENCH_MODEL)" || { echo "Say which models: make bench BENCH_MODEL='one.gguf other.gguf'" >&2; exit 1; }
+	$(BIN)/python -m benchmarks.compare_llama_cpp $(BENCH_MODEL)
+	$(BIN)/python -m benchmarks.tui
 
 # Resolves without installing; the versions in use move only when somebody runs this.
 lock: $(BIN)/python
