@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.files import sync_folder, write_whole
@@ -118,7 +118,7 @@ class OwnStore:
         with self.locked():
             aged = [path for path in self.partial.glob(".*.tmp") if path.stat().st_mtime < time.time() - STALE_S]
             for path in [*self.partial.glob("*.part"), *self.partial.glob("*.json"), *aged]:
-                lock = FileLock(path.with_suffix(".lock"), blocking=False)
+                lock = FileLock(path.with_suffix(".lock"))
                 with _if_free(lock) as free:
                     freed += _unlinked(path) if free else 0
             used = self._used()
@@ -157,8 +157,6 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def _if_free(lock: FileLock) -> Iterator[bool]:
-    from filelock import Timeout
-
     try:
         lock.acquire(blocking=False)
     except Timeout:

@@ -4,6 +4,7 @@ Find out which files make it up (`hub`, `registry`, or one address), bring each 
 write the manifest. Whatever is interrupted goes on where it was; one download serves all processes that want the file.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from localllm.library.web import new_client
 from localllm.settings import Settings
 
 SPARE_BYTES = 256 << 20  # left free on the disk
+TELL_S = 0.1  # between two calls of progress
 _LOCK_POLL_S = 0.5
 
 
@@ -48,8 +50,8 @@ PullProgress = Callable[[PullStatus], None]
 def pull(name: str, settings: Settings, progress: PullProgress = lambda _status: None) -> LibraryModel:
     """Bring a model into the store: qwen3:0.6b, host/namespace/model:tag, hf.co/user/repo:Q4_K_M, or a URL.
 
-    progress is called on this thread, ten times a second; an exception that it raises stops the pull. Raises PullError
-    or LibraryError; what arrived until then is kept for the next pull.
+    progress is called on this thread, at most ten times a second; an exception that it raises stops the pull. Raises
+    PullError or LibraryError; what arrived until then is kept for the next pull.
     """
     store = OwnStore(own_store(settings))
     store.prepare()
@@ -77,6 +79,7 @@ class _Pull:
         self.progress = progress
         self.total = sum(file.size for file in plan.files)
         self.before = 0
+        self.told_at = 0.0
 
     def run(self) -> None:
         self._check_disk()
@@ -161,7 +164,10 @@ class _Pull:
         return digest
 
     def _tell(self, status: str, file: RemoteFile, done: int) -> None:
-        self.progress(PullStatus(status, file.digest, self.before + done, self.total))
+        now = time.monotonic()
+        if now - self.told_at >= TELL_S:
+            self.told_at = now
+            self.progress(PullStatus(status, file.digest, self.before + done, self.total))
 
     def _check_model(self, layers: list[Layer]) -> None:
         """A file may be the one that was promised and still be no model."""
