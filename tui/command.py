@@ -14,6 +14,7 @@ def chat(
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
     backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ask a server, localllm's or Ollama's.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -28,4 +29,4 @@ def chat(
 
     from tui.start import run_chat
 
-    raise typer.Exit(run_chat(model, settings, sessions))
+    raise typer.Exit(run_chat(model, settings, sessions, host))

@@ -7,24 +7,26 @@ from textual.logging import TextualHandler
 
 from localllm.settings import Settings
 from tui.app import ACTIONS, ChatApp
+from tui.backend import Backend
 from tui.engine_backend import EngineBackend
 from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
+from tui.server_backend import ServerBackend
 from tui.sessions import SessionStore
 from tui.sessions.database import sessions_path
 
 
-def run_chat(model: str | None, settings: Settings, sessions: Path | None = None) -> int:
+def run_chat(model: str | None, settings: Settings, sessions: Path | None = None, host: str | None = None) -> int:
     """Run the chat until the user leaves, and return its exit code. Raises SessionError where sessions
     cannot be kept, SettingsError where keys.toml is wrong.
 
-    model None takes the one used last.
+    model None takes the one used last. host is the address of a server that answers in place of an engine in here.
     """
     # A line on stderr would tear the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
     keys = load_keys(keys_path(), ACTIONS)
     store = SessionStore(sessions or sessions_path())
-    backend = EngineBackend(settings)
+    backend: Backend = ServerBackend(host) if host else EngineBackend(settings)
     try:
         wanted = model or store.remembered("model") or ""
         app = ChatApp(backend, store, wanted, Parameters.from_settings(settings), keys)

@@ -1,5 +1,6 @@
 """One message on the screen: the user's as plain text, the model's as Markdown that streams."""
 
+import json
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -78,7 +79,10 @@ class AnswerView(MessageView):
                 continue
             text = part.text
             if part.kind is PartKind.TOOL_CALLS:
-                text = "".join(f"\n```json\n{call.name}({call.arguments})\n```\n" for call in part.tool_calls)
+                text = "".join(
+                    f"\n```json\n{call.name}({json.dumps(call.arguments, ensure_ascii=False)})\n```\n"
+                    for call in part.tool_calls
+                )
             if not self.message.content:
                 text = text.lstrip("\n")
             self.message.content += text

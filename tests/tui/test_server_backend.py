@@ -1,0 +1,152 @@
+"""The chat on a server: a scripted one that speaks Ollama's protocol, and localllm's own."""
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from localllm.engine.answer_parts import PartKind
+from localllm.engine.request import FinishReason, SamplingParams
+from tui.backend import AnswerUpdate, ChatRequest, Turn
+from tui.server_backend import ServerAnswer, ServerBackend, ServerError
+
+LAST = {"done": True, "done_reason": "stop", "prompt_eval_count": 9, "eval_count": 3, "eval_duration": 1_500_000_000}
+
+
+class Script:
+    """What the server says, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.hold = threading.Event()
+        self.hold.set()
+        self.gone = threading.Event()
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def backend(script: Script) -> Iterator[ServerBackend]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tags = {"name": "tiny:latest", "size": 7, "details": {"parameter_size": "1M", "quantization_level": "Q8_0"}}
+            self._json({"models": [tags]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            script.asked.append(body)
+            if body["model"] != "tiny:latest":
+                self._json({"error": "model not found"}, 404)
+            elif self.path == "/api/show":
+                self._json({"model_info": {"llama.context_length": 512}, "capabilities": ["completion", "thinking"]})
+            elif not body["stream"]:
+                self._json({"done": True})
+            else:
+                self._stream()
+
+        def _stream(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            try:
+                for line in script.lines:
+                    self.wfile.write(json.dumps(line).encode() + b"\n")
+                    self.wfile.flush()
+                while not script.hold.wait(0.02):
+                    self.wfile.write(b"\n")
+            except OSError:
+                script.gone.set()
+
+        def _json(self, content: dict[str, Any], status: int = 200) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Tests are quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield ServerBackend(f"127.0.0.1:{server.server_address[1]}")
+    script.hold.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def read(answer: ServerAnswer) -> list[AnswerUpdate]:
+    """Every update up to the last."""
+    updates: list[AnswerUpdate] = []
+    end = time.monotonic() + 20
+    while not updates or updates[-1].finish_reason is None:
+        assert time.monotonic() < end
+        update = answer.poll()
+        if update is None:
+            time.sleep(0.005)
+        else:
+            updates.append(update)
+    return updates
+
+
+def asked() -> ChatRequest:
+    sampling = SamplingParams(temperature=0.5, seed=3)
+    return ChatRequest((Turn("user", "Hi"),), sampling, max_tokens=40, thinking=True)
+
+
+def test_an_answer_with_thinking_and_the_servers_own_figures(backend: ServerBackend, script: Script) -> None:
+    script.lines = [{"message": {"thinking": "Hm."}}, {"message": {"content": "Hello"}}, {"message": {}, **LAST}]
+    info = backend.load("tiny:latest", lambda what, share: None)
+    assert (info.context, info.can_think) == (512, True)
+    updates = read(backend.submit(asked()))
+    assert [(part.kind, part.text) for update in updates for part in update.parts] == [
+        (PartKind.REASONING, "Hm."),
+        (PartKind.CONTENT, "Hello"),
+    ]
+    last = updates[-1]
+    assert last.finish_reason is FinishReason.STOP
+    assert (last.counts.prompt, last.counts.generated, last.timings.decode_s) == (9, 3, 1.5)
+    body = script.asked[-1]
+    assert body["messages"] == [{"role": "user", "content": "Hi"}]
+    assert body["think"] is True
+    assert body["options"].items() >= {"temperature": 0.5, "seed": 3, "num_predict": 40}.items()
+
+
+def test_cancelling_ends_the_connection(backend: ServerBackend, script: Script) -> None:
+    script.lines = [{"message": {"content": "Half"}}]
+    script.hold.clear()
+    backend.load("tiny:latest", lambda what, share: None)
+    answer = backend.submit(asked())
+    while answer.poll() is None:
+        time.sleep(0.005)
+    answer.cancel()
+    assert read(answer)[-1].finish_reason is FinishReason.CANCELLED
+    assert script.gone.wait(20)
+
+
+def test_errors_say_what_the_server_said(backend: ServerBackend, script: Script) -> None:
+    with pytest.raises(ServerError, match=r"refuses: model not found \(404\)"):
+        backend.load("other", lambda what, share: None)
+    backend.load("tiny:latest", lambda what, share: None)
+    script.lines = [{"message": {"content": "So"}}, {"error": "out of memory"}]
+    last = read(backend.submit(asked()))[-1]
+    assert (last.finish_reason, last.error) == (FinishReason.ERROR, "out of memory")
+    script.lines = [{"message": {"content": "So"}}]
+    last = read(backend.submit(asked()))[-1]
+    assert (last.finish_reason, last.error) == (FinishReason.ERROR, "The server ended the answer without saying why.")
+
+
+def test_models_and_addresses(backend: ServerBackend) -> None:
+    (choice,) = backend.models(None)
+    assert (choice.name, choice.size, choice.quantization, choice.loaded) == ("tiny:latest", 7, "Q8_0", True)
+    with pytest.raises(ServerError, match="cannot be reached"):
+        ServerBackend("127.0.0.1:9").models(None)
+    with pytest.raises(ServerError, match="not the address"):
+        ServerBackend("ftp://host")

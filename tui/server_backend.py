@@ -1,0 +1,237 @@
+"""The chat's backend on a server: localllm's own, or any that speaks Ollama's protocol.
+
+Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md. Durations are nanoseconds there.
+"""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+from urllib.parse import urlsplit
+
+from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.engine.inspection import EngineSnapshot
+from localllm.engine.request import Counts, FinishReason, Timings
+from localllm.engine.tool_calls import ToolCall
+from localllm.errors import LocalLLMError
+from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Turn
+
+DEFAULT_PORT = 11434
+# Only connecting is bounded: a server may read a long prompt for minutes before it says anything.
+CONNECT_S = 10.0
+
+
+class ServerError(LocalLLMError):
+    """The server cannot be reached, or refuses. The message names its address."""
+
+
+class ServerAnswer:
+    """Reads a stream of JSON lines on a thread of its own. Times are measured here until the server tells its own."""
+
+    def __init__(self, response: http.client.HTTPResponse, wire: socket.socket) -> None:
+        self._response = response
+        self._wire = wire
+        self._updates: deque[AnswerUpdate] = deque()
+        self._cancelled = False
+        self._began = time.monotonic()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def poll(self) -> AnswerUpdate | None:
+        """See Answer.poll."""
+        return self._updates.popleft() if self._updates else None
+
+    def cancel(self) -> None:
+        """See Answer.cancel. A connection that ends is what the protocol has for it."""
+        self._cancelled = True
+        with contextlib.suppress(OSError):  # it has ended by itself
+            self._wire.shutdown(socket.SHUT_RDWR)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        return (json.loads(line) for line in self._response if line.strip())
+
+    def _read(self) -> None:
+        pieces, first = 0, 0.0
+        last = AnswerUpdate(finish_reason=FinishReason.ERROR, error="The server ended the answer without saying why.")
+        try:
+            for line in self._lines():
+                if "error" in line:
+                    last = AnswerUpdate(finish_reason=FinishReason.ERROR, error=str(line["error"]))
+                    break
+                now = time.monotonic()
+                parts = _parts(line.get("message", {}))
+                if parts:
+                    pieces, first = pieces + 1, first or now
+                times = Timings(decode_s=now - first if first else 0.0, ttft_s=first - self._began if first else 0.0)
+                if line.get("done"):
+                    last = _end(line, parts, times)
+                    break
+                self._updates.append(AnswerUpdate(parts, Counts(generated=pieces), times))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            last = AnswerUpdate(finish_reason=FinishReason.ERROR, error=f"The connection broke: {error}.")
+        finally:
+            self._response.close()
+            self._wire.close()
+        self._updates.append(AnswerUpdate(finish_reason=FinishReason.CANCELLED) if self._cancelled else last)
+
+
+class ServerBackend:
+    """Talks to one server. Thread-safe."""
+
+    def __init__(self, address: str) -> None:
+        """address: host, host:port or a URL."""
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ServerError(f"{address!r} is not the address of a server: give host:port or a URL.")
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port or (443 if self._secure else DEFAULT_PORT)
+        self._model = ""
+
+    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
+        """See Backend.load. The server loads the model; an empty conversation asks for no more."""
+        progress(f"{self._host} loads {name}", 0.0)
+        shown = self._ask("POST", "/api/show", {"model": name})
+        self._ask("POST", "/api/chat", {"model": name, "messages": [], "stream": False})
+        self._model = name
+        contexts = [value for key, value in shown.get("model_info", {}).items() if key.endswith(".context_length")]
+        return ModelInfo(
+            name=name,
+            place=f"{self._host}:{self._port}",
+            context=contexts[0] if contexts else None,
+            can_think="thinking" in shown.get("capabilities", ()),
+        )
+
+    def submit(self, request: ChatRequest) -> ServerAnswer:
+        """See Backend.submit."""
+        sampling = request.sampling
+        options = {
+            name: getattr(sampling, name)
+            for name in (
+                "temperature",
+                "top_k",
+                "top_p",
+                "min_p",
+                "repeat_penalty",
+                "presence_penalty",
+                "frequency_penalty",
+            )
+        }
+        limits = {"seed": sampling.seed, "num_predict": request.max_tokens, "num_ctx": request.context}
+        options |= {name: value for name, value in limits.items() if value is not None}
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [_message(turn) for turn in request.turns],
+            "options": options,
+            "stream": True,
+        }
+        if request.thinking is not None:
+            body["think"] = request.thinking
+        return ServerAnswer(*self._send("POST", "/api/chat", body))
+
+    def count_tokens(self, text: str) -> int | None:
+        """The protocol has no way to ask."""
+        return None
+
+    def models(self, near: str | None) -> Sequence[ModelChoice]:
+        """The server's models."""
+        loaded = {entry.get("name") for entry in self._ask("GET", "/api/ps").get("models", ())}
+        return [
+            ModelChoice(
+                name=entry["name"],
+                size=entry.get("size"),
+                quantization=entry.get("details", {}).get("quantization_level", ""),
+                parameters=entry.get("details", {}).get("parameter_size", ""),
+                loaded=entry["name"] in loaded,
+            )
+            for entry in self._ask("GET", "/api/tags").get("models", ())
+        ]
+
+    def inspect(self) -> "Future[EngineSnapshot] | None":
+        """A server's engine cannot be looked into."""
+        return None
+
+    def memory_bytes(self) -> int | None:
+        """The memory is the server's."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is held between requests."""
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        response, wire = self._send(method, path, body)
+        with contextlib.closing(response), contextlib.closing(wire):
+            try:
+                answer = json.loads(response.read())
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise ServerError(f"{self._name}: {path} gave no JSON: {error}. Is it Ollama's protocol?") from error
+        return answer if isinstance(answer, dict) else {}
+
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> tuple[http.client.HTTPResponse, socket.socket]:
+        """Send a request; return the answer to read, and the connection to end. Raises ServerError."""
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=CONNECT_S)
+        try:
+            connection.connect()
+            wire = connection.sock  # the connection forgets it where the answer ends with it
+            wire.settimeout(None)
+            content = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise ServerError(f"{self._name} cannot be reached: {error}. Is the server running?") from error
+        if response.status != http.client.OK:
+            text = response.read(4096).decode(errors="replace")
+            connection.close()
+            raise ServerError(f"{self._name} refuses: {_reason(text) or response.reason} ({response.status}).")
+        return response, wire
+
+    @property
+    def _name(self) -> str:
+        return f"{self._host}:{self._port}"
+
+
+def _message(turn: Turn) -> dict[str, str]:
+    message = {"role": turn.role, "content": turn.content}
+    return message | {"thinking": turn.reasoning} if turn.reasoning else message
+
+
+def _parts(message: dict[str, Any]) -> tuple[AnswerPart, ...]:
+    parts = []
+    if message.get("thinking"):
+        parts.append(AnswerPart(PartKind.REASONING, message["thinking"]))
+    if message.get("content"):
+        parts.append(AnswerPart(PartKind.CONTENT, message["content"]))
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        made = ToolCall(name=function["name"], arguments=function["arguments"])
+        parts.append(AnswerPart(PartKind.TOOL_CALLS, json.dumps(call), (made,)))
+    return tuple(parts)
+
+
+def _end(line: dict[str, Any], parts: tuple[AnswerPart, ...], times: Timings) -> AnswerUpdate:
+    """The last update, with the server's own counts and times."""
+    counts = Counts(prompt=line.get("prompt_eval_count", 0), generated=line.get("eval_count", 0))
+    prefill, decode = (line.get(f"{name}_duration", 0) / 1e9 for name in ("prompt_eval", "eval"))
+    length = line.get("done_reason") == "length"
+    return AnswerUpdate(
+        parts,
+        counts,
+        Timings(prefill_s=prefill, decode_s=decode, ttft_s=times.ttft_s),
+        finish_reason=FinishReason.LENGTH if length else FinishReason.STOP,
+    )
+
+
+def _reason(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text[:200].strip()
