@@ -14,6 +14,7 @@ import pickle
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,6 +31,7 @@ from numba.core.ccallback import CFunc
 from cpu_kernels.isa import ISA, target_features
 
 CACHE_VARIABLE = "LOCALLLM_KERNEL_CACHE"
+_KEPT_SECONDS = 30 * 24 * 3600
 _ADDRESS = types.intp
 _SIGNATURE = ((_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS), types.void)
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
@@ -68,6 +70,14 @@ def cache_directory() -> Path:
     return base / _fingerprint()
 
 
+def _remove_unused(used: Path) -> None:
+    """Remove the kernels of other versions and processors that no process has used for a month."""
+    oldest = time.time() - _KEPT_SECONDS
+    for other in used.parent.iterdir():
+        if other != used and other.is_dir() and other.stat().st_mtime < oldest:
+            shutil.rmtree(other, ignore_errors=True)
+
+
 def _usable_cache() -> Path | None:
     """Create the cache folder for this user alone; None where it cannot be used (then kernels compile every time)."""
     path = cache_directory()
@@ -78,6 +88,8 @@ def _usable_cache() -> Path | None:
             _log.warning("kernel cache %s is writable by others; compiling without it", path)
             return None
         tempfile.TemporaryFile(dir=path).close()
+        os.utime(path)
+        _remove_unused(path)
     except OSError as error:
         _log.warning("kernel cache %s cannot be used (%s); kernels are compiled at every start", path, error.strerror)
         return None

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,3 +138,14 @@ def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path) -> None:
     answer = Answer(tmp_path)
     assert answer.hits == 0
     assert "writable by others" in answer.warning
+
+
+def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+    old, recent = tmp_path / "old", tmp_path / "recent"
+    for folder, days in ((old, 40), (recent, 20)):
+        folder.mkdir()
+        (folder / "kernel.nbc").write_bytes(b"compiled")
+        os.utime(folder, (time.time() - days * 86_400,) * 2)
+    Answer(tmp_path)
+    assert not old.exists()
+    assert recent.exists()
