@@ -2,7 +2,7 @@
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_JSON_DEPTH = 128
-MAX_MESSAGES = 4096
+MAX_MESSAGES = 1024  # finding where each one stands in the prompt takes time with the square of it
 MAX_TOOLS = 256
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256

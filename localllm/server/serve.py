@@ -1,6 +1,8 @@
 """From options to a listening server."""
 
+import contextlib
 import ipaddress
+import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -25,6 +27,7 @@ def serve(settings: Settings, options: ServerOptions, catalog: Catalog, ready: C
     ready is told the address before the first request is taken. Raises RequestError where the address cannot be had.
     """
     _allow_many_connections()
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves while it is written to
     with listen(options) as listener:
         host, port = listener.getsockname()[:2]
         app = create_app(options, catalog, MemoryLoader(settings, options))
@@ -39,7 +42,9 @@ def serve(settings: Settings, options: ServerOptions, catalog: Catalog, ready: C
             timeout_graceful_shutdown=round(options.grace_s),
         )
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        uvicorn.Server(config).run(sockets=[listener])
+        # uvicorn raises the signal again once everything is closed; for a user who pressed Ctrl-C that is the end.
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def listen(options: ServerOptions) -> socket.socket:
