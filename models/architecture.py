@@ -32,6 +32,20 @@ def _inverse_root(config: "ModelConfig") -> float:
     return 1.0 / math.sqrt(config.head_size)
 
 
+def full_width_scale(layers: int) -> Callable[["ModelConfig"], float]:
+    """An attention scale by the width that heads would have if they filled the embedding, for the model of `layers`.
+
+    Gemma's largest models are scaled like that; all others by the size of a head.
+    """
+
+    def scale(config: "ModelConfig") -> float:
+        if config.layers == layers:
+            return 1.0 / math.sqrt(config.embedding / config.heads)
+        return _inverse_root(config)
+
+    return scale
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A pre-norm decoder with grouped-query attention and a gated feed-forward network, and its variations.
