@@ -95,11 +95,11 @@ async def count_tokens(body: CountBody, request: Request, service: TheService) -
 
 
 async def _count(body: CountBody, service: Service) -> int:
+    chat = with_defaults(chat_of(body), (await service.find(body.model)).behaviour)
     async with service.lease(body.model) as lease:
         model = lease.model
         assert isinstance(model, LoadedModel)
-        limits = Limits(SamplingParams())
-        prepared = await to_thread.run_sync(prepare_chat, model, chat_of(body), limits)
+        prepared = await to_thread.run_sync(prepare_chat, model, chat, Limits(SamplingParams()))
         return len(prepared.request.prompt)
 
 

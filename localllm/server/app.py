@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from localllm.engine.loaded_model import LoadedModel
-from localllm.errors import LocalLLMError, QueueFullError
+from localllm.errors import ContextOverflowError, LocalLLMError, QueueFullError
 from localllm.server import anthropic, health, native
 from localllm.server.catalog import Catalog
 from localllm.server.counting import Counting
@@ -69,7 +69,8 @@ def _body(request: Request, status: int, message: str, headers: dict[str, str] |
 async def _show_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, LocalLLMError)
     headers = RETRY_AFTER if isinstance(error, QueueFullError) else None
-    return _body(request, status_of(error), str(error), headers)
+    code = "context_length_exceeded" if isinstance(error, ContextOverflowError) else None
+    return JSONResponse(error_body(request.url.path, status_of(error), str(error), code), status_of(error), headers)
 
 
 async def _show_invalid(request: Request, error: Exception) -> JSONResponse:

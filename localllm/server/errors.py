@@ -42,20 +42,20 @@ def status_of(error: LocalLLMError) -> int:
     return 500
 
 
-def error_body(path: str, status: int, message: str) -> dict[str, Any]:
-    """The error's JSON in the protocol that the route belongs to."""
+def error_body(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+    """The error's JSON in the protocol that the route belongs to. code: OpenAI's name for it."""
     if path.startswith("/v1/messages"):
         return {"type": "error", "error": {"type": _anthropic_type(status), "message": message}}
     if path.startswith("/v1/"):
-        return openai_error(status, message)
+        return openai_error(status, message, code)
     return {"error": message}
 
 
-def openai_error(status: int, message: str) -> dict[str, Any]:
+def openai_error(status: int, message: str, code: str | None = None) -> dict[str, Any]:
     """OpenAI's shape, which also stands inside of streams."""
     kinds = {401: "authentication_error", 404: "not_found_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _anthropic_type(status: int) -> str:
