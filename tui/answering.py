@@ -1,6 +1,7 @@
 """Follows one answer from the request to its end: one consumer that draws at a steady rate, whatever the speed."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ from localllm.engine.request import FinishReason
 from tui.backend import Answer, AnswerUpdate
 from tui.conversation import Conversation
 from tui.latency import Latency
+from tui.sessions.database import SessionError
 from tui.status import SpeedMeter, Status
 from tui.widgets.message_views import AnswerView
 
@@ -36,7 +38,9 @@ async def follow(
             if update.finish_reason is not None:
                 return update
         if time.monotonic() - saved > SAVE_EVERY_S:
-            conversation.save(view.message)
+            # A database that is busy now is tried again; the last save tells.
+            with contextlib.suppress(SessionError):
+                conversation.save(view.message)
             saved = time.monotonic()
         await asyncio.sleep(FLUSH_S)
 

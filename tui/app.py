@@ -16,6 +16,7 @@ from tui.screens.models import ModelsScreen
 from tui.screens.parameters import ParametersScreen
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
+from tui.sessions.database import SessionError
 from tui.themes import THEMES
 from tui.widgets.message_views import MessageView
 from tui.widgets.prompt import Prompt
@@ -43,11 +44,16 @@ class ChatApp(App[None]):
         model: str = "",
         parameters: Parameters | None = None,
         keys: dict[str, str] | None = None,
+        remembered_as: str = "model",
     ) -> None:
-        """model "" waits for /load. keys: binding id -> key, in place of the default."""
+        """model "" waits for /load. keys: binding id -> key, in place of the default.
+
+        remembered_as: under which name the store keeps the model that was loaded last.
+        """
         super().__init__()
         self.backend = backend
         self.store = store
+        self.remembered_as = remembered_as
         for theme in THEMES:
             self.register_theme(theme)
         remembered = store.remembered("theme")
@@ -62,8 +68,12 @@ class ChatApp(App[None]):
 
     def watch_theme(self, theme: str) -> None:
         """Remember the choice."""
-        if self.is_running:
+        if not self.is_running:
+            return
+        try:
             self.store.remember("theme", theme)
+        except SessionError as error:
+            self.notify(str(error), severity="error", markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every command of the chat."""

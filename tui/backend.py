@@ -3,12 +3,12 @@
 Two implementations: `engine_backend.EngineBackend` and `server_backend.ServerBackend`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from localllm.engine.answer_parts import AnswerPart
+from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
 
@@ -129,3 +129,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the model. Idempotent."""
+
+
+def join_parts(parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
+    """Join neighbours of one kind as one part, so that a front end draws them once."""
+    joined: list[AnswerPart] = []
+    for part in parts:
+        if joined and joined[-1].kind == part.kind and part.kind is not PartKind.TOOL_CALLS:
+            joined[-1] = AnswerPart(part.kind, joined[-1].text + part.text)
+        else:
+            joined.append(part)
+    return tuple(joined)

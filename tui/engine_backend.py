@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import psutil
 
 from localllm.cli.terminal import human_count
-from localllm.engine.answer_parts import AnswerPart, AnswerSplitter, PartKind
+from localllm.engine.answer_parts import AnswerSplitter
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
 from localllm.errors import LocalLLMError, RequestError
 from localllm.library import resolve
 from localllm.settings import Settings
-from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, TokenChoice, Turn
+from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, TokenChoice, Turn, join_parts
 
 if TYPE_CHECKING:
     from localllm.engine.loaded_model import LoadedModel
@@ -42,7 +42,7 @@ class EngineAnswer:
         if last.finish_reason:
             parts += self._splitter.flush()
         return AnswerUpdate(
-            parts=_joined(parts),
+            parts=join_parts(parts),
             counts=last.counts,
             timings=last.timings,
             progress=last.progress,
@@ -214,14 +214,3 @@ def _written(turn: Turn, markers: Sequence[tuple[str, str]], in_reasoning: bool)
     opening, closing = markers[0]
     text = ("" if in_reasoning else opening) + turn.reasoning
     return (text + closing + turn.content, False) if turn.content else (text, True)
-
-
-def _joined(parts: Sequence[AnswerPart]) -> tuple[AnswerPart, ...]:
-    """Neighbours of one kind as one part, so that a front end draws them once."""
-    joined: list[AnswerPart] = []
-    for part in parts:
-        if joined and joined[-1].kind == part.kind and part.kind is not PartKind.TOOL_CALLS:
-            joined[-1] = AnswerPart(part.kind, joined[-1].text + part.text)
-        else:
-            joined.append(part)
-    return tuple(joined)

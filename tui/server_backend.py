@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.engine.tool_calls import ToolCall
 from localllm.errors import LocalLLMError
-from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Turn
+from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Turn, join_parts
 
 DEFAULT_PORT = 11434
 # Only connecting is bounded: a server may read a long prompt for minutes before it says anything.
@@ -44,7 +45,12 @@ class ServerAnswer:
 
     def poll(self) -> AnswerUpdate | None:
         """See Answer.poll."""
-        return self._updates.popleft() if self._updates else None
+        waiting = [self._updates.popleft() for _ in range(len(self._updates))]
+        return (
+            replace(waiting[-1], parts=join_parts(part for update in waiting for part in update.parts))
+            if waiting
+            else None
+        )
 
     def cancel(self) -> None:
         """See Answer.cancel. A connection that ends is what the protocol has for it."""
@@ -56,7 +62,8 @@ class ServerAnswer:
         return (json.loads(line) for line in self._response if line.strip())
 
     def _read(self) -> None:
-        pieces, first = 0, 0.0
+        first = 0.0
+        counts, times = Counts(), Timings()
         last = AnswerUpdate(finish_reason=FinishReason.ERROR, error="The server ended the answer without saying why.")
         try:
             for line in self._lines():
@@ -66,18 +73,21 @@ class ServerAnswer:
                 now = time.monotonic()
                 parts = _parts(line.get("message", {}))
                 if parts:
-                    pieces, first = pieces + 1, first or now
+                    # A line is a token, or nearly so; the server's own count comes last.
+                    counts, first = Counts(generated=counts.generated + 1), first or now
                 times = Timings(decode_s=now - first if first else 0.0, ttft_s=first - self._began if first else 0.0)
                 if line.get("done"):
                     last = _end(line, parts, times)
                     break
-                self._updates.append(AnswerUpdate(parts, Counts(generated=pieces), times))
+                self._updates.append(AnswerUpdate(parts, counts, times))
         except (OSError, ValueError, http.client.HTTPException) as error:
             last = AnswerUpdate(finish_reason=FinishReason.ERROR, error=f"The connection broke: {error}.")
         finally:
             self._response.close()
             self._wire.close()
-        self._updates.append(AnswerUpdate(finish_reason=FinishReason.CANCELLED) if self._cancelled else last)
+        if self._cancelled:
+            last = AnswerUpdate((), counts, times, finish_reason=FinishReason.CANCELLED)
+        self._updates.append(last)
 
 
 class ServerBackend:

@@ -28,8 +28,9 @@ def run_chat(model: str | None, settings: Settings, sessions: Path | None = None
     store = SessionStore(sessions or sessions_path())
     backend: Backend = ServerBackend(host) if host else EngineBackend(settings)
     try:
-        wanted = model or store.remembered("model") or ""
-        app = ChatApp(backend, store, wanted, Parameters.from_settings(settings), keys)
+        remembered_as = f"model at {host}" if host else "model"
+        wanted = model or store.remembered(remembered_as) or ""
+        app = ChatApp(backend, store, wanted, Parameters.from_settings(settings), keys, remembered_as)
         app.run()
         return app.return_code or 0
     finally:

@@ -272,7 +272,12 @@ class ChatScreen(Screen[None]):
         if view is None or self.busy:
             return
         index = self.transcript.views.index(view)
-        if self.conversation.turn_to_variant(view.message, step):
+        try:
+            turned = self.conversation.turn_to_variant(view.message, step)
+        except LocalLLMError as error:
+            self.show_error(str(error))
+            return
+        if turned:
             await self.show_conversation()
             self.transcript.views[index].focus()
 
@@ -299,16 +304,16 @@ class ChatScreen(Screen[None]):
         self.status_line.redraw()
         try:
             self.info = info = await in_thread(lambda: self.app.backend.load(name, progress))
+            facts.model, facts.place, facts.context = info.name, info.place, info.context
+            self.title_bar.model = info.name
+            self.conversation.set_model(name)
+            self.conversation.store.remember(self.app.remembered_as, name)
         except LocalLLMError as error:
             self.show_error(str(error))
             return
         finally:
             self._loading, facts.activity = False, None
             self.status_line.redraw()
-        facts.model, facts.place, facts.context = info.name, info.place, info.context
-        self.conversation.set_model(name)
-        self.conversation.store.remember("model", name)
-        self.title_bar.model = info.name
         self.status_line.redraw()
         if info.notice:
             self.notify(info.notice)

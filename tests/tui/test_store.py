@@ -1,0 +1,107 @@
+"""The database: two programs at once, newer versions, damaged files, and where a deleted chat goes."""
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from textual.widgets import Static
+
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.tui.chatting import answered, loaded, say, until
+from tests.tui.conftest import MakeApp
+from tui.sessions import Message, Role, SessionStore
+from tui.sessions.database import SessionError
+from tui.sessions.store import UNDO_S
+
+
+def talk(store: SessionStore, *texts: str) -> int:
+    session, parent = store.create("m", {}), None
+    for number, text in enumerate(texts):
+        role = Role.ASSISTANT if number % 2 else Role.USER
+        parent = store.add(Message(0, session, parent, role, text)).id
+    return session
+
+
+def test_a_locked_database_costs_no_text_and_no_chat(make_app: MakeApp, store: SessionStore) -> None:
+    other = sqlite3.connect(store.file, isolation_level=None)
+
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
+            chat = await loaded(pilot)
+            other.execute("BEGIN IMMEDIATE")
+            await say(pilot, "Precious words")
+            await until(pilot, lambda: chat.query(".failure"))
+            assert "Another program holds it" in str(chat.query_one(".failure", Static).content)
+            await until(pilot, lambda: chat.prompt.text == "Precious words")
+            other.execute("ROLLBACK")
+            await pilot.press("enter")
+            assert (await answered(pilot)).content == "One."
+
+    asyncio.run(flow())
+    other.close()
+
+
+def test_two_programs_write_one_file(tmp_path: Path) -> None:
+    first, second = SessionStore(tmp_path / "s.db"), SessionStore(tmp_path / "s.db")
+    talk(first, "One")
+    talk(second, "Two")
+    assert sorted(session.title for session in first.sessions()) == ["One", "Two"]
+    first.close()
+    second.close()
+
+
+def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    SessionStore(tmp_path / "s.db").close()
+    db = sqlite3.connect(tmp_path / "s.db")
+    db.execute("INSERT INTO migration VALUES ('m999_future')")
+    db.commit()
+    db.close()
+    with pytest.raises(SessionError, match="newer version"):
+        SessionStore(tmp_path / "s.db")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.db").write_bytes(b"not a database, but long enough to have a header" * 40)
+    with pytest.raises(SessionError, match=r"s\.db: sessions cannot be read"):
+        SessionStore(tmp_path / "s.db")
+
+
+def test_only_the_user_can_read_it(tmp_path: Path) -> None:
+    SessionStore(tmp_path / "new" / "s.db").close()
+    assert (tmp_path / "new" / "s.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_deleted_chat_goes_after_the_time_for_undo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SessionStore(tmp_path / "s.db")
+    session = talk(store, "Question", "Answer")
+    store.delete(session)
+    store.close()
+    store = SessionStore(tmp_path / "s.db")
+    store.restore(session)
+    assert [message.content for message in store.path(session)] == ["Question", "Answer"]
+    store.delete(session)
+    store.close()
+    now = time.time()
+    monkeypatch.setattr("tui.sessions.store.time.time", lambda: now + UNDO_S + 60)
+    store = SessionStore(tmp_path / "s.db")
+    assert store.path(session) == []
+    store.close()
+
+
+def test_search_takes_wildcards_as_they_are(store: SessionStore) -> None:
+    talk(store, "100% sure")
+    talk(store, "100 sure")
+    assert [session.title for session in store.sessions("0%")] == ["100% sure"]
+
+
+def test_choosing_a_variant_shows_the_newest_path_below_it(store: SessionStore) -> None:
+    session = talk(store, "Question", "First")
+    question, first = store.path(session)
+    second = store.add(Message(0, session, question.id, Role.ASSISTANT, "Second"))
+    later = store.add(Message(0, session, second.id, Role.USER, "Go on"))
+    store.select(session, first.id)
+    assert [message.content for message in store.path(session)] == ["Question", "First"]
+    store.select(session, second.id)
+    assert store.path(session)[-1].id == later.id
