@@ -15,10 +15,10 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from localllm.errors import LocalLLMError
+from localllm.files import sync_folder
 from localllm.library.create import create
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.files import sync_folder
 from localllm.library.lookup import find, is_path
 from localllm.library.manifest import Layer, Manifest, blob_name, check_digest
 from localllm.library.modelfile import PARAMETERS, Modelfile
@@ -54,7 +54,7 @@ async def pull_model(body: PullBody, request: Request, service: TheService) -> R
     name = ModelName.parse(check_name(body.model))
     if name.host not in REGISTRIES:
         raise ApiError(400, f"models are pulled from {' and '.join(sorted(REGISTRIES))} here; use `localllm pull`")
-    return await _progress(request, _pull(str(name), service.catalog.settings), body.stream)
+    return await _progress(request, pull_lines(str(name), service.catalog.settings), body.stream)
 
 
 @json_router.post("/api/create")
@@ -213,7 +213,7 @@ def _library_model(service: Service, name: str) -> LibraryModel:
     return LibraryModel((entry.name,), Source.PATH, entry.path)
 
 
-async def _pull(name: str, settings: Settings) -> AsyncGenerator[bytes, None]:
+async def pull_lines(name: str, settings: Settings) -> AsyncGenerator[bytes, None]:
     """Pull on another thread; stop where nobody reads any more. What arrived until then is kept for the next pull."""
     loop = asyncio.get_running_loop()
     arrived, stopped = asyncio.Event(), threading.Event()

@@ -220,3 +220,12 @@ def test_wrong_methods_and_routes(server: Any) -> None:
     assert httpx.get(server.url + "/api/nothing").json() == {"error": "Not Found"}
     assert httpx.get(server.url + "/v1/nothing").json()["error"]["type"] == "not_found_error"
     assert httpx.request("HEAD", server.url + "/").status_code == 200
+
+
+@pytest.mark.slow
+def test_connections_that_say_nothing_are_cut_off(server: Any) -> None:
+    for said in (b"", b"GET /api/ta"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(said)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(64) == b""

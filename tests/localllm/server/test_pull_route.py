@@ -1,0 +1,68 @@
+"""The progress of a pull as lines, with the registry's place taken by a function."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from localllm.library.errors import PullError
+from localllm.library.pull import PullStatus
+from localllm.server.ollama import library
+from localllm.settings import Settings
+
+DIGEST = "sha256:" + "0" * 64
+Progress = Callable[[PullStatus], None]
+
+
+def lines_of(monkeypatch: pytest.MonkeyPatch, pull: Callable[[str, Settings, Progress], None]) -> list[dict[str, Any]]:
+    monkeypatch.setattr(library, "pull", pull)
+
+    async def read() -> list[dict[str, Any]]:
+        return [json.loads(line) async for line in library.pull_lines("qwen3:0.6b", Settings())]
+
+    return asyncio.run(read())
+
+
+def test_progress_becomes_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pull(_name: str, _settings: Settings, progress: Progress) -> None:
+        progress(PullStatus("pulling manifest"))
+        for done in range(0, 101, 10):
+            progress(PullStatus("pulling", DIGEST, done, 100))
+        progress(PullStatus("success", completed=100, total=100))
+
+    lines = lines_of(monkeypatch, pull)
+    assert lines[0] == {"status": "pulling manifest"} and lines[-1] == {"status": "success"}
+    assert lines[-2] == {"status": "pulling", "digest": DIGEST, "total": 100, "completed": 100}
+
+
+def test_a_failed_pull_raises_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pull(_name: str, _settings: Settings, _progress: Progress) -> None:
+        raise PullError("no such model")
+
+    with pytest.raises(PullError, match="no such model"):
+        lines_of(monkeypatch, pull)
+
+
+def test_a_pull_that_nobody_reads_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def pull(_name: str, _settings: Settings, progress: Progress) -> None:
+        try:
+            for done in range(10**9):
+                progress(PullStatus("pulling", DIGEST, done, 10**9))
+                ended.wait(0.001)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(library, "pull", pull)
+
+    async def leave() -> None:
+        lines = library.pull_lines("qwen3:0.6b", Settings())
+        await anext(lines)
+        await lines.aclose()
+
+    asyncio.run(leave())
+    assert ended.wait(10)
