@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 import platformdirs
 
 from localllm.engine.prefix_cache import common_prefix
+from localllm.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,8 @@ class DiskCache:
         header = _MAGIC + stop.to_bytes(4, "little") + np.array(tokens, "<i4").tobytes()
         body = header + kv
         try:
-            _write_whole(self._folder / f"{parent}.{_digest(tokens)}.kv", body + _checksum(body))
+            path = self._folder / f"{parent}.{_digest(tokens)}.kv"
+            write_whole(path, body + _checksum(body), lasting=False)
             self._remove_shorter(parent, tokens)
             self._shrink()
         except OSError as error:
@@ -186,20 +187,6 @@ def _read_tokens(path: Path) -> list[int] | None:
         return None
     ids: list[int] = np.frombuffer(data, "<i4").tolist() if len(data) == 4 * count else []
     return ids or None
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file that nobody ever sees half done."""
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _digest(tokens: Sequence[int]) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from localllm.files import sync_folder, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.files import sync_folder, write_whole
 from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names, read_manifest
 from localllm.library.names import ModelName
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from localllm.library.files import sync_folder, write_whole
+from localllm.files import sync_folder, write_whole
 
 CHUNK_BYTES = 8 << 20
 CHECKPOINT_S = 1.0

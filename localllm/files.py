@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that nobody ever sees half done, and that outlives a power cut. Raises OSError."""
+def write_whole(path: Path, data: bytes, *, lasting: bool = True) -> None:
+    """Write a file that nobody ever sees half done, and that (if lasting) outlives a power cut. Raises OSError."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -17,7 +17,8 @@ def write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if lasting:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
