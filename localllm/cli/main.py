@@ -12,6 +12,7 @@ from localllm.cli.doctor import doctor
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.list import list_models
 from localllm.cli.manage import copy, remove, verify
+from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quality import perplexity, quantize
 from localllm.cli.remote import ps, stop
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(serve)
 app.command()(show)
+app.command()(plan)
 app.command("list")(list_models)
 app.command()(pull)
 app.command("rm")(remove)

@@ -1,0 +1,75 @@
+"""localllm plan: where a model's weights, keys and values, and working memory would go, before anything is loaded."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.exit_code import ExitCode
+from localllm.cli.options import AsJson, Debug, Model
+from localllm.cli.terminal import answer
+
+if TYPE_CHECKING:
+    from gpu_offload.placement import Gpu
+
+
+def plan(
+    model: Model,
+    context: Annotated[
+        int | None, typer.Option("--ctx", min=1, help="Tokens of context; by default the longest that fits whole.")
+    ] = None,
+    gpu_memory: Annotated[
+        list[str] | None,
+        typer.Option(help="Plan for a GPU that is not here: its memory (8GiB) or its name (RTX 4090); once a GPU."),
+    ] = None,
+    gpu_layers: Annotated[
+        int | None, typer.Option(min=0, help="Layers on the GPUs; by default as many as fit.")
+    ] = None,
+    kv_type: Annotated[str | None, typer.Option(help="Type of keys and values, such as f16 or q8_0.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show how much memory a model would take, and how many layers a GPU would hold, without loading it.
+
+    Exits with 2 where it does not fit. Sizes in the table are MiB.
+    """
+    import psutil
+
+    from gguf_io import open_model
+    from gpu_offload.known_gpus import imagined_gpu
+    from gpu_offload.planner import PlanRequest
+    from gpu_offload.planner import plan as make_plan
+    from localllm.errors import RequestError
+    from localllm.library import resolve
+
+    gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
+    request = PlanRequest(context_tokens=context, kv_type=kv_type, gpu_layers=gpu_layers)
+    with open_model(resolve(model)) as file:
+        try:
+            made = make_plan(file, gpus, psutil.virtual_memory().available, request)
+        except ValueError as error:
+            raise RequestError(f"{error}. Choose another --kv-type.") from error
+    if as_json:
+        answer(json.dumps({**asdict(made), "fits": made.fits}) + "\n")
+    else:
+        rows = made.rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for place, *sizes in rows:
+            cells = (size.rjust(width) for size, width in zip(sizes, widths[1:], strict=True))
+            answer(f"{place.ljust(widths[0])}  {'  '.join(cells)}\n")
+        answer("".join(f"{note}\n" for note in made.notes))
+    if not made.fits:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _gpus_here() -> "list[Gpu]":
+    """This machine's GPUs as llama.cpp sees them; none without the llama extra, which alone could use them."""
+    from gpu_offload.devices import gpus
+    from gpu_offload.errors import LlamaCppMissingError
+    from gpu_offload.placement import Gpu
+
+    try:
+        return [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
+    except LlamaCppMissingError:
+        return []

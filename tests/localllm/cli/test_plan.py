@@ -1,0 +1,50 @@
+"""localllm plan on a small file, for GPUs that are not here."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localllm.cli.main import main
+from tests.models.synthetic import MODELS, write
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run localllm plan on a small llama and return the exit code."""
+    path = write(MODELS["llama"], tmp_path / "small.gguf")
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["localllm", "plan", str(path), *arguments])
+        with pytest.raises(SystemExit) as exit_info:
+            main()
+        code = exit_info.value.code
+        return code if isinstance(code, int) else 0
+
+    return run
+
+
+def test_everything_fits_a_large_gpu(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpu-memory", "RTX 4090", "--ctx", "512") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["place", "weights", "KV", "compute", "other", "needed", "reserve", "free"]
+    assert len({len(line) for line in shown[:3]}) == 1
+    assert "3 of 3 layers" in shown[3]
+    assert "512 tokens of context" in shown[4]
+
+
+def test_json_names_every_sum(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpu-memory", "8GiB", "--gpu-layers", "1", "--ctx", "256", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["fits"] is True
+    assert made["options"]["gpu_layers"] == 1
+    # 2 layers x 2 kv heads x 64 values x K and V x 2 bytes x 256 tokens
+    assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * 64 * 2 * 2 * 256
+
+
+def test_what_cannot_fit_is_refused(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpu-memory", "64MiB", "--gpu-layers", "3") == 2
+    assert "lacks" in capsys.readouterr().out
+    assert plan("--kv-type", "nonsense") == 2
+    assert "--kv-type" in capsys.readouterr().err
