@@ -4,6 +4,7 @@ from gguf_io.errors import LocalLLMError, ModelFileError, TemplateError, Tokeniz
 
 __all__ = [
     "ContextOverflowError",
+    "EngineStoppedError",
     "LocalLLMError",
     "ModelFileError",
     "OutOfMemoryError",
@@ -36,6 +37,10 @@ class ContextOverflowError(RequestError):
 
 class QueueFullError(LocalLLMError):
     """Too many requests are waiting; try again later."""
+
+
+class EngineStoppedError(LocalLLMError):
+    """The engine takes no requests any more: its model is being unloaded, or its runner failed. Load the model anew."""
 
 
 class OutOfMemoryError(LocalLLMError):

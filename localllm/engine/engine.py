@@ -22,7 +22,7 @@ from localllm.engine.runner import Runner
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.stream import GenerationStream
-from localllm.errors import LocalLLMError, QueueFullError, RequestError
+from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError, RequestError
 
 # While requests run, KV is copied out for the disk only between so many steps; when idle, at once.
 SPILL_EVERY = 16
@@ -111,7 +111,7 @@ class Engine:
         generation = Generation(request, prompt, context, sampler, self._vocabulary, stream)
         with self._lock:
             if self._closing or self._failure:
-                raise LocalLLMError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
+                raise EngineStoppedError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
             if len(self._scheduler.waiting) + len(self._submissions) >= self._max_waiting:
                 raise QueueFullError(f"{self._max_waiting} requests are waiting already. Try again in a moment.")
             self._submissions.append(generation)

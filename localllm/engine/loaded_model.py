@@ -178,6 +178,7 @@ def load_model(
         tokenizer,
         context_limit=settings.ctx,
         max_running=settings.parallel,
+        max_waiting=settings.max_queue,
         disk=disk,
         draft_model=draft_model,
     )

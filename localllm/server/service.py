@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import GenerationRequest
 from localllm.engine.stream import GenerationStream
-from localllm.errors import LocalLLMError, QueueFullError
+from localllm.errors import EngineStoppedError, QueueFullError
 from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer, AnswerReader, Piece, Splitter, collect, pieces
 from localllm.server.catalog import Catalog, CatalogEntry
@@ -164,9 +164,8 @@ class Service:
     def _submit(self, lease: Lease, model: LoadedModel, prepared: Prepared) -> GenerationStream:
         try:
             return model.engine.submit(prepared.request)
-        except LocalLLMError as error:
-            if type(error) is LocalLLMError:  # the engine has stopped for good
-                self.manager.discard(lease.slot)
+        except EngineStoppedError:
+            self.manager.discard(lease.slot)
             raise
 
 
