@@ -14,6 +14,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_INT = 2**31 - 1
 
 HEADER_SECONDS = 15.0  # from a connection's start to the end of its first request's headers
+DISCARDED_BYTES = 64 * 2**20  # taken in of a body that is refused for its size, so that its sender reads the refusal
+DISCARD_SECONDS = 5.0
 BODY_SECONDS = 60.0  # to send a request's body
 STALLED_SECONDS = 120.0  # a reader that takes nothing for so long is cut off
 IDLE_SECONDS = 30  # a kept-alive connection between requests

@@ -5,6 +5,7 @@ rebound its own name to this machine is given away by the Host header, which bro
 """
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import socket
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.server.errors import error_body
-from localllm.server.limits import BODY_SECONDS, MAX_BODY_BYTES
+from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
 
 # What a request that changes nothing and tells nothing needs no key for.
@@ -50,6 +51,8 @@ class Gate:
             refusal = (401, "an API key is needed: send it as Authorization: Bearer ...")
         if refusal is None and not scope["path"].startswith(UPLOADS):
             body, refusal = await _read_body(headers, receive)
+            if refusal:
+                await _discard(receive)
             receive = _replay(body, receive)
         if refusal:
             await _refuse(scope["path"], *refusal)(scope, receive, send)
@@ -108,6 +111,16 @@ def _host_of(header: str) -> str | None:
 def _own_names() -> Iterable[str]:
     name = socket.gethostname().lower()
     return (name, f"{name}.local")
+
+
+async def _discard(receive: Receive) -> None:
+    """Take in what a refused client still sends, within bounds: closing at once would reset the connection unread."""
+    left = DISCARDED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while left > 0:
+                message = await receive()
+                left = left - len(message.get("body", b"")) if message.get("more_body") else 0
 
 
 async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
