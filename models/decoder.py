@@ -250,11 +250,7 @@ class DecoderRecorder:
         """out = matrix * packed + addend (address, stride); the last of several side by side ends with a barrier."""
         return self._builder.add(
             matrix.format.matmul,
-            matrix.address,
-            matrix.groups,
-            matrix.group_bytes,
-            matrix.format.group_rows,
-            matrix.k,
+            *matrix.arguments,
             out.address,
             out.stride,
             *addend,

@@ -49,9 +49,8 @@ class ExpertLayer:
         source = (x.address, x.stride, norm, config.embedding)
         router_form = int(router.format.form)
         add(activations.norm_pack, *source, router_form, packed, self._epsilon, 0, barrier=Barrier.MANY_ROWS)
-        shape = (router.groups, router.group_bytes, router.format.group_rows, router.k)
         scores = (self._scores.address, self._scores.stride)
-        add(router.format.matmul, router.address, *shape, *scores, 0, 0, packed, 1, barrier=Barrier.ALWAYS)
+        add(router.format.matmul, *router.arguments, *scores, 0, 0, packed, 1, barrier=Barrier.ALWAYS)
         add(
             experts.route,
             *scores,
@@ -107,11 +106,7 @@ class ExpertLayer:
     def _product(self, matrix: Matrix, out: Rows, *, last: bool) -> None:
         self._builder.add(
             matrix.format.matmul,
-            matrix.address,
-            matrix.groups,
-            matrix.group_bytes,
-            matrix.format.group_rows,
-            matrix.k,
+            *matrix.arguments,
             out.address,
             out.stride,
             0,

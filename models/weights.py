@@ -51,6 +51,11 @@ class Matrix:
         return self.format.group_bytes(self.k)
 
     @property
+    def arguments(self) -> tuple[int, int, int, int, int]:
+        """The first arguments of a product with this matrix, see cpu_kernels.matmul."""
+        return self.address, self.groups, self.group_bytes, self.format.group_rows, self.k
+
+    @property
     def expert_bytes(self) -> int:
         """Bytes of one expert's groups."""
         return self.groups * self.group_bytes
