@@ -5,7 +5,7 @@ import sys
 
 from gguf_io.errors import LocalLLMError
 
-__all__ = ["LlamaCppError", "LlamaCppMemoryError", "LlamaCppMissingError", "install_command"]
+__all__ = ["DeviceRequestError", "LlamaCppError", "LlamaCppMemoryError", "LlamaCppMissingError", "install_command"]
 
 _WHEELS = "https://abetlen.github.io/llama-cpp-python/whl"
 _PACKAGE = "'localllm[llama]'"
@@ -30,6 +30,10 @@ class LlamaCppError(LocalLLMError):
 
 class LlamaCppMemoryError(LlamaCppError):
     """The model or its context did not fit into a device's memory, or a step found no room for its tokens."""
+
+
+class DeviceRequestError(LocalLLMError):
+    """A GPU or layers on GPUs were asked for that are not there."""
 
 
 class LlamaCppMissingError(LocalLLMError):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gguf_io.model_file import ModelFile
+from gpu_offload.errors import DeviceRequestError
 from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
 from gpu_offload.placement import Gpu, MemoryUse, Placement
@@ -47,6 +48,11 @@ class Plan:
         """Whether every place has room."""
         return all(use.fits for use in self.uses)
 
+    @property
+    def device_bytes(self) -> int:
+        """What all GPUs together would hold."""
+        return sum(use.needed for use in self.uses[1:])
+
     def rows(self) -> list[tuple[str, ...]]:
         """Return the sums as a table of strings, its head first; sizes in MiB."""
         head = ("place", "weights", "KV", "compute", "other", "needed", "reserve", "free")
@@ -64,9 +70,22 @@ def plan(model: ModelFile, gpus: Sequence[Gpu], main_memory: int, request: PlanR
     the GPUs wins; keys and values are q8_0 only where f16 would leave less than 8192. Where nothing lets it fit whole,
     the plan is for 4096 tokens and as many layers as fit; a mixture of experts gives up its experts first. Without
     GPUs main memory takes their part. What cannot be met is planned as asked, and Plan.fits says so. Raises ValueError
-    for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata.
+    for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata, DeviceRequestError for
+    wishes about GPUs that are not there.
     """
+    _check_devices(request or PlanRequest(), gpus)
     return _Planner(ModelNeeds(model), gpus, main_memory, request or PlanRequest()).plan()
+
+
+def _check_devices(request: PlanRequest, gpus: Sequence[Gpu]) -> None:
+    if not gpus and (request.gpu_layers or request.base.main_gpu):
+        raise DeviceRequestError(
+            f"{request.gpu_layers or 'All'} layers are to go to a GPU (gpu_layers, main_gpu), and llama.cpp sees none. "
+            "Leave those settings out, or install llama.cpp for the GPU; `localllm doctor` says how."
+        )
+    if gpus and not 0 <= request.base.main_gpu < len(gpus):
+        names = ", ".join(f"{number}: {gpu.name}" for number, gpu in enumerate(gpus))
+        raise DeviceRequestError(f"main_gpu is {request.base.main_gpu}; there are {names}.")
 
 
 class _Planner:

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import platformdirs
 
+from gpu_offload.options import SplitMode
 from localllm.errors import SettingsError
 
 PREFIX = "LOCALLLM_"
@@ -27,6 +28,9 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 Backend = Literal["auto", "native", "llama"]
 
 _LEAST = {
+    "gpu_layers": 0,
+    "main_gpu": 0,
+    "n_cpu_moe": 0,
     "ctx": 1,
     "threads": 1,
     "kv_mib": 1,
@@ -44,6 +48,9 @@ _LEAST = {
 class Settings:
     """Every setting. None means that the model or the machine decides.
 
+    backend is who computes. For llama.cpp: gpu_layers counts layers on GPUs, from the end, the output being the first;
+    main_gpu is the GPU that takes all of them, unless split_mode spreads layers or the rows of matrices over several;
+    n_cpu_moe counts layers whose experts stay in main memory.
     ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB; parallel is
     how many requests run at once; draft names a small model that guesses ahead; disk_cache keeps conversations' KV
     across restarts; model_store is the folder of pulled models, model_folders further ones to look for GGUF files in,
@@ -55,6 +62,10 @@ class Settings:
     """
 
     backend: Backend = "auto"
+    gpu_layers: int | None = None
+    main_gpu: int | None = None
+    split_mode: SplitMode | None = None
+    n_cpu_moe: int | None = None
     ctx: int | None = None
     threads: int | None = None
     max_tokens: int | None = None
@@ -190,8 +201,10 @@ def _wrong_type(name: str, value: object, where: str) -> SettingsError:
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
     """What a field may hold: types, or the strings of a Literal. None cannot be written in any source."""
-    if isinstance(kind, UnionType) or get_origin(kind) is Literal:
-        return tuple(part for part in get_args(kind) if part is not type(None))
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(one for part in get_args(kind) if part is not type(None) for one in _alternatives(part))
     return (kind,)
 
 

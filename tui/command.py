@@ -5,15 +5,19 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import Debug
+from localllm.cli.options import Backend, CpuMoe, Debug, GpuLayers, MainGpu, SplitMode
 from localllm.errors import RequestError
 
 
-def chat(
+def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     model: Annotated[str | None, typer.Argument(help="Path of a GGUF file; the last one used if left out.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
-    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    backend: Backend = None,
+    gpu_layers: GpuLayers = None,
+    main_gpu: MainGpu = None,
+    split_mode: SplitMode = None,
+    n_cpu_moe: CpuMoe = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ask a server, localllm's or Ollama's.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
     debug: Debug = False,
@@ -23,7 +27,17 @@ def chat(
 
     from localllm.settings import load_settings
 
-    settings = load_settings({"ctx": ctx, "threads": threads, "backend": backend})
+    settings = load_settings(
+        {
+            "ctx": ctx,
+            "threads": threads,
+            "backend": backend,
+            "gpu_layers": gpu_layers,
+            "main_gpu": main_gpu,
+            "split_mode": split_mode,
+            "n_cpu_moe": n_cpu_moe,
+        }
+    )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
 

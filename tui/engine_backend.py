@@ -95,7 +95,7 @@ class EngineBackend:
         converses = not model.template.is_default
         return ModelInfo(
             name=model.file.name or path.stem,
-            place=model.engine.runner.backend,
+            place=model.backend.name,
             context=model.engine.context,
             converses=converses,
             can_think=converses and model.template.supports_thinking,

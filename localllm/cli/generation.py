@@ -8,6 +8,7 @@ from dataclasses import asdict
 from types import FrameType
 
 from localllm.cli.terminal import StatusLine, answer, human_bytes, note
+from localllm.engine.backends import BackendChoice
 from localllm.engine.request import TokenEvent
 from localllm.engine.stream import Completion, GenerationStream
 
@@ -51,7 +52,7 @@ def with_progress(events: Iterable[TokenEvent], status: StatusLine) -> Iterator[
         yield event
 
 
-def write_json(completion: Completion, model: str, backend: str, load_s: float) -> None:
+def write_json(completion: Completion, model: str, backend: BackendChoice, load_s: float) -> None:
     """Write the whole answer as one JSON object."""
     last = completion.last
     result = {
@@ -62,14 +63,15 @@ def write_json(completion: Completion, model: str, backend: str, load_s: float) 
         "completion_tokens": last.counts.generated,
         "finish_reason": last.finish_reason,
         "model": model,
-        "backend": backend,
+        "backend": backend.name,
+        "backend_reason": backend.why,
         "timings": {"load_s": load_s, **asdict(last.timings)},
     }
     answer(json.dumps(result, ensure_ascii=False) + "\n")
 
 
-def write_stats(last: TokenEvent, backend: str, load_s: float) -> None:
-    """Write speed and memory to stderr. Prefill counts the tokens computed, decode those after the first."""
+def write_stats(last: TokenEvent, backend: BackendChoice, load_s: float) -> None:
+    """Write backend, speed and memory to stderr. Prefill counts the tokens computed, decode those after the first."""
     import psutil
 
     counts, timings = last.counts, last.timings
@@ -77,7 +79,7 @@ def write_stats(last: TokenEvent, backend: str, load_s: float) -> None:
     decode = _speed(counts.generated - 1, timings.decode_s)
     memory = psutil.Process().memory_info().rss
     note(
-        f"{backend}: prompt {counts.prompt} tokens ({counts.cached} cached), answer {counts.generated} tokens, "
+        f"{backend}\nprompt {counts.prompt} tokens ({counts.cached} cached), answer {counts.generated} tokens, "
         f"ended by {last.finish_reason}, seed {last.seed}\n"
         f"load {load_s:.2f} s, TTFT {timings.ttft_s:.3f} s, prefill {prefill}, decode {decode}, "
         f"memory {human_bytes(memory)}"

@@ -1,4 +1,4 @@
-"""Options that every command has."""
+"""Options that several commands have."""
 
 from typing import Annotated
 
@@ -7,6 +7,15 @@ import typer
 from localllm.cli.terminal import log_to_stderr
 
 Model = Annotated[str, typer.Argument(help="Name, path or URL of a model.", show_default=False)]
+Backend = Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")]
+GpuLayers = Annotated[int | None, typer.Option(metavar="N", help="Layers on GPUs (as many as fit).")]
+MainGpu = Annotated[int | None, typer.Option(metavar="N", help="Put everything on this GPU, counted from 0.")]
+SplitMode = Annotated[
+    str | None, typer.Option(metavar="HOW", help="Spread over GPUs by layer or row; none takes one GPU (layer).")
+]
+CpuMoe = Annotated[
+    int | None, typer.Option("--n-cpu-moe", metavar="N", help="Keep the experts of N layers off the GPUs.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)

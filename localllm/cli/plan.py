@@ -1,20 +1,20 @@
 """localllm plan: where a model's weights, keys and values, and working memory would go, before anything is loaded."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import AsJson, Debug, Model
+from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, MainGpu, Model, SplitMode
 from localllm.cli.terminal import answer
 
 if TYPE_CHECKING:
     from gpu_offload.placement import Gpu
 
 
-def plan(
+def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     model: Model,
     context: Annotated[
         int | None, typer.Option("--ctx", min=1, help="Tokens of context; by default the longest that fits whole.")
@@ -26,39 +26,55 @@ def plan(
     gpu_layers: Annotated[
         int | None, typer.Option(min=0, help="Layers on the GPUs; by default as many as fit.")
     ] = None,
+    backend: Backend = None,
+    main_gpu: MainGpu = None,
+    split_mode: SplitMode = None,
+    n_cpu_moe: CpuMoe = None,
     kv_type: Annotated[str | None, typer.Option(help="Type of keys and values, such as f16 or q8_0.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show how much memory a model would take, and how many layers a GPU would hold, without loading it.
 
+    Where no GPU is imagined, the last line says which backend would compute the model here, and why.
     Exits with 2 where it does not fit. Sizes in the table are MiB.
     """
     import psutil
 
     from gguf_io import open_model
     from gpu_offload.known_gpus import imagined_gpu
-    from gpu_offload.planner import PlanRequest
     from gpu_offload.planner import plan as make_plan
+    from localllm.engine.backends import choose_backend, plan_request
     from localllm.errors import RequestError
     from localllm.library import resolve
+    from localllm.settings import load_settings
 
+    flags = {
+        "backend": backend,
+        "gpu_layers": gpu_layers,
+        "main_gpu": main_gpu,
+        "split_mode": split_mode,
+        "n_cpu_moe": n_cpu_moe,
+    }
+    settings = load_settings(flags)
     gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
-    request = PlanRequest(context_tokens=context, kv_type=kv_type, gpu_layers=gpu_layers)
+    request = replace(plan_request(settings), context_tokens=context, kv_type=kv_type)
     with open_model(resolve(model)) as file:
+        choice = None if gpu_memory else choose_backend(file, settings)
         try:
             made = make_plan(file, gpus, psutil.virtual_memory().available, request)
         except ValueError as error:
             raise RequestError(f"{error}. Choose another --kv-type.") from error
     if as_json:
-        answer(json.dumps({**asdict(made), "fits": made.fits}) + "\n")
+        here = {"backend": choice.name, "backend_reason": choice.reason} if choice else {}
+        answer(json.dumps({**asdict(made), "fits": made.fits, **here}) + "\n")
     else:
         rows = made.rows()
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for place, *sizes in rows:
             cells = (size.rjust(width) for size, width in zip(sizes, widths[1:], strict=True))
             answer(f"{place.ljust(widths[0])}  {'  '.join(cells)}\n")
-        answer("".join(f"{note}\n" for note in made.notes))
+        answer("".join(f"{note}\n" for note in (*made.notes, *([str(choice)] if choice else ()))))
     if not made.fits:
         raise typer.Exit(ExitCode.REFUSED)
 

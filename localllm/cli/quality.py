@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Debug, Model
+from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, GpuLayers, MainGpu, Model, SplitMode
 from localllm.cli.terminal import StatusLine, answer, human_bytes, note
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SPARE_TOKENS = 1024
 
 
-def perplexity(
+def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     model: Model,
     text: Annotated[Path, typer.Argument(help="A text file.", show_default=False)],
     reference: Annotated[
@@ -29,7 +29,11 @@ def perplexity(
     ctx: Annotated[int, typer.Option(metavar="N", min=4, help="Tokens a chunk.")] = 512,
     chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Measure the first N chunks only.")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
-    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    backend: Backend = None,
+    gpu_layers: GpuLayers = None,
+    main_gpu: MainGpu = None,
+    split_mode: SplitMode = None,
+    n_cpu_moe: CpuMoe = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -45,7 +49,17 @@ def perplexity(
     from localllm.quality import perplexity as measure
     from localllm.settings import load_settings
 
-    settings = load_settings({"ctx": ctx, "threads": threads, "backend": backend})
+    settings = load_settings(
+        {
+            "ctx": ctx,
+            "threads": threads,
+            "backend": backend,
+            "gpu_layers": gpu_layers,
+            "main_gpu": main_gpu,
+            "split_mode": split_mode,
+            "n_cpu_moe": n_cpu_moe,
+        }
+    )
     try:
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -80,7 +94,7 @@ def _runner(file: "ModelFile", settings: "Settings", status: StatusLine) -> "Run
 
     tokens = (settings.ctx or 0) + SPARE_TOKENS
     needed = -(-tokens * kv_bytes_per_token(file, "f16", "f16") // 2**20)
-    return open_runner(file, replace(settings, kv_mib=needed), status.share)
+    return open_runner(file, replace(settings, kv_mib=needed), status.share)[0]
 
 
 def _write(found: "Perplexity", divergence: "Divergence | None", as_json: bool) -> None:

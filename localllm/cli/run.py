@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import AsJson, Debug, Model
+from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, GpuLayers, MainGpu, Model, SplitMode
 
 if TYPE_CHECKING:
     from localllm.engine.loaded_model import LoadedModel
@@ -36,7 +36,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
-    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    backend: Backend = None,
+    gpu_layers: GpuLayers = None,
+    main_gpu: MainGpu = None,
+    split_mode: SplitMode = None,
+    n_cpu_moe: CpuMoe = None,
     draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that guesses ahead.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache on disk.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end.")] = False,
@@ -70,6 +74,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "ctx": ctx,
         "threads": threads,
         "backend": backend,
+        "gpu_layers": gpu_layers,
+        "main_gpu": main_gpu,
+        "split_mode": split_mode,
+        "n_cpu_moe": n_cpu_moe,
         "draft": draft,
         "disk_cache": False if no_cache else None,
     }
@@ -97,15 +105,14 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         with generation.interrupt_cancels(stream):
             events = generation.with_progress(stream, status)
             completion = fold(events if as_json else generation.written(events))
-        backend = loaded.engine.runner.backend
         last = completion.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")
             raise typer.Exit(ExitCode.FAILED)
         if as_json:
-            generation.write_json(completion, model, backend, load_s)
+            generation.write_json(completion, model, loaded.backend, load_s)
         if stats:
-            generation.write_stats(last, backend, load_s)
+            generation.write_stats(last, loaded.backend, load_s)
         if last.finish_reason is FinishReason.CANCELLED:
             raise typer.Exit(ExitCode.INTERRUPTED)
 

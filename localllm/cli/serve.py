@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import Debug
+from localllm.cli.options import Backend, CpuMoe, Debug, GpuLayers, MainGpu, SplitMode
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
@@ -23,7 +23,11 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     max_models: Annotated[int | None, typer.Option(metavar="N", help="Models in memory at once (3).")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
-    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")] = None,
+    backend: Backend = None,
+    gpu_layers: GpuLayers = None,
+    main_gpu: MainGpu = None,
+    split_mode: SplitMode = None,
+    n_cpu_moe: CpuMoe = None,
     debug: Debug = False,
 ) -> None:
     """Serve Ollama's, OpenAI's and Anthropic's protocols over HTTP.
@@ -52,6 +56,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "ctx": ctx,
         "threads": threads,
         "backend": backend,
+        "gpu_layers": gpu_layers,
+        "main_gpu": main_gpu,
+        "split_mode": split_mode,
+        "n_cpu_moe": n_cpu_moe,
     }
     settings = load_settings(flags, with_ollama_variables(os.environ))
     options = server_options(settings)

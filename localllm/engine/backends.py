@@ -1,47 +1,164 @@
-"""Which runner computes a model. Each backend is imported only when it is chosen."""
+"""Which runner computes a model, and why. Each backend is imported only when it is chosen."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from gguf_io import ModelFile
 from localllm.engine.memory_plan import plan_memory
 from localllm.engine.runner import Runner
-from localllm.settings import Backend, Settings
+from localllm.errors import RequestError
+from localllm.settings import Settings
+
+if TYPE_CHECKING:
+    from gpu_offload.planner import PlanRequest
+
+log = logging.getLogger(__name__)
 
 # Handles for running requests and for the prefixes of past ones.
 LLAMA_SEQUENCES = 32
 
 
-def open_runner(file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None) -> Runner:
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """Which backend computes a model, and why.
+
+    Of a model that is loaded, notes tell where it lies, a line each, and device_bytes what it takes on GPUs.
+    """
+
+    backend: Literal["native", "llama"]
+    reason: str
+    notes: tuple[str, ...] = ()
+    device_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The runner's own name for itself."""
+        return "llama.cpp" if self.backend == "llama" else "native"
+
+    @property
+    def why(self) -> str:
+        """The reason and the notes on one line."""
+        return "; ".join([self.reason, *self.notes])
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+
+def open_runner(
+    file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None
+) -> tuple[Runner, BackendChoice]:
     """Load the weights into the backend that the settings name.
 
-    Raises OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
+    Where "auto" leaves the choice, a model that the native engine turns out not to know goes to llama.cpp. Raises what
+    choose_backend raises; OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
     """
-    backend = choose_backend(file, settings)
-    return _open_llama(file, settings) if backend == "llama" else _open_native(file, settings, progress)
+    from models.errors import UnsupportedModelError
+
+    choice = choose_backend(file, settings)
+    if choice.backend == "llama":
+        runner, choice = _open_llama(file, settings, choice)
+    else:
+        try:
+            runner = _open_native(file, settings, progress)
+        except UnsupportedModelError as error:
+            if settings.backend == "native" or not _llama_is_here():
+                raise
+            runner, choice = _open_llama(file, settings, BackendChoice("llama", f"the native engine cannot: {error}"))
+    log.info("%s: %s", file.path.name, choice)
+    return runner, choice
 
 
-def choose_backend(file: ModelFile, settings: Settings) -> Backend:
+def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
     """The backend that the settings name; for "auto", llama.cpp for GPUs and what the native engine does not know.
 
-    Raises UnsupportedModelError where the native engine is left with an architecture that it does not know.
+    Raises UnsupportedModelError where the native engine is left with an architecture that it does not know, and
+    RequestError where it is named together with settings that only llama.cpp can follow.
     """
     from models.registry import find_architecture
 
-    backend = _automatic(file) if settings.backend == "auto" else settings.backend
-    if backend == "native":
+    if settings.backend == "auto":
+        choice = _automatic(file, settings)
+    else:
+        choice = BackendChoice(settings.backend, "chosen by the backend setting")
+    if choice.backend == "native":
         find_architecture(file.architecture)
-    return backend
+        if wishes := _device_wishes(settings):
+            raise RequestError(
+                f"The native engine computes on the CPU alone and cannot follow {', '.join(wishes)}. "
+                "Leave that out, or choose llama.cpp with --backend llama."
+            )
+    return choice
 
 
-def _automatic(file: ModelFile) -> Backend:
+def plan_request(settings: Settings) -> "PlanRequest":
+    """What the settings ask of llama.cpp's devices and context."""
+    from gpu_offload.options import LlamaOptions
+    from gpu_offload.planner import PlanRequest
+
+    base = LlamaOptions(
+        max_sequences=LLAMA_SEQUENCES,
+        threads=settings.threads,
+        main_gpu=settings.main_gpu or 0,
+        # One GPU that is named is to take everything; llama.cpp itself would ignore the name and spread the layers.
+        split_mode=settings.split_mode or ("layer" if settings.main_gpu is None else "none"),
+    )
+    # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
+    cells = None if settings.ctx is None else 2 * settings.ctx
+    return PlanRequest(
+        context_tokens=cells, gpu_layers=settings.gpu_layers, cpu_expert_layers=settings.n_cpu_moe, base=base
+    )
+
+
+def without_devices(settings: Settings) -> Settings:
+    """The same settings for a second, small model, to which the wishes about devices do not belong."""
+    return replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None)
+
+
+def _device_wishes(settings: Settings) -> list[str]:
+    """The settings that ask for something on a GPU."""
+    asked = {
+        "gpu_layers": settings.gpu_layers,
+        "main_gpu": settings.main_gpu is not None,
+        "split_mode": settings.split_mode,
+        "n_cpu_moe": settings.n_cpu_moe,
+    }
+    return [name for name, value in asked.items() if value]
+
+
+def _automatic(file: ModelFile, settings: Settings) -> BackendChoice:
     from gpu_offload.devices import gpus
     from gpu_offload.errors import LlamaCppMissingError
     from models.registry import ARCHITECTURES
 
+    wishes = _device_wishes(settings)
     try:
-        return "llama" if gpus() or file.architecture not in ARCHITECTURES else "native"
+        found = gpus()
     except LlamaCppMissingError:
-        return "native"
+        if wishes:
+            raise
+        return BackendChoice("native", "llama.cpp is not installed")
+    if wishes:
+        return BackendChoice("llama", f"{', '.join(wishes)} set")
+    if file.architecture not in ARCHITECTURES:
+        return BackendChoice("llama", f"the native engine does not know the architecture {file.architecture!r}")
+    if settings.gpu_layers == 0:
+        return BackendChoice("native", "gpu_layers is 0")
+    if found:
+        return BackendChoice("llama", f"there is a GPU, {found[0].description or found[0].name}")
+    return BackendChoice("native", "llama.cpp sees no GPU")
+
+
+def _llama_is_here() -> bool:
+    from gpu_offload.errors import LlamaCppMissingError
+    from gpu_offload.library import llama
+
+    try:
+        llama()
+    except LlamaCppMissingError:
+        return False
+    return True
 
 
 def _open_native(file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None) -> Runner:
@@ -53,13 +170,8 @@ def _open_native(file: ModelFile, settings: Settings, progress: Callable[[str, f
     return NativeRunner(file, kv_bytes=plan.kv, threads=settings.threads, context=settings.ctx, progress=progress)
 
 
-def _open_llama(file: ModelFile, settings: Settings) -> Runner:
+def _open_llama(file: ModelFile, settings: Settings, choice: BackendChoice) -> tuple[Runner, BackendChoice]:
     from gpu_offload.opening import open_planned
-    from gpu_offload.options import LlamaOptions
-    from gpu_offload.planner import PlanRequest
 
-    base = LlamaOptions(max_sequences=LLAMA_SEQUENCES, threads=settings.threads)
-    # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
-    cells = None if settings.ctx is None else 2 * settings.ctx
-    runner, _ = open_planned(file, PlanRequest(context_tokens=cells, base=base))
-    return runner
+    runner, plan = open_planned(file, plan_request(settings))
+    return runner, replace(choice, notes=plan.notes, device_bytes=plan.device_bytes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.backends import open_runner
+from localllm.engine.backends import BackendChoice, open_runner, without_devices
 from localllm.engine.disk_cache import DiskCache, disk_cache_folder
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
@@ -41,13 +41,19 @@ class ChatPrompt:
 
 
 class LoadedModel:
-    """One model. Thread-safe, except that close is for one thread; made by `load_model`."""
+    """One model. Thread-safe, except that close is for one thread; made by `load_model`.
 
-    def __init__(self, file: ModelFile, tokenizer: Tokenizer, template: ChatTemplate, engine: Engine) -> None:
+    backend tells which runner computes it, where, and why.
+    """
+
+    def __init__(
+        self, file: ModelFile, tokenizer: Tokenizer, template: ChatTemplate, engine: Engine, backend: BackendChoice
+    ) -> None:
         self.file = file
         self.tokenizer = tokenizer
         self.template = template
         self.engine = engine
+        self.backend = backend
         self._vocabulary_lock = threading.Lock()
         self._constraint_vocabulary: ConstraintVocabulary | None = None
 
@@ -166,7 +172,7 @@ def load_model(
         tokenizer = load_tokenizer(file)
         chat_template = load_chat_template(file, template)
         draft_model = _open_draft(settings.draft, tokenizer, settings, progress) if settings.draft else None
-        runner = open_runner(file, settings, progress)
+        runner, backend = open_runner(file, settings, progress)
         disk = DiskCache(disk_cache_folder(), runner.kv_identity) if settings.disk_cache else None
     except BaseException:
         file.close()
@@ -183,7 +189,7 @@ def load_model(
         draft_model=draft_model,
     )
     engine.start()
-    return LoadedModel(file, tokenizer, chat_template, engine)
+    return LoadedModel(file, tokenizer, chat_template, engine, backend)
 
 
 def _open_draft(name: str, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None) -> DraftModel:
@@ -193,4 +199,5 @@ def _open_draft(name: str, tokenizer: Tokenizer, settings: Settings, progress: L
     with open_model(resolve(name)) as file:
         if not tokenizer.agrees_with(load_tokenizer(file)):
             raise RequestError(f"{name} cannot draft for this model: its tokens are others. Leave out --draft.")
-        return DraftModel(open_runner(file, replace(settings, kv_mib=DRAFT_KV_MIB), progress))
+        runner, _ = open_runner(file, replace(without_devices(settings), kv_mib=DRAFT_KV_MIB), progress)
+        return DraftModel(runner)

@@ -39,7 +39,7 @@ class MemoryLoader:
 
         llama.cpp plans its own memory, on devices too.
         """
-        if choose_backend(file, self._settings) == "llama":
+        if choose_backend(file, self._settings).backend == "llama":
             return self._settings
         room = self._room(beside)
         per_token = kv_bytes_per_token(file, "f16", "f16")

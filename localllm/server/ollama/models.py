@@ -100,6 +100,9 @@ def _loaded(slot: Slot) -> dict[str, Any]:
         used = (stats.pages_total - stats.pages_free) * stats.page_bytes
         row |= {
             "size": size + used,
+            "size_vram": slot.model.backend.device_bytes,
+            "backend": slot.model.backend.name,
+            "backend_reason": slot.model.backend.why,
             "context_length": slot.model.engine.context,
             "cached_tokens": stats.cached_tokens,
             "running": stats.running,

@@ -43,6 +43,30 @@ def test_json_names_every_sum(plan: Callable[..., int], capsys: pytest.CaptureFi
     assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * 64 * 2 * 2 * 256
 
 
+def test_it_says_who_would_compute_here(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--backend", "native", "--ctx", "256") == 0
+    assert capsys.readouterr().out.endswith("native: chosen by the backend setting\n")
+    assert plan("--backend", "native", "--ctx", "256", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == "native"
+    # A GPU that is imagined says nothing of this machine.
+    assert plan("--gpu-memory", "8GiB", "--ctx", "256") == 0
+    assert "chosen by" not in capsys.readouterr().out
+
+
+def test_one_gpu_of_several_takes_it_all(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    two = ("--gpu-memory", "8GiB", "--gpu-memory", "16GiB", "--ctx", "256", "--json")
+    assert plan(*two, "--main-gpu", "0") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["options"]["split_mode"], made["options"]["main_gpu"]) == ("none", 0)
+    _, first, second = made["uses"]
+    assert first["weights"] > 0 and second["weights"] == 0
+    assert plan(*two, "--main-gpu", "2") == 2
+    assert "main_gpu is 2; there are 0: " in capsys.readouterr().err
+    assert plan(*two, "--split-mode", "row") == 0
+    _, first, second = json.loads(capsys.readouterr().out)["uses"]
+    assert first["weights"] > 0 and second["weights"] > 0
+
+
 def test_what_cannot_fit_is_refused(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--gpu-memory", "64MiB", "--gpu-layers", "3") == 2
     assert "lacks" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from localllm.cli.main import main
+from localllm.engine.backends import BackendChoice
 from localllm.engine.request import Counts, FinishReason, GenerationRequest, Progress, Timings, TokenEvent
 from localllm.engine.stream import GenerationStream
 from localllm.errors import ContextOverflowError, OutOfMemoryError
@@ -34,7 +35,8 @@ class ScriptedModel:
     def __init__(self, events: Sequence[TokenEvent] = ANSWER, has_template: bool = True) -> None:
         self.events = list(events)
         self.template = SimpleNamespace(is_default=not has_template)
-        self.engine = SimpleNamespace(submit=self.submit, runner=SimpleNamespace(backend="scripted"))
+        self.engine = SimpleNamespace(submit=self.submit)
+        self.backend = BackendChoice("native", "the script says so")
         self.request = GenerationRequest(prompt=())
         self.messages: list[dict[str, str]] = []
         self.settings = Settings()
@@ -150,7 +152,8 @@ def test_json_is_one_object(run: Callable[..., int], capsys: pytest.CaptureFixtu
         "completion_tokens": 3,
         "finish_reason": "stop",
         "model": "model.gguf",
-        "backend": "scripted",
+        "backend": "native",
+        "backend_reason": "the script says so",
         "timings": {"queue_s": 0.25, "prefill_s": 0.5, "decode_s": 1.0, "ttft_s": 0.75},
     }
 
@@ -160,7 +163,15 @@ def test_stats_go_to_stderr(run: Callable[..., int], capsys: pytest.CaptureFixtu
     out, err = capsys.readouterr()
     assert out == "Once é\n"
     # 5 - 3 tokens in 0.5 s, 3 - 1 tokens in 1 s
-    for words in ("TTFT 0.750 s", "prefill 4.0 tok/s", "decode 2.0 tok/s", "memory ", "seed 42", "(3 cached)"):
+    for words in (
+        "TTFT 0.750 s",
+        "prefill 4.0 tok/s",
+        "decode 2.0 tok/s",
+        "memory ",
+        "seed 42",
+        "(3 cached)",
+        "native: the script says so",
+    ):
         assert words in err
 
 

@@ -16,8 +16,11 @@ from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.metadata import Metadata, MetadataArray
 from gguf_io.tokenizer import Tokenizer
+from localllm.engine.backends import BackendChoice
 from localllm.engine.literal_text import LiteralText
 from localllm.engine.loaded_model import LoadedModel
+
+NATIVE = BackendChoice("native", "there is no engine here")
 
 # Real templates, a real vocabulary for each, and the markup that its family reads as tokens.
 FAMILIES = {
@@ -66,7 +69,7 @@ def model(family: str, data_dir: Path) -> LoadedModel:
     bos = "" if tokenizer.bos_id is None else tokenizer.token_bytes(tokenizer.bos_id).decode()
     eos = "" if tokenizer.eos_id is None else tokenizer.token_bytes(tokenizer.eos_id).decode()
     engine: Any = SimpleNamespace(context=64)
-    return LoadedModel(SimpleNamespace(close=lambda: None), tokenizer, ChatTemplate(source, bos, eos), engine)  # type: ignore[arg-type]
+    return LoadedModel(SimpleNamespace(close=lambda: None), tokenizer, ChatTemplate(source, bos, eos), engine, NATIVE)  # type: ignore[arg-type]
 
 
 def controls(model: LoadedModel, tokens: Sequence[int]) -> list[int]:
@@ -161,7 +164,7 @@ def thinker(data_dir: Path) -> LoadedModel:
     names = ("[THINK]", "[/THINK]", "[INST]", "[/INST]")
     tokenizer = vocabulary(data_dir / "vocab" / "ggml-vocab-llama-spm.gguf", names)
     engine: Any = SimpleNamespace(context=4096)
-    return LoadedModel(SimpleNamespace(), tokenizer, ChatTemplate(source, "<s>", "</s>"), engine)  # type: ignore[arg-type]
+    return LoadedModel(SimpleNamespace(), tokenizer, ChatTemplate(source, "<s>", "</s>"), engine, NATIVE)  # type: ignore[arg-type]
 
 
 def test_an_assistants_reasoning_keeps_its_markers(thinker: LoadedModel) -> None:

@@ -1,0 +1,124 @@
+"""Which backend computes a model, and why."""
+
+from pathlib import Path
+
+import pytest
+
+from gguf_io import ModelFile, open_model
+from gpu_offload import devices
+from gpu_offload.devices import Device, DeviceKind
+from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
+from localllm.engine.backends import choose_backend, open_runner, plan_request
+from localllm.errors import RequestError
+from localllm.settings import Settings
+from models.errors import UnsupportedModelError
+from tests.models.synthetic import MODELS, write
+from tests.oracle import llama_oracle
+
+GPU = Device("CUDA0", "A fast GPU", "CUDA", DeviceKind.GPU, 2**33, 2**33)
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> ModelFile:
+    return open_model(write(MODELS["llama"], tmp_path / "known.gguf"))
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> ModelFile:
+    path = write(MODELS["llama"], tmp_path / "foreign.gguf")
+    path.write_bytes(path.read_bytes().replace(b"llama", b"lambo"))
+    return open_model(path)
+
+
+def see(monkeypatch: pytest.MonkeyPatch, *found: Device) -> None:
+    """Let llama.cpp see these GPUs."""
+    monkeypatch.setattr(devices, "gpus", lambda: list(found))
+
+
+def miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let llama.cpp not be installed."""
+
+    def fail() -> list[Device]:
+        raise LlamaCppMissingError("the test says so")
+
+    monkeypatch.setattr(devices, "gpus", fail)
+
+
+def test_without_a_gpu_the_native_engine_takes_what_it_knows(
+    known: ModelFile, foreign: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(monkeypatch)
+    assert str(choose_backend(known, Settings())) == "native: llama.cpp sees no GPU"
+    choice = choose_backend(foreign, Settings())
+    assert choice.backend == "llama" and "'lambo'" in choice.reason
+
+
+def test_a_gpu_takes_everything_unless_it_is_to_have_no_layers(
+    known: ModelFile, foreign: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(monkeypatch, GPU)
+    assert str(choose_backend(known, Settings())) == "llama.cpp: there is a GPU, A fast GPU"
+    assert str(choose_backend(known, Settings(gpu_layers=0))) == "native: gpu_layers is 0"
+    assert choose_backend(foreign, Settings(gpu_layers=0)).backend == "llama"
+    assert choose_backend(known, Settings(backend="native")).reason == "chosen by the backend setting"
+
+
+def test_without_llama_cpp_only_wishes_that_it_alone_could_follow_fail(
+    known: ModelFile, foreign: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miss(monkeypatch)
+    assert str(choose_backend(known, Settings())) == "native: llama.cpp is not installed"
+    with pytest.raises(UnsupportedModelError, match="lambo"):
+        choose_backend(foreign, Settings())
+    with pytest.raises(LlamaCppMissingError, match="pip install"):
+        choose_backend(known, Settings(gpu_layers=3))
+
+
+def test_wishes_about_devices_need_llama_cpp(known: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, GPU)
+    assert choose_backend(known, Settings(n_cpu_moe=2)).reason == "n_cpu_moe set"
+    with pytest.raises(RequestError, match="cannot follow gpu_layers, split_mode"):
+        choose_backend(known, Settings(backend="native", gpu_layers=3, split_mode="row"))
+
+
+def test_the_settings_become_a_request_to_the_planner() -> None:
+    settings = Settings(ctx=512, gpu_layers=7, main_gpu=1, n_cpu_moe=3, threads=2)
+    request = plan_request(settings)
+    assert (request.context_tokens, request.gpu_layers, request.cpu_expert_layers) == (1024, 7, 3)
+    assert (request.base.main_gpu, request.base.split_mode, request.base.threads) == (1, "none", 2)
+    assert plan_request(Settings()).base.split_mode == "layer"
+    assert plan_request(Settings(main_gpu=1, split_mode="row")).base.split_mode == "row"
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_llama_cpp_tells_where_the_model_lies(data_dir: Path) -> None:
+    with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as file:
+        runner, choice = open_runner(file, Settings(backend="llama", ctx=128, threads=1), None)
+        runner.close()
+        assert any("layers" in note for note in choice.notes)
+        if devices.gpus():
+            assert choice.device_bytes > 0
+        else:
+            assert choice.device_bytes == 0
+            with pytest.raises(DeviceRequestError, match="3 layers are to go to a GPU"):
+                open_runner(file, Settings(gpu_layers=3), None)
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_what_the_native_engine_turns_out_not_to_know_goes_to_llama_cpp(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UnsupportedModelError("its rope is of another kind.")
+
+    monkeypatch.setattr("models.NativeRunner", refuse)
+    see(monkeypatch)
+    with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as file:
+        runner, choice = open_runner(file, Settings(ctx=128, threads=1), None)
+        runner.close()
+        assert runner.backend == choice.name == "llama.cpp"
+        assert "its rope is of another kind" in choice.why
+        with pytest.raises(UnsupportedModelError):
+            open_runner(file, Settings(backend="native"), None)
