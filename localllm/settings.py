@@ -50,7 +50,8 @@ class Settings:
 
     backend is who computes. For llama.cpp: gpu_layers counts layers on GPUs, from the end, the output being the first;
     main_gpu is the GPU that takes all of them, unless split_mode spreads layers or the rows of matrices over several;
-    n_cpu_moe counts layers whose experts stay in main memory.
+    n_cpu_moe counts layers whose experts stay in main memory. remote is the address of a server that computes instead,
+    remote_key the key that it asks for, or the file it stands in.
     ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB; parallel is
     how many requests run at once; draft names a small model that guesses ahead; disk_cache keeps conversations' KV
     across restarts; model_store is the folder of pulled models, model_folders further ones to look for GGUF files in,
@@ -66,6 +67,9 @@ class Settings:
     main_gpu: int | None = None
     split_mode: SplitMode | None = None
     n_cpu_moe: int | None = None
+    remote: str | None = None
+    remote_key: str | None = field(default=None, repr=False)
+    remote_key_file: str | None = None
     ctx: int | None = None
     threads: int | None = None
     max_tokens: int | None = None
@@ -137,6 +141,20 @@ def setting_sources(
     from_file, from_environment = _from_file(path), _from_environment(environment)
     sources = {name: str(path) for name in from_file} | {name: f"{PREFIX}{name.upper()}" for name in from_environment}
     return {name: (getattr(settings, name), sources.get(name, "default")) for name in _TYPES}
+
+
+def read_key(key: str | None, file: str | None, name: str) -> str | None:
+    """A secret that a setting holds, or the file that another one, `name`, names. Raises SettingsError."""
+    if file is None:
+        return key or None
+    path = Path(file).expanduser()
+    try:
+        found = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{name}: {path} cannot be read: {error}.") from error
+    if not found:
+        raise SettingsError(f"{name}: {path} is empty.")
+    return found
 
 
 def _from_file(path: Path) -> dict[str, Any]:

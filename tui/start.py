@@ -5,11 +5,13 @@ from pathlib import Path
 
 from textual.logging import TextualHandler
 
+from localllm.remote.server import remote_server
 from localllm.settings import Settings
 from tui.app import ACTIONS, ChatApp
 from tui.backend import Backend
 from tui.engine_backend import EngineBackend
 from tui.keys import keys_path, load_keys
+from tui.openai_backend import OpenAIBackend
 from tui.parameters import Parameters
 from tui.server_backend import ServerBackend
 from tui.sessions import SessionStore
@@ -25,10 +27,11 @@ def run_chat(model: str | None, settings: Settings, sessions: Path | None = None
     # A line on stderr would tear the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
     keys = load_keys(keys_path(), ACTIONS)
+    backend = _backend(settings, host)
     store = SessionStore(sessions or sessions_path())
-    backend: Backend = ServerBackend(host) if host else EngineBackend(settings)
     try:
-        remembered_as = f"model at {host}" if host else "model"
+        elsewhere = host or settings.remote
+        remembered_as = f"model at {elsewhere}" if elsewhere else "model"
         wanted = model or store.remembered(remembered_as) or ""
         app = ChatApp(backend, store, wanted, Parameters.from_settings(settings), keys, remembered_as)
         app.run()
@@ -36,3 +39,12 @@ def run_chat(model: str | None, settings: Settings, sessions: Path | None = None
     finally:
         backend.close()
         store.close()
+
+
+def _backend(settings: Settings, host: str | None) -> Backend:
+    """Whoever computes: a server of Ollama's protocol, one of OpenAI's, or an engine in here. Raises LocalLLMError."""
+    if host:
+        return ServerBackend(host)
+    if settings.remote:
+        return OpenAIBackend(remote_server(settings.remote, settings))
+    return EngineBackend(settings)

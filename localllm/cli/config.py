@@ -5,7 +5,7 @@ import json
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, note
 
-SECRETS = frozenset({"api_key"})
+SECRETS = frozenset({"api_key", "remote_key"})
 
 
 def config(as_json: AsJson = False, debug: Debug = False) -> None:

@@ -4,17 +4,49 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import FrameType
+from typing import Protocol
 
 from localllm.cli.terminal import StatusLine, answer, human_bytes, note
 from localllm.engine.backends import BackendChoice
-from localllm.engine.request import TokenEvent
-from localllm.engine.stream import Completion, GenerationStream
+from localllm.engine.request import SamplingParams, TokenEvent
+from localllm.engine.stream import Completion
+from localllm.settings import Settings
+
+
+class Stream(Protocol):
+    """A generation under way: events, the last of which has a finish_reason."""
+
+    def __iter__(self) -> Iterator[TokenEvent]: ...
+
+    def cancel(self) -> None:
+        """Ask to stop. The last event still comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A generation under way, who computes it, and how long that took to get ready."""
+
+    stream: Stream
+    backend: BackendChoice
+    load_s: float
+
+
+def sampling_params(settings: Settings) -> SamplingParams:
+    """The sampler's part of the settings."""
+    return SamplingParams(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        repeat_penalty=settings.repeat_penalty,
+        seed=settings.seed,
+    )
 
 
 @contextlib.contextmanager
-def interrupt_cancels(stream: GenerationStream) -> Iterator[None]:
+def interrupt_cancels(stream: Stream) -> Iterator[None]:
     """Let Ctrl-C end the generation in good order; a second one raises KeyboardInterrupt. Main thread only."""
 
     def cancel(_signal: int, _frame: FrameType | None) -> None:
@@ -77,12 +109,11 @@ def write_stats(last: TokenEvent, backend: BackendChoice, load_s: float) -> None
     counts, timings = last.counts, last.timings
     prefill = _speed(counts.prompt - counts.cached, timings.prefill_s)
     decode = _speed(counts.generated - 1, timings.decode_s)
-    memory = psutil.Process().memory_info().rss
+    memory = "" if backend.backend == "remote" else f", memory {human_bytes(psutil.Process().memory_info().rss)}"
     note(
         f"{backend}\nprompt {counts.prompt} tokens ({counts.cached} cached), answer {counts.generated} tokens, "
         f"ended by {last.finish_reason}, seed {last.seed}\n"
-        f"load {load_s:.2f} s, TTFT {timings.ttft_s:.3f} s, prefill {prefill}, decode {decode}, "
-        f"memory {human_bytes(memory)}"
+        f"load {load_s:.2f} s, TTFT {timings.ttft_s:.3f} s, prefill {prefill}, decode {decode}{memory}"
     )
 
 

@@ -16,6 +16,7 @@ SplitMode = Annotated[
 CpuMoe = Annotated[
     int | None, typer.Option("--n-cpu-moe", metavar="N", help="Keep the experts of N layers off the GPUs.")
 ]
+Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)

@@ -1,9 +1,21 @@
-"""Where the text of a one-shot prompt comes from."""
+"""What a one-shot command is asked, and where its text comes from."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt and what goes with it. raw leaves the chat template out, where a system message has no place."""
+
+    text: str
+    system: str | None
+    raw: bool
+    stop: tuple[str, ...]
+    ignore_eos: bool
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:

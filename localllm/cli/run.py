@@ -1,5 +1,6 @@
 """localllm run: one prompt, one answer."""
 
+import contextlib
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -7,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, GpuLayers, MainGpu, Model, SplitMode
+from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, GpuLayers, MainGpu, Model, Remote, SplitMode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from localllm.cli import generation
+    from localllm.cli.prompt import Asked
+    from localllm.cli.terminal import StatusLine
     from localllm.engine.loaded_model import LoadedModel
-    from localllm.engine.request import GenerationRequest, SamplingParams
+    from localllm.engine.request import GenerationRequest
     from localllm.library.behaviour import Behaviour
     from localllm.settings import Settings
 
@@ -41,6 +47,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     main_gpu: MainGpu = None,
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
+    remote: Remote = None,
     draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that guesses ahead.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache on disk.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end.")] = False,
@@ -54,13 +61,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     keeps what was written so far. Values in brackets are the defaults.
     """
     from localllm.cli import generation, terminal
-    from localllm.cli.prompt import check_text, read_prompt
-    from localllm.cli.pull import obtain
-    from localllm.engine.loaded_model import load_model
+    from localllm.cli.prompt import Asked, check_text, read_prompt
     from localllm.engine.request import FinishReason
     from localllm.engine.sampling.validation import check_ranges
     from localllm.engine.stream import fold
-    from localllm.library.behaviour import behaviour_of
     from localllm.settings import load_settings
 
     flags: dict[str, object] = {
@@ -78,92 +82,97 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "main_gpu": main_gpu,
         "split_mode": split_mode,
         "n_cpu_moe": n_cpu_moe,
+        "remote": remote,
         "draft": draft,
         "disk_cache": False if no_cache else None,
     }
     settings = load_settings(flags)
-    check_ranges(_sampling(settings))
+    check_ranges(generation.sampling_params(settings))
     text = read_prompt(prompt, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)
 
-    found = obtain(model, settings)
-    behaviour = behaviour_of(found)
-    settings = load_settings(flags, model=behaviour.settings)
-    check_ranges(_sampling(settings))
-
-    began = monotonic()
+    asked = Asked(text, system, raw, tuple(stop or ()), ignore_eos)
     with (
         terminal.StatusLine() as status,
-        load_model(found.path, settings, status.share, behaviour.template) as loaded,
+        _remotely(model, asked, settings, flags) if settings.remote else _here(model, asked, flags, status) as started,
     ):
-        load_s = monotonic() - began
-        request = _request(
-            loaded, settings, behaviour, text, system=system, raw=raw, stop=stop or [], ignore_eos=ignore_eos
-        )
-        stream = loaded.engine.submit(request)
-        with generation.interrupt_cancels(stream):
-            events = generation.with_progress(stream, status)
+        with generation.interrupt_cancels(started.stream):
+            events = generation.with_progress(started.stream, status)
             completion = fold(events if as_json else generation.written(events))
         last = completion.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")
             raise typer.Exit(ExitCode.FAILED)
         if as_json:
-            generation.write_json(completion, model, loaded.backend, load_s)
+            generation.write_json(completion, model, started.backend, started.load_s)
         if stats:
-            generation.write_stats(last, loaded.backend, load_s)
+            generation.write_stats(last, started.backend, started.load_s)
         if last.finish_reason is FinishReason.CANCELLED:
             raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _sampling(settings: "Settings") -> "SamplingParams":
-    from localllm.engine.request import SamplingParams
+@contextlib.contextmanager
+def _here(
+    model: str, asked: "Asked", flags: "Mapping[str, object]", status: "StatusLine"
+) -> "Iterator[generation.Started]":
+    """Load the model into this process and begin to answer. Its own parameters go below what the user says."""
+    from localllm.cli import generation
+    from localllm.cli.pull import obtain
+    from localllm.engine.loaded_model import load_model
+    from localllm.engine.sampling.validation import check_ranges
+    from localllm.library.behaviour import behaviour_of
+    from localllm.settings import load_settings
 
-    return SamplingParams(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        repeat_penalty=settings.repeat_penalty,
-        seed=settings.seed,
-    )
+    found = obtain(model, load_settings(flags))
+    behaviour = behaviour_of(found)
+    settings = load_settings(flags, model=behaviour.settings)
+    check_ranges(generation.sampling_params(settings))
+    began = monotonic()
+    with load_model(found.path, settings, status.share, behaviour.template) as loaded:
+        load_s = monotonic() - began
+        stream = loaded.engine.submit(_request(loaded, settings, behaviour, asked))
+        yield generation.Started(stream, loaded.backend, load_s)
+
+
+@contextlib.contextmanager
+def _remotely(
+    model: str, asked: "Asked", settings: "Settings", flags: "Mapping[str, object]"
+) -> "Iterator[generation.Started]":
+    """Have the server of the settings answer."""
+    from localllm.cli.remote_run import submit
+
+    yield submit(model, asked, settings, flags)
 
 
 def _request(
-    loaded: "LoadedModel",
-    settings: "Settings",
-    behaviour: "Behaviour",
-    text: str,
-    *,
-    system: str | None,
-    raw: bool,
-    stop: list[str],
-    ignore_eos: bool,
+    loaded: "LoadedModel", settings: "Settings", behaviour: "Behaviour", asked: "Asked"
 ) -> "GenerationRequest":
     """The request for a prompt: a conversation where the model has a chat template, else the text as it is.
 
     Raises RequestError for a system message that has no place, and TemplateError.
     """
+    from localllm.cli.generation import sampling_params
     from localllm.engine.request import GenerationRequest
     from localllm.errors import RequestError
 
-    converses = not raw and not loaded.template.is_default
-    if system is not None and not converses:
-        reason = "--raw leaves the chat template out" if raw else "this model has no chat template"
+    converses = not asked.raw and not loaded.template.is_default
+    if asked.system is not None and not converses:
+        reason = "--raw leaves the chat template out" if asked.raw else "this model has no chat template"
         raise RequestError(f"--system has no place: {reason}. Put its text into the prompt.")
+    stop = asked.stop
     if converses:
-        system = behaviour.system if system is None else system
+        system = behaviour.system if asked.system is None else asked.system
         messages = [{"role": "system", "content": system}] if system is not None else []
-        chat = loaded.chat_prompt([*messages, *behaviour.messages, {"role": "user", "content": text}])
-        tokens, stop = chat.tokens, [*stop, *chat.stop, *behaviour.stop]
+        chat = loaded.chat_prompt([*messages, *behaviour.messages, {"role": "user", "content": asked.text}])
+        tokens, stop = chat.tokens, (*stop, *chat.stop, *behaviour.stop)
     else:
-        tokens = loaded.tokenise(text)
+        tokens = loaded.tokenise(asked.text)
     return GenerationRequest(
         prompt=tokens,
-        sampling=_sampling(settings),
+        sampling=sampling_params(settings),
         max_tokens=settings.max_tokens,
-        stop=tuple(stop),
-        ignore_eos=ignore_eos,
+        stop=stop,
+        ignore_eos=asked.ignore_eos,
         persist=len(tokens) > KEPT_PROMPT_TOKENS,
     )

@@ -24,18 +24,20 @@ LLAMA_SEQUENCES = 32
 class BackendChoice:
     """Which backend computes a model, and why.
 
-    Of a model that is loaded, notes tell where it lies, a line each, and device_bytes what it takes on GPUs.
+    "remote" is a server elsewhere. Of a model that is loaded, notes tell where it lies, a line each, and device_bytes
+    what it takes on GPUs, device_layers how many layers lie there and how many there are.
     """
 
-    backend: Literal["native", "llama"]
+    backend: Literal["native", "llama", "remote"]
     reason: str
     notes: tuple[str, ...] = ()
     device_bytes: int = 0
+    device_layers: tuple[int, int] = (0, 0)
 
     @property
     def name(self) -> str:
         """The runner's own name for itself."""
-        return "llama.cpp" if self.backend == "llama" else "native"
+        return "llama.cpp" if self.backend == "llama" else self.backend
 
     @property
     def why(self) -> str:
@@ -174,4 +176,9 @@ def _open_llama(file: ModelFile, settings: Settings, choice: BackendChoice) -> t
     from gpu_offload.opening import open_planned
 
     runner, plan = open_planned(file, plan_request(settings))
-    return runner, replace(choice, notes=plan.notes, device_bytes=plan.device_bytes)
+    return runner, replace(
+        choice,
+        notes=plan.notes,
+        device_bytes=plan.device_bytes,
+        device_layers=(plan.options.gpu_layers or 0, plan.layers),
+    )

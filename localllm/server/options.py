@@ -3,11 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from localllm.errors import SettingsError
-from localllm.settings import PREFIX, Settings
+from localllm.settings import PREFIX, Settings, read_key
 
 FOREVER = float("inf")
 
@@ -62,7 +61,7 @@ def server_options(settings: Settings) -> ServerOptions:
     return ServerOptions(
         host=settings.host,
         port=settings.port,
-        api_key=_api_key(settings),
+        api_key=read_key(settings.api_key, settings.api_key_file, "api_key_file"),
         hosts=_listed(settings.allow_hosts),
         origins=_listed(settings.origins),
         keep_alive_s=keep_alive,
@@ -71,19 +70,6 @@ def server_options(settings: Settings) -> ServerOptions:
         memory_bytes=None if settings.memory_mib is None else settings.memory_mib * 2**20,
         grace_s=settings.grace_s,
     )
-
-
-def _api_key(settings: Settings) -> str | None:
-    if settings.api_key_file is None:
-        return settings.api_key or None
-    path = Path(settings.api_key_file).expanduser()
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"api_key_file: {path} cannot be read: {error}.") from error
-    if not key:
-        raise SettingsError(f"api_key_file: {path} is empty.")
-    return key
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -1,0 +1,155 @@
+"""One HTTP request to a server: sent, read line by line, and ended by any thread at any moment.
+
+http.client and not a library of more comfort, because cancelling has to end a read that another thread waits in, which
+takes the socket itself. Redirects are not followed, so that a key never leaves the host that it is for.
+"""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from localllm.remote.errors import RemoteError
+
+# Only connecting is bounded: a server may read a long prompt for minutes before it says anything.
+CONNECT_S = 10.0
+LONGEST_LINE = 2**24
+LONGEST_REFUSAL = 2**14
+
+DEFAULT_PATH = "/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server is, and the key that it asks for. path stands before every route, such as /v1."""
+
+    secure: bool
+    host: str
+    port: int
+    path: str
+    key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, address: str, key: str | None = None) -> "Endpoint":
+        """Read host:port or a URL; one without a path means /v1. Raises RemoteError."""
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query:
+            raise RemoteError(f"{address!r} is not the address of a server: give http://host:port.")
+        if parts.username or parts.password:
+            raise RemoteError("An address with a password in it can be seen by others: set LOCALLLM_REMOTE_KEY.")
+        secure = parts.scheme == "https"
+        path = parts.path.rstrip("/") or DEFAULT_PATH
+        return cls(secure, parts.hostname, port or (443 if secure else 80), path, key)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.path}"
+
+
+class Call:
+    """A request and its answer. One thread reads, any may cancel; read it once, to the end."""
+
+    def __init__(self, endpoint: Endpoint, method: str, route: str, body: object = None) -> None:
+        """route: below the endpoint's path. body is sent as JSON. Nothing is sent before the answer is read."""
+        self._endpoint = endpoint
+        self._method = method
+        self._route = route
+        self._content = None if body is None else json.dumps(body).encode()
+        self._lock = threading.Lock()  # guards _wire and _cancelled, so that neither thread misses the other
+        self._wire: socket.socket | None = None
+        self._cancelled = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """End the connection, which ends the request at the server, and whatever waits here."""
+        with self._lock:
+            self._cancelled = True
+            if self._wire is not None:
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    self._wire.shutdown(socket.SHUT_RDWR)
+
+    def json(self) -> dict[str, Any]:
+        """Send, and return the whole answer. Raises RemoteError."""
+        text = b"".join(self.lines())
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise RemoteError(f"{self._endpoint}{self._route} answers no JSON. Is it OpenAI's protocol?") from error
+        if not isinstance(answer, dict):
+            raise RemoteError(f"{self._endpoint}{self._route} answers something unexpected: {text[:80]!r}.")
+        return answer
+
+    def lines(self) -> Iterator[bytes]:
+        """Send, and yield the answer's lines as they come. Raises RemoteError, also for what the server refuses."""
+        endpoint = self._endpoint
+        kind = http.client.HTTPSConnection if endpoint.secure else http.client.HTTPConnection
+        connection = kind(endpoint.host, endpoint.port, timeout=CONNECT_S)
+        try:
+            with contextlib.closing(connection):
+                response = self._send(connection)
+                with contextlib.closing(response):
+                    while line := response.readline(LONGEST_LINE):
+                        if len(line) == LONGEST_LINE:
+                            raise RemoteError(f"{endpoint} sends a line of more than {LONGEST_LINE // 2**20} MiB.")
+                        yield line
+        except (OSError, http.client.HTTPException) as error:
+            raise RemoteError(f"The connection to {endpoint} broke: {_words(error)}.") from error
+
+    def _send(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        """Send the request and read the answer's head."""
+        endpoint = self._endpoint
+        try:
+            connection.connect()
+        except OSError as error:
+            raise RemoteError(f"{endpoint} cannot be reached: {_words(error)}. Is the server running?") from error
+        with self._lock:
+            if self._cancelled:
+                raise RemoteError("cancelled")
+            self._wire = connection.sock
+            self._wire.settimeout(None)
+        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        if endpoint.key:
+            headers["Authorization"] = f"Bearer {endpoint.key}"
+        connection.request(self._method, f"{endpoint.path}{self._route}", self._content, headers)
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            text = response.read(LONGEST_REFUSAL).decode(errors="replace")
+            raise RemoteError(f"{endpoint} refuses: {refusal(text) or response.reason}.{_advice(response.status)}")
+        return response
+
+
+def refusal(text: str) -> str:
+    """The reason in the body of a refusal, in any of the shapes that servers give it."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return text[:200].strip()
+    for key in ("error", "message", "detail"):
+        if isinstance(content, dict) and content.get(key):
+            content = content[key]
+    return str(content).rstrip(".")
+
+
+def _advice(status: int) -> str:
+    if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+        return " Set the server's key: LOCALLLM_REMOTE_KEY, or remote_key_file."
+    if status == http.client.NOT_FOUND:
+        return " Check the model's name, and the address: most servers want /v1 at its end."
+    return ""
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

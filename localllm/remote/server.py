@@ -1,0 +1,181 @@
+"""Answers of a server that speaks OpenAI's protocol, read as they come.
+
+Protocol: https://platform.openai.com/docs/api-reference/chat/create. Reasoning is in no part of it: vLLM, SGLang and
+llama.cpp call it reasoning_content, Ollama and later versions of vLLM reasoning.
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.engine.request import Counts, FinishReason, SamplingParams, Timings
+from localllm.remote.connection import Call, Endpoint, refusal
+from localllm.remote.errors import RemoteError
+from localllm.settings import Settings, read_key
+
+# Sampling parameters that are the protocol's own, and extensions that servers name differently.
+STANDARD = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
+EXTENSIONS = {
+    "top_k": ("top_k",),
+    "min_p": ("min_p",),
+    "repeat_penalty": ("repeat_penalty", "repetition_penalty"),  # llama.cpp and Ollama; vLLM and SGLang
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model that a server offers. context is in tokens, None where the server does not say."""
+
+    name: str
+    context: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUpdate:
+    """A piece of an answer. counts and timings are the newest; finish_reason ends the answer, with error if it failed.
+
+    Until the server has told its own counts, generated is the number of pieces that have come.
+    """
+
+    parts: tuple[AnswerPart, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+    timings: Timings = field(default_factory=Timings)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class RemoteAnswer:
+    """An answer on its way. Iterate over it on one thread; cancel on any. The last update has a finish_reason."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._began = time.monotonic()
+        self._first = 0.0
+        self._counts = Counts()
+        self._finish: FinishReason | None = None
+
+    def cancel(self) -> None:
+        """Ask to stop. The last update still comes."""
+        self._call.cancel()
+
+    def __iter__(self) -> Iterator[RemoteUpdate]:
+        error: str | None = None
+        try:
+            for event in self._events():
+                parts = self._take(event)
+                if parts:
+                    yield RemoteUpdate(parts, self._counts, self._timings())
+        except RemoteError as caught:
+            error = str(caught)
+        if self._call.cancelled:
+            yield RemoteUpdate((), self._counts, self._timings(), FinishReason.CANCELLED)
+        elif error is None and self._finish:
+            yield RemoteUpdate((), self._counts, self._timings(), self._finish)
+        else:
+            error = error or "The server ended the answer without saying why."
+            yield RemoteUpdate((), self._counts, self._timings(), FinishReason.ERROR, error)
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """The server-sent events up to [DONE]. Raises RemoteError, also for one that tells of an error."""
+        for line in self._call.lines():
+            if not line.startswith(b"data:"):
+                continue  # a comment that keeps the connection alive, or the blank line between two events
+            text = line.removeprefix(b"data:").strip()
+            if text == b"[DONE]":
+                return
+            try:
+                event = json.loads(text)
+            except ValueError as error:
+                raise RemoteError(f"The server sent what is no JSON: {text[:80]!r}.") from error
+            if not isinstance(event, dict) or event.get("error"):
+                raise RemoteError(f"The server failed: {refusal(text.decode(errors='replace'))}.")
+            yield event
+
+    def _take(self, event: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
+        """Note counts and the end; return the text, if there is any."""
+        if usage := event.get("usage"):
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            self._counts = Counts(
+                prompt=usage.get("prompt_tokens") or 0,
+                cached_memory=cached,
+                generated=usage.get("completion_tokens") or 0,
+            )
+        choices = event.get("choices") or ()
+        if not choices:
+            return ()
+        choice = choices[0]
+        if reason := choice.get("finish_reason"):
+            self._finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+        parts = _parts(choice)
+        if parts:
+            self._first = self._first or time.monotonic()
+            if not usage:
+                self._counts = replace(self._counts, generated=self._counts.generated + 1)
+        return parts
+
+    def _timings(self) -> Timings:
+        """Measured here: the protocol tells none."""
+        if not self._first:
+            return Timings()
+        ttft = self._first - self._began
+        return Timings(prefill_s=ttft, decode_s=time.monotonic() - self._first, ttft_s=ttft)
+
+
+class RemoteServer:
+    """A server and its models. Thread-safe: every request has a connection of its own."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    def models(self) -> list[RemoteModel]:
+        """What the server offers. Raises RemoteError."""
+        rows = Call(self.endpoint, "GET", "/models").json().get("data") or ()
+        return [RemoteModel(str(row["id"]), _context(row)) for row in rows if isinstance(row, dict) and "id" in row]
+
+    def chat(self, model: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> RemoteAnswer:
+        """Begin an answer to a conversation. options are further fields of the request; see sampling_options."""
+        return self._answer("/chat/completions", {"model": model, "messages": list(messages), **options})
+
+    def complete(self, model: str, prompt: str, options: Mapping[str, Any]) -> RemoteAnswer:
+        """Begin to continue a text, without a chat template."""
+        return self._answer("/completions", {"model": model, "prompt": prompt, **options})
+
+    def _answer(self, route: str, body: dict[str, Any]) -> RemoteAnswer:
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        return RemoteAnswer(Call(self.endpoint, "POST", route, body | streaming))
+
+
+def remote_server(address: str, settings: Settings) -> RemoteServer:
+    """The server at an address, with the key of the settings.
+
+    Raises RemoteError for a bad address, SettingsError for a bad key file.
+    """
+    key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
+    return RemoteServer(Endpoint.parse(address, key))
+
+
+def sampling_options(sampling: SamplingParams, names: Collection[str]) -> dict[str, Any]:
+    """The fields of a request for those sampling parameters that are named; the server decides the others."""
+    options = {name: getattr(sampling, name) for name in STANDARD if name in names}
+    for ours, theirs in EXTENSIONS.items():
+        if ours in names:
+            options |= dict.fromkeys(theirs, getattr(sampling, ours))
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _parts(choice: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
+    delta = choice.get("delta") or {}
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+    content = delta.get("content") or choice.get("text")
+    found = ((PartKind.REASONING, reasoning), (PartKind.CONTENT, content))
+    return tuple(AnswerPart(kind, str(text)) for kind, text in found if text)
+
+
+def _context(row: Mapping[str, Any]) -> int | None:
+    """vLLM and SGLang say max_model_len, llama.cpp meta.n_ctx_train."""
+    meta = row.get("meta")
+    found = row.get("max_model_len") or (meta.get("n_ctx_train") if isinstance(meta, dict) else None)
+    return found if isinstance(found, int) else None

@@ -1,0 +1,89 @@
+"""A scripted server of OpenAI's protocol, on a real socket."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class OpenAIServer:
+    """What the server says, and what it was asked. Pieces are deltas of a chat, or whole events."""
+
+    def __init__(self) -> None:
+        self.pieces: list[dict[str, Any]] = []
+        self.ending = b"data: [DONE]\n\n"
+        self.refusal: tuple[int, Any] | None = None
+        self.asked: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.keys: list[str | None] = []
+        self.hold = threading.Event()  # cleared: the answer does not end before this is set or the client leaves
+        self.hold.set()
+        self.gone = threading.Event()
+        self.address = ""
+
+    def says(self, *texts: str, finish: str = "stop", **usage: Any) -> None:
+        """Script an answer of these pieces."""
+        self.pieces = [{"content": text} for text in texts]
+        self.pieces.append({"choices": [{"delta": {}, "finish_reason": finish}]})
+        self.pieces.append({"choices": [], "usage": usage})
+
+
+@contextmanager
+def openai_server() -> Iterator[OpenAIServer]:
+    """Serve until the block is left."""
+    script = OpenAIServer()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._note()
+            rows = [{"id": "tiny", "max_model_len": 512}, {"id": "other", "meta": {"n_ctx_train": 64}}, {"id": "third"}]
+            self._json({"object": "list", "data": rows})
+
+        def do_POST(self) -> None:
+            self._note()
+            script.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if script.refusal:
+                status, content = script.refusal
+                self._json(content, status)
+            else:
+                self._stream()
+
+        def _note(self) -> None:
+            script.paths.append(self.path)
+            script.keys.append(self.headers.get("Authorization"))
+
+        def _stream(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            try:
+                for piece in script.pieces:
+                    event = piece if piece.keys() & {"choices", "error", "usage"} else {"choices": [{"delta": piece}]}
+                    self.wfile.write(b": still here\n\ndata: " + json.dumps(event).encode() + b"\n\n")
+                    self.wfile.flush()
+                while not script.hold.wait(0.02):
+                    self.wfile.write(b": still here\n\n")
+                self.wfile.write(script.ending)
+            except OSError:
+                script.gone.set()
+
+        def _json(self, content: Any, status: int = 200) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(content.encode() if isinstance(content, str) else json.dumps(content).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Tests are quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    script.address = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield script
+    finally:
+        script.hold.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,73 @@
+"""localllm run --remote against a scripted server."""
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from localllm.cli.main import main
+from tests.fakes.openai_server import OpenAIServer, openai_server
+
+
+@pytest.fixture
+def script() -> Iterator[OpenAIServer]:
+    with openai_server() as server:
+        yield server
+
+
+@pytest.fixture
+def run(script: OpenAIServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    """Run the command line with --remote and return the exit code."""
+    monkeypatch.setattr("localllm.settings.config_path", lambda: tmp_path / "config.toml")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO()))
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["localllm", "run", "--remote", script.address, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return call
+
+
+def test_the_answer_comes_as_from_here(
+    run: Callable[..., int], script: OpenAIServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.says("Hel", "lo", prompt_tokens=9, completion_tokens=2)
+    assert run("tiny", "Hi", "--system", "Be short.", "--seed", "3", "--stop", "END", "--stats") == 0
+    out, err = capsys.readouterr()
+    assert out == "Hello\n"
+    assert f"remote: {script.address}/v1\n" in err
+    assert "prompt 9 tokens" in err and "memory" not in err
+    asked = script.asked[0]
+    assert [turn["role"] for turn in asked["messages"]] == ["system", "user"]
+    assert (asked["seed"], asked["stop"]) == (3, ["END"])
+    # What the user has not said is the server's to decide.
+    assert not asked.keys() & {"temperature", "top_p", "top_k", "max_tokens"}
+
+
+def test_reasoning_is_set_apart_and_json_is_whole(
+    run: Callable[..., int], script: OpenAIServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.says("Yes.", prompt_tokens=9, completion_tokens=4)
+    script.pieces.insert(0, {"reasoning_content": "Hm."})
+    assert run("tiny", "Hi", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["text"] == "<think>\nHm.\n</think>\n\nYes."
+    assert (result["backend"], result["completion_tokens"], result["finish_reason"]) == ("remote", 4, "stop")
+
+
+def test_errors_and_what_a_server_cannot_follow(
+    run: Callable[..., int], script: OpenAIServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.refusal = (404, {"error": {"message": "no such model"}})
+    assert run("other", "Hi") == 1
+    assert "refuses: no such model" in capsys.readouterr().err
+    assert run("tiny", "Hi", "--ctx", "99", "--n-cpu-moe", "2") == 2
+    assert "--n-cpu-moe, --ctx cannot be followed with --remote" in capsys.readouterr().err
+    assert run("tiny", "Hi", "--raw", "--system", "x") == 2
+    assert len(script.asked) == 1

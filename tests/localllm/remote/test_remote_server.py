@@ -1,0 +1,162 @@
+"""Answers of a scripted server: pieces, counts, errors, keys, addresses, cancelling."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.engine.answer_parts import PartKind
+from localllm.engine.request import FinishReason, SamplingParams
+from localllm.errors import SettingsError
+from localllm.remote.connection import Endpoint
+from localllm.remote.errors import RemoteError
+from localllm.remote.server import RemoteServer, RemoteUpdate, remote_server, sampling_options
+from localllm.settings import Settings
+from tests.fakes.openai_server import OpenAIServer, openai_server
+
+
+@pytest.fixture
+def script() -> Iterator[OpenAIServer]:
+    with openai_server() as server:
+        yield server
+
+
+def ask(script: OpenAIServer, settings: Settings = Settings()) -> list[RemoteUpdate]:  # noqa: B008 - it is frozen
+    server = remote_server(script.address, settings)
+    return list(server.chat("tiny", [{"role": "user", "content": "Hi"}], {"max_tokens": 7}))
+
+
+def test_pieces_reasoning_and_the_servers_own_counts(script: OpenAIServer) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    script.pieces = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "Hm."},
+        {"reasoning": " So."},
+        {"content": "Hel"},
+        {"content": "lo", "reasoning_content": None},
+        {"choices": [{"delta": {}, "finish_reason": "length"}]},
+        {"choices": [], "usage": usage},
+    ]
+    updates = ask(script)
+    assert [(part.kind, part.text) for update in updates for part in update.parts] == [
+        (PartKind.REASONING, "Hm."),
+        (PartKind.REASONING, " So."),
+        (PartKind.CONTENT, "Hel"),
+        (PartKind.CONTENT, "lo"),
+    ]
+    assert [update.counts.generated for update in updates] == [1, 2, 3, 4, 5]
+    last = updates[-1]
+    assert (last.counts.prompt, last.counts.cached, last.finish_reason) == (9, 4, FinishReason.LENGTH)
+    assert last.timings.ttft_s > 0
+    assert script.paths == ["/v1/chat/completions"]
+    assert script.asked[0] == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 7,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_a_raw_prompt_goes_to_completions(script: OpenAIServer) -> None:
+    script.pieces = [{"choices": [{"text": "upon a time"}]}, {"choices": [{"text": "", "finish_reason": "stop"}]}]
+    updates = list(remote_server(script.address, Settings()).complete("tiny", "Once", {}))
+    assert [part.text for update in updates for part in update.parts] == ["upon a time"]
+    assert updates[-1].finish_reason is FinishReason.STOP
+    assert (script.paths, script.asked[0]["prompt"]) == (["/v1/completions"], "Once")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        ((404, {"error": {"message": "model not found"}}), "refuses: model not found. Check the model's name"),
+        ((400, {"object": "error", "message": "too long."}), "refuses: too long."),
+        ((401, {"detail": "who are you?"}), "who are you?. Set the server's key: LOCALLLM_REMOTE_KEY"),
+        ((500, "<html>broken</html>"), "<html>broken</html>"),
+        ((503, ""), "Service Unavailable"),
+    ],
+)
+def test_a_refusal_is_told_in_the_servers_words(script: OpenAIServer, refusal: tuple[int, Any], words: str) -> None:
+    script.refusal = refusal
+    (last,) = ask(script)
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error is not None and words in last.error and script.address in last.error
+
+
+def test_what_breaks_on_the_way_is_named(script: OpenAIServer) -> None:
+    script.pieces = [{"content": "So"}, {"error": {"message": "out of memory"}}]
+    assert [update.error for update in ask(script)] == [None, "The server failed: out of memory."]
+    script.pieces = [{"content": "So"}]
+    assert ask(script)[-1].error == "The server ended the answer without saying why."
+    script.ending = b"data: {nonsense\n\n"
+    assert "what is no JSON" in (ask(script)[-1].error or "")
+
+
+def test_cancelling_ends_the_connection_at_any_moment(script: OpenAIServer) -> None:
+    script.pieces = [{"content": "Half"}]
+    script.hold.clear()
+    answer = remote_server(script.address, Settings()).chat("tiny", [], {})
+    updates = []
+    for update in answer:
+        updates.append(update)
+        threading.Thread(target=answer.cancel).start()
+    assert updates[-1].finish_reason is FinishReason.CANCELLED
+    assert script.gone.wait(20)
+    early = remote_server(script.address, Settings()).chat("tiny", [], {})
+    early.cancel()
+    assert [update.finish_reason for update in early] == [FinishReason.CANCELLED]
+    assert len(script.asked) == 1
+
+
+def test_the_key_comes_from_a_setting_or_a_file(script: OpenAIServer, tmp_path: Path) -> None:
+    script.says("Hello")
+    ask(script)
+    ask(script, Settings(remote_key="sesame"))
+    (tmp_path / "key").write_text("from a file\n", encoding="utf-8")
+    ask(script, Settings(remote_key_file=str(tmp_path / "key")))
+    assert script.keys == [None, "Bearer sesame", "Bearer from a file"]
+    with pytest.raises(SettingsError, match="remote_key_file"):
+        remote_server(script.address, Settings(remote_key_file=str(tmp_path / "absent")))
+    assert "sesame" not in repr(Settings(remote_key="sesame")) + repr(Endpoint.parse("host", "sesame"))
+
+
+def test_models_and_their_contexts(script: OpenAIServer) -> None:
+    found = [(model.name, model.context) for model in remote_server(script.address, Settings()).models()]
+    assert found == [("tiny", 512), ("other", 64), ("third", None)]
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("host", "http://host:80/v1"),
+        ("host:8000", "http://host:8000/v1"),
+        ("https://host", "https://host:443/v1"),
+        ("http://host:8000/v1/", "http://host:8000/v1"),
+        ("https://host/api/v3", "https://host:443/api/v3"),
+        ("http://[::1]:8000", "http://[::1]:8000/v1"),
+    ],
+)
+def test_addresses(address: str, shown: str) -> None:
+    assert str(Endpoint.parse(address)) == shown
+
+
+@pytest.mark.parametrize("address", ["", "ftp://host", "http://", "host:port", "http://host/v1?key=x"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(RemoteError, match="is not the address of a server"):
+        Endpoint.parse(address)
+    with pytest.raises(RemoteError, match="LOCALLLM_REMOTE_KEY"):
+        Endpoint.parse("http://me:secret@host")
+
+
+def test_nobody_there() -> None:
+    (last,) = RemoteServer(Endpoint.parse("127.0.0.1:9")).chat("tiny", [], {})
+    assert last.error is not None and "http://127.0.0.1:9/v1 cannot be reached" in last.error
+
+
+def test_only_named_sampling_parameters_are_sent() -> None:
+    sampling = SamplingParams(temperature=0.5, top_k=3, repeat_penalty=1.2)
+    assert sampling_options(sampling, {"temperature", "seed"}) == {"temperature": 0.5}
+    extended = sampling_options(sampling, {"top_k", "repeat_penalty"})
+    assert extended == {"top_k": 3, "repeat_penalty": 1.2, "repetition_penalty": 1.2}

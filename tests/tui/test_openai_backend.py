@@ -1,0 +1,86 @@
+"""The chat's backend on a scripted server of OpenAI's protocol."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from localllm.engine.request import FinishReason, SamplingParams
+from localllm.errors import RequestError
+from localllm.remote.errors import RemoteError
+from localllm.remote.server import remote_server
+from localllm.settings import Settings
+from tests.fakes.openai_server import OpenAIServer, openai_server
+from tui.backend import AnswerUpdate, ChatRequest, Turn
+from tui.openai_backend import OpenAIAnswer, OpenAIBackend
+
+
+@pytest.fixture
+def script() -> Iterator[OpenAIServer]:
+    with openai_server() as server:
+        yield server
+
+
+@pytest.fixture
+def backend(script: OpenAIServer) -> OpenAIBackend:
+    return OpenAIBackend(remote_server(script.address, Settings()))
+
+
+def read(answer: OpenAIAnswer) -> list[AnswerUpdate]:
+    """Every update up to the last."""
+    updates: list[AnswerUpdate] = []
+    end = time.monotonic() + 20
+    while not updates or updates[-1].finish_reason is None:
+        assert time.monotonic() < end
+        update = answer.poll()
+        if update is None:
+            time.sleep(0.005)
+        else:
+            updates.append(update)
+    return updates
+
+
+def test_an_answer_and_what_was_asked_for(backend: OpenAIBackend, script: OpenAIServer) -> None:
+    info = backend.load("tiny", lambda what, share: None)
+    assert (info.context, info.place) == (512, f"{script.address}/v1")
+    assert backend.info is info
+    script.says("Hel", "lo", finish="length", prompt_tokens=9, completion_tokens=2)
+    turns = (Turn("user", "Hi"), Turn("assistant", "Wel", reasoning="Hm."))
+    sampling = SamplingParams(temperature=0.5, seed=3, min_p=0.2)
+    updates = read(backend.submit(ChatRequest(turns, sampling, max_tokens=40, thinking=False, continues=True)))
+    assert "".join(part.text for update in updates for part in update.parts) == "Hello"
+    last = updates[-1]
+    assert (last.finish_reason, last.counts.prompt, last.counts.generated) == (FinishReason.LENGTH, 9, 2)
+    asked = script.asked[0]
+    assert asked["messages"] == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wel"}]
+    assert asked.items() >= {"temperature": 0.5, "seed": 3, "min_p": 0.2, "max_tokens": 40}.items()
+    assert "top_k" not in asked
+    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+    assert asked["continue_final_message"] is True
+
+
+def test_cancel_and_errors(backend: OpenAIBackend, script: OpenAIServer) -> None:
+    with pytest.raises(RequestError, match="No model is chosen"):
+        backend.submit(ChatRequest((Turn("user", "Hi"),)))
+    with pytest.raises(RemoteError, match=r"has no model 'else'\. It has: tiny, other, third"):
+        backend.load("else", lambda what, share: None)
+    backend.load("tiny", lambda what, share: None)
+    script.pieces = [{"content": "Half"}]
+    script.hold.clear()
+    answer = backend.submit(ChatRequest((Turn("user", "Hi"),)))
+    while answer.poll() is None:
+        time.sleep(0.005)
+    answer.cancel()
+    assert read(answer)[-1].finish_reason is FinishReason.CANCELLED
+    assert script.gone.wait(20)
+    script.refusal = (500, {"error": {"message": "boom"}})
+    assert "boom" in (read(backend.submit(ChatRequest((Turn("user", "Hi"),))))[-1].error or "")
+
+
+def test_the_servers_models_are_the_choice(backend: OpenAIBackend) -> None:
+    backend.load("other", lambda what, share: None)
+    assert [(one.name, one.context, one.loaded) for one in backend.models(None)] == [
+        ("tiny", 512, False),
+        ("other", 64, True),
+        ("third", None, False),
+    ]
