@@ -113,9 +113,7 @@ class EngineBackend:
             generation = replace(_limits(request), prompt=prompt, context_policy=ContextPolicy.ROLLING, max_tokens=most)
             return EngineAnswer(model.engine.submit(generation), splitter, model)
         asked = request.turns[:-1] if request.continues else request.turns
-        chat = model.chat_prompt(
-            [_message(turn) for turn in asked], enable_thinking=request.thinking, context_limit=request.context
-        )
+        chat = model.chat_prompt([_message(turn) for turn in asked], enable_thinking=request.thinking)
         prompt, in_reasoning = chat.tokens, chat.starts_in_reasoning
         markers = model.template.reasoning_markers
         if request.continues:

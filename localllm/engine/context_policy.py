@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localllm.engine.request import ContextPolicy, GenerationRequest, MessageSpan
+from localllm.engine.request import ContextPolicy, GenerationRequest
 from localllm.errors import ContextOverflowError
 
 # First tokens that a rolling window keeps: models lean on them (Xiao et al., Efficient Streaming Language Models).
@@ -51,25 +51,10 @@ def _drop_messages(request: GenerationRequest, context: int) -> FittedPrompt:
     quarter = max(context // 4, 1)
     answer = quarter if request.max_tokens is None else min(request.max_tokens, quarter)
     excess = len(request.prompt) + answer - context
-    if excess <= 0:
-        return FittedPrompt(request.prompt)
-    dropped = _oldest(request.messages, -(-excess // quarter) * quarter)
-    tokens = list(request.prompt)
-    for span in reversed(dropped):
-        del tokens[span.start : span.stop]
+    tokens, dropped = request.prompt, 0
+    if excess > 0 and request.messages is not None:
+        kept, dropped = request.messages.without_oldest(-(-excess // quarter) * quarter)
+        tokens = (*kept, *request.prompt[request.messages.length :])
     if len(tokens) + min(answer, 1) > context:
         raise ContextOverflowError(len(tokens), context)
-    return FittedPrompt(tokens, len(dropped), len(request.prompt) - len(tokens))
-
-
-def _oldest(messages: Sequence[MessageSpan], tokens: int) -> list[MessageSpan]:
-    """The oldest messages that hold so many tokens, then on to the next user's; system and newest user's stay."""
-    newest = max((index for index, span in enumerate(messages) if span.role == "user"), default=len(messages) - 1)
-    chosen: list[MessageSpan] = []
-    for span in messages[: max(newest, 0)]:
-        if tokens <= 0 and span.role == "user":
-            break
-        if span.role != "system":
-            chosen.append(span)
-            tokens -= span.stop - span.start
-    return chosen
+    return FittedPrompt(tokens, dropped, len(request.prompt) - len(tokens))

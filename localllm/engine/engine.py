@@ -101,7 +101,8 @@ class Engine:
     def submit(self, request: GenerationRequest) -> GenerationStream:
         """Queue a request and return its events at once.
 
-        Raises RequestError, ContextOverflowError or QueueFullError, before anything is queued.
+        Raises RequestError, ContextOverflowError, QueueFullError or TemplateError, before anything is queued. A long
+        prompt takes some milliseconds here, one whose messages must be dropped as long as rendering the rest.
         """
         self._check(request)
         context = min(self.context, request.context_limit or self.context, self._context_in_memory())
@@ -223,9 +224,6 @@ class Engine:
             value = getattr(request, name)
             if value is not None and value < 0:
                 raise RequestError(f"{name} is {value}; it cannot be negative.")
-        edges = [edge for span in request.messages for edge in (span.start, span.stop)]
-        if edges != sorted(edges) or (edges and (edges[0] < 0 or edges[-1] > len(request.prompt))):
-            raise RequestError("The message spans overlap or leave the prompt.")
         if any(not stop for stop in request.stop):
             raise RequestError("A stop string is empty. Leave it out.")
 

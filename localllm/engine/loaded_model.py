@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,12 +11,11 @@ from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.backends import BackendChoice, open_runner, without_devices
+from localllm.engine.chat_prompt import ChatPrompt, RenderedChat
 from localllm.engine.disk_cache import DiskCache, disk_cache_folder
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
-from localllm.engine.literal_text import LiteralText
-from localllm.engine.request import MessageSpan
-from localllm.errors import RequestError, TemplateError
+from localllm.errors import RequestError
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,17 +26,6 @@ DRAFT_KV_MIB = 256
 
 # Told what is being done and which share of it is done, 0 to 1.
 LoadProgress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A rendered conversation: fields of a GenerationRequest, and whether the answer begins inside the reasoning."""
-
-    text: str
-    tokens: tuple[int, ...]
-    messages: tuple[MessageSpan, ...]
-    stop: tuple[str, ...]
-    starts_in_reasoning: bool
 
 
 class LoadedModel:
@@ -67,29 +55,12 @@ class LoadedModel:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
-        context_limit: int | None = None,
         **extra: Any,
     ) -> ChatPrompt:
-        """Render and tokenise a conversation that the assistant answers next. Raises TemplateError.
-
-        Markup is what the template writes. The names of control tokens in messages and tools stay text; an assistant's
-        content alone may hold the markers of reasoning. Message spans are worked out only for prompts above half of
-        the context, where dropping may become due.
-        """
-        literal = LiteralText(
-            self.tokenizer.markup, [text for pair in self.template.reasoning_markers for text in pair]
-        )
-        harmless = literal.hide_messages(messages)
-        options = {"tools": literal.hide(tools), "enable_thinking": enable_thinking, **literal.hide(extra)}
-        rendered = self.template.render(harmless, **options)
-        tokens = self._encode_rendered(rendered, literal)
-        context = min(context_limit or self.engine.context, self.engine.context)
-        spans: tuple[MessageSpan, ...] = ()
-        if len(tokens) > context // 2:
-            lengths = self._lengths(harmless, options, rendered, tokens, literal)
-            spans = _spans([str(message["role"]) for message in messages], lengths)
-        in_reasoning = self.template.starts_in_reasoning(rendered)
-        return ChatPrompt(literal.reveal(rendered)[0], tokens, spans, self.template.stop_strings, in_reasoning)
+        """Render and tokenise a conversation that the assistant answers next. Raises TemplateError."""
+        options = {"tools": tools, "enable_thinking": enable_thinking, **extra}
+        chat = RenderedChat(self.tokenizer, self.template, messages, options)
+        return ChatPrompt(chat.text, chat.tokens, chat, self.template.stop_strings, chat.starts_in_reasoning)
 
     def constraint(self, kind: "ConstraintKind", source: str = "") -> "Constraint":
         """Compile a constraint on the model's vocabulary, for a GenerationRequest. Raises RequestError.
@@ -113,49 +84,6 @@ class LoadedModel:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def _encode_rendered(self, rendered: str, literal: LiteralText) -> tuple[int, ...]:
-        """Token ids with one BOS where the model wants it, whether the template wrote it or not."""
-        text, ranges = literal.reveal(rendered)
-        ids = tuple(self.tokenizer.encode(text, add_special=False, parse_special=True, literal=ranges))
-        bos = self.tokenizer.bos_id
-        return (bos, *ids) if self.tokenizer.add_bos and bos is not None and ids[:1] != (bos,) else ids
-
-    def _lengths(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
-        rendered: str,
-        tokens: Sequence[int],
-        literal: LiteralText,
-    ) -> list[int]:
-        """Tokens of the conversation up to each message; 0 where its rendering is no beginning of the whole."""
-        lengths = []
-        for count in range(1, len(messages) + 1):
-            shorter = self._prefix(messages[:count], options, rendered)
-            ids = self._encode_rendered(shorter, literal) if shorter else ()
-            lengths.append(len(ids) if tuple(tokens[: len(ids)]) == ids else 0)
-        return lengths
-
-    def _prefix(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], text: str) -> str:
-        """The rendering of these messages, or "" where the template refuses them alone or writes something else."""
-        try:
-            shorter = self.template.render(messages, **options, add_generation_prompt=False)
-        except TemplateError:
-            return ""
-        return shorter if text.startswith(shorter) else ""
-
-
-def _spans(roles: Sequence[str], lengths: Sequence[int]) -> tuple[MessageSpan, ...]:
-    """Where each message stands in the tokens; without a clean cut it counts as a part of the next one."""
-    spans: list[MessageSpan] = []
-    start, role = 0, ""
-    for own_role, length in zip(roles, lengths, strict=True):
-        role = role or own_role
-        if length > start:
-            spans.append(MessageSpan(role, start, length))
-            start, role = length, ""
-    return tuple(spans)
 
 
 def load_model(

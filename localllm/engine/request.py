@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint
@@ -67,13 +67,19 @@ class ContextPolicy(StrEnum):
     ROLLING = "rolling"
 
 
-@dataclass(frozen=True, slots=True)
-class MessageSpan:
-    """Where one chat message stands in the prompt: tokens start..stop-1, template markup included."""
+class Conversation(Protocol):
+    """The messages that a prompt begins with."""
 
-    role: str
-    start: int
-    stop: int
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt that are the messages'; what follows is the beginning of the answer."""
+
+    def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return the tokens without the oldest messages, and how many messages went.
+
+        At least so many tokens are saved, if they can be: system messages and the user's newest stay. The result
+        depends on the messages alone. Raises TemplateError.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class GenerationRequest:
     max_tokens None runs to the end of the context; 0 fills the cache and generates nothing. context_limit None is the
     engine's own. time_limit_s counts from submission; reaching it finishes with LENGTH. Lower priority values are
     served first. A background request (a title, say) never evicts cached chats, and leaves nothing in the cache.
-    messages are needed for ContextPolicy.DROP_MESSAGES alone; tokens outside all of them are never dropped.
+    messages are needed for ContextPolicy.DROP_MESSAGES alone, and asked only when something must be dropped.
     persist says whether the KV may go to the disk tier afterwards. constraint is at its beginning, as LoadedModel's
     `constraint` makes it; the engine works on a copy. It decides itself when the answer may end, min_tokens does not.
     """
@@ -99,7 +105,7 @@ class GenerationRequest:
     priority: int = 0
     background: bool = False
     context_policy: ContextPolicy = ContextPolicy.REFUSE
-    messages: tuple[MessageSpan, ...] = ()
+    messages: Conversation | None = None
     persist: bool = True
     constraint: "Constraint | None" = None
 

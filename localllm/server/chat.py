@@ -65,7 +65,6 @@ def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:
         chat.messages,
         tools=chat.tools or None,
         enable_thinking=False if constraint else None if chat.think is None else bool(chat.think),
-        context_limit=limits.context_limit,
         **effort,
     )
     splitter = None

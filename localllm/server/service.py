@@ -155,7 +155,7 @@ class Service:
             streams: list[GenerationStream] = []
             try:
                 for one in prepared:
-                    streams.append(self._submit(lease, model, one))
+                    streams.append(await to_thread.run_sync(self._submit, lease, model, one))
                 yield Run(lease, prepared, streams, began, self.metrics)
             finally:
                 for stream in streams:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from localllm.engine.engine import Engine
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, MessageSpan, SamplingParams
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.engine.stream import CAPACITY, Completion
 from localllm.errors import ContextOverflowError, LocalLLMError, OutOfMemoryError, QueueFullError, RequestError
 from tests.fakes.fake_runner import EOG, FakeRunner
@@ -176,10 +176,21 @@ def test_queue_is_bounded_and_bad_requests_are_refused() -> None:
     engine.submit(request(1))
     with pytest.raises(QueueFullError):
         engine.submit(request(2))
-    spans = (MessageSpan("user", 0, 2),)
-    for bad in (request(), request(64), request(1, max_tokens=-1), request(1, stop=("",)), request(1, messages=spans)):
+    for bad in (request(), request(64), request(1, max_tokens=-1), request(1, stop=("",))):
         with pytest.raises(RequestError):
             engine.submit(bad)
+
+
+class Tens:
+    """A conversation of messages of ten tokens each, whose first one stays."""
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self._tokens = tokens
+        self.length = len(tokens)
+
+    def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        dropped = -(-tokens // 10)
+        return (*self._tokens[:10], *self._tokens[10 + 10 * dropped :]), dropped
 
 
 def test_context_policies() -> None:
@@ -188,14 +199,10 @@ def test_context_policies() -> None:
     long = tuple(int(token) for token in np.random.default_rng(1).integers(1, 64, 60))
     with pytest.raises(ContextOverflowError, match="60 tokens and the context holds 40"):
         engine.submit(request(*long))
-    spans = tuple(
-        MessageSpan(role, at * 10, at * 10 + 10)
-        for at, role in enumerate(["system", "user", "assistant", "user", "assistant", "user"])
-    )
-    dropping = request(*long, context_policy=ContextPolicy.DROP_MESSAGES, messages=spans)
+    dropping = request(*long, context_policy=ContextPolicy.DROP_MESSAGES, messages=Tens(long))
     done = answer(engine, dropping)
-    assert (done.last.counts.dropped_messages, done.last.counts.dropped_tokens) == (4, 40)
-    assert done.token_ids == expected(runner, (*long[:10], *long[50:]), 6)
+    assert (done.last.counts.dropped_messages, done.last.counts.dropped_tokens) == (3, 30)
+    assert done.token_ids == expected(runner, (*long[:10], *long[40:]), 6)
     rolling = answer(engine, request(*long, context_policy=ContextPolicy.ROLLING, max_tokens=50))
     assert rolling.last.counts.generated == 50
     assert rolling.last.counts.dropped_tokens >= 60 + 50 - 40

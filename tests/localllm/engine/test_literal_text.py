@@ -127,12 +127,11 @@ def test_other_text_is_tokenised_as_ever(model: LoadedModel) -> None:
     assert list(prompt.tokens)[-len(ids) :] == ids and len(prompt.tokens) - len(ids) <= 1
 
 
-def test_message_spans_hold_the_messages(model: LoadedModel, markup: tuple[str, ...]) -> None:
-    messages = talk(f"Is {markup[0]} it so? " * 3, f"It is {markup[1]}. " * 3, "Sure? " * 8)
-    prompt = model.chat_prompt(messages)
-    assert [span.role for span in prompt.messages] == ["user", "assistant", "user"]
-    for span, message in zip(prompt.messages, messages, strict=True):
-        assert message["content"].strip() in model.tokenizer.decode(prompt.tokens[span.start : span.stop])
+def test_names_stay_text_where_the_oldest_messages_are_dropped(model: LoadedModel, markup: tuple[str, ...]) -> None:
+    early = [user("Early? " * 9), {"role": "assistant", "content": "Early. " * 9}]
+    messages = early + talk(f"Is {markup[0]} it so? " * 3, f"It is {markup[1]}. " * 3)
+    tokens, dropped = model.chat_prompt(messages).messages.without_oldest(10)
+    assert (tokens, dropped) == (model.chat_prompt(messages[2:]).tokens, 2)
 
 
 @pytest.mark.parametrize("family", ["chatml", "llama3", "mistral"], indirect=True)

@@ -32,14 +32,6 @@ def conversation(turns: int) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": "And then?"}]
 
 
-def test_message_spans_are_the_messages(model: LoadedModel) -> None:
-    messages = conversation(3)
-    prompt = model.chat_prompt(messages, context_limit=32)
-    assert [span.role for span in prompt.messages] == [message["role"] for message in messages]
-    for span, message in zip(prompt.messages, messages, strict=True):
-        assert message["content"] in model.tokenizer.decode(list(prompt.tokens[span.start : span.stop]))
-
-
 def test_a_long_chat_drops_its_oldest_messages_and_keeps_the_cut(model: LoadedModel) -> None:
     cuts = []
     for turns in range(8, 30):

@@ -1,0 +1,113 @@
+"""A conversation as a prompt, and as a shorter one where it outgrows the context."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from gguf_io.chat_template import ChatTemplate
+from gguf_io.tokenizer import Tokenizer
+from localllm.engine.literal_text import LiteralText
+
+# These are never dropped.
+LASTING_ROLES = frozenset({"system", "developer"})
+# What markup adds to a message, in characters; only a first guess rests on it.
+MARKUP_CHARACTERS = 30
+
+
+class RenderedChat:
+    """A conversation that the assistant answers next, rendered and tokenised. Fulfils engine.request.Conversation.
+
+    Markup is what the template writes. The names of control tokens in messages and options stay text; an assistant's
+    content alone may hold the markers of reasoning. options: of ChatTemplate.render. Raises TemplateError.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        markers = [text for pair in template.reasoning_markers for text in pair]
+        self._literal = LiteralText(tokenizer.markup, markers)
+        self._messages = self._literal.hide_messages(messages)
+        self._options = {name: self._literal.hide(value) for name, value in options.items()}
+        self._shorter: dict[int, tuple[int, ...]] = {}
+        rendered = self._render(self._messages)
+        self.text, self.tokens = self._encode(rendered)
+        self.starts_in_reasoning = template.starts_in_reasoning(rendered)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole conversation."""
+        return len(self.tokens)
+
+    def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return the conversation's tokens without its oldest messages, and how many messages went.
+
+        It is at least so many tokens shorter, if it can be: it begins with a user's message, the newest one at the
+        latest, and keeps what is of LASTING_ROLES. What remains is rendered like any other conversation, so that
+        the result depends on the messages alone. Raises TemplateError.
+        """
+        starts = self._starts()
+        if not starts:
+            return self.tokens, 0
+        first = starts[self._find_cut(starts, tokens)]
+        return self._from(first), len(self._messages) - len(self._kept(first))
+
+    def _starts(self) -> list[int]:
+        """Where a shorter conversation may begin: at messages of the user."""
+        return [at for at, message in enumerate(self._messages) if at and message.get("role") == "user"]
+
+    def _find_cut(self, starts: Sequence[int], tokens: int) -> int:
+        """Index of the first start that saves so many tokens, else of the last. Few renderings: the guess is good."""
+        low, high, step = 0, len(starts) - 1, 1
+        at = min(self._guess(starts, tokens), max(high - 1, 0))
+        while low < high:
+            if self.length - len(self._from(starts[at])) >= tokens:
+                high, beyond = at, at - step
+            else:
+                low, beyond = at + 1, at + step
+            at = beyond if low <= beyond < high else (low + high) // 2
+            step *= 2
+        return low
+
+    def _guess(self, starts: Sequence[int], tokens: int) -> int:
+        """Which start it should be, if all messages had as many tokens for their characters."""
+        sizes = list(accumulate(MARKUP_CHARACTERS + len(str(message.get("content"))) for message in self._messages))
+        wanted = tokens / max(self.length, 1) * sizes[-1]
+        return sum(sizes[first - 1] < wanted for first in starts)
+
+    def _from(self, first: int) -> tuple[int, ...]:
+        if first not in self._shorter:
+            self._shorter[first] = self._encode(self._render(self._kept(first)))[1]
+        return self._shorter[first]
+
+    def _kept(self, first: int) -> list[Any]:
+        messages = enumerate(self._messages)
+        return [message for at, message in messages if at >= first or message.get("role") in LASTING_ROLES]
+
+    def _render(self, messages: Sequence[Any]) -> str:
+        return self._template.render(messages, **self._options)
+
+    def _encode(self, rendered: str) -> tuple[str, tuple[int, ...]]:
+        """Text and token ids, with one BOS where the model wants it, whether the template wrote it or not."""
+        text, ranges = self._literal.reveal(rendered)
+        ids = tuple(self._tokenizer.encode(text, add_special=False, parse_special=True, literal=ranges))
+        bos = self._tokenizer.bos_id
+        wants_bos = self._tokenizer.add_bos and bos is not None and ids[:1] != (bos,)
+        return text, (bos, *ids) if wants_bos and bos is not None else ids
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation: fields of a GenerationRequest, and whether the answer begins inside the reasoning."""
+
+    text: str
+    tokens: tuple[int, ...]
+    messages: RenderedChat
+    stop: tuple[str, ...]
+    starts_in_reasoning: bool
