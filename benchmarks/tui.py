@@ -38,7 +38,7 @@ from tui.sessions import SessionStore
 async def main():
     with tempfile.TemporaryDirectory() as folder:
         store = SessionStore(Path(folder) / "sessions.db")
-        app = ChatApp(EngineBackend(Settings()), store, "", Parameters())
+        app = ChatApp(EngineBackend(lambda _: Settings()), store, "", Parameters())
         async with app.run_test():
             app.screen.refresh()
             print(time.perf_counter() - began)
@@ -76,9 +76,11 @@ class TimedBackend:
 
     def __init__(self) -> None:
         self.answers: list[TimedAnswer] = []
+        self.info: ModelInfo | None = None
 
-    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
-        return ModelInfo(name, "benchmark", 8192, converses=False)
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+        self.info = ModelInfo(name, "benchmark", 8192, converses=False)
+        return self.info
 
     def submit(self, request: ChatRequest) -> Answer:
         self.answers.append(TimedAnswer())

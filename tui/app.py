@@ -46,11 +46,11 @@ class ChatApp(App[None]):
         keys: dict[str, str] | None = None,
         remembered_as: str = "model",
     ) -> None:
-        """model "" waits for /load. keys: binding id -> key, in place of the default.
-
-        remembered_as: under which name the store keeps the model that was loaded last.
+        """model "" is the one used last, and without one the user chooses. keys: binding id -> key, in place of the
+        default. remembered_as: under which name the store keeps the model that was loaded last.
         """
         super().__init__()
+        self.model_was_named = bool(model)
         self.backend = backend
         self.store = store
         self.remembered_as = remembered_as
@@ -58,7 +58,8 @@ class ChatApp(App[None]):
             self.register_theme(theme)
         remembered = store.remembered("theme")
         self.theme = remembered if remembered in self.available_themes else THEMES[0].name
-        self._conversation = Conversation(store, model, parameters or Parameters())
+        wanted = model or store.remembered(remembered_as) or ""
+        self._conversation = Conversation(store, wanted, parameters or Parameters())
         if keys:
             self.set_keymap(keys)
 

@@ -11,9 +11,16 @@ from typing import Protocol
 from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
+from localllm.errors import LocalLLMError
+from localllm.settings import Settings
 
-# Told what is being done and which share of it is done, 0 to 1. Called on the thread that loads.
+# Told what is being done and which share of it is done, 0 to 1. Called on the thread that loads; what it raises ends
+# the load.
 LoadProgress = Callable[[str, float], None]
+
+
+class LoadStoppedError(LocalLLMError):
+    """Nobody waits for the model any more; raised by a LoadProgress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,8 @@ class Answer(Protocol):
 class ModelInfo:
     """The model that answers. context is in tokens; notice is something the user should know about it.
 
-    place says where it is computed, e.g. "native, CPU". converses is False for a model that only continues text.
+    place says where it is computed, e.g. "llama.cpp, 20/29 layers on GPU". converses is False for a model that only
+    continues text. settings are the user's with the model's own below them, None where they are not known.
     """
 
     name: str
@@ -88,11 +96,16 @@ class ModelInfo:
     converses: bool = True
     can_think: bool = False
     notice: str | None = None
+    settings: Settings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model that could be loaded. Sizes are bytes; None is unknown."""
+    """A model that could be loaded. Sizes are bytes; None is unknown.
+
+    memory is for the weights and a conversation of some thousand tokens. source is whose it is; one that is not here
+    has to be pulled first, and says what it suits and under which licence it comes.
+    """
 
     name: str
     size: int | None = None
@@ -101,16 +114,28 @@ class ModelChoice:
     context: int | None = None
     memory: int | None = None
     loaded: bool = False
+    source: str = ""
+    here: bool = True
+    suits: str = ""
+    licence: str = ""
 
 
 class Backend(Protocol):
-    """Whatever computes the answers. Every method but inspect and memory_bytes may take long: call them in a thread.
+    """Whatever computes the answers.
 
-    Methods raise LocalLLMError with a message for the user.
+    Every method but info, inspect and memory_bytes may take long: call them in a thread. Methods raise LocalLLMError
+    with a message for the user.
     """
 
-    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
-        """Make this the model that answers, in place of the one before."""
+    @property
+    def info(self) -> ModelInfo | None:
+        """The model that answers now."""
+
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+        """Make this the model that answers, in place of the one before, which stays where the new one cannot be had.
+
+        pull: whether one that is not here may be brought here first.
+        """
 
     def submit(self, request: ChatRequest) -> Answer:
         """Begin to answer."""

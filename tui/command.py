@@ -26,23 +26,19 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """Chat in the terminal; sessions are kept."""
     import sys
 
-    from localllm.settings import load_settings
-
-    settings = load_settings(
-        {
-            "ctx": ctx,
-            "threads": threads,
-            "backend": backend,
-            "gpu_layers": gpu_layers,
-            "main_gpu": main_gpu,
-            "split_mode": split_mode,
-            "n_cpu_moe": n_cpu_moe,
-            "remote": remote,
-        }
-    )
+    flags: dict[str, object] = {
+        "ctx": ctx,
+        "threads": threads,
+        "backend": backend,
+        "gpu_layers": gpu_layers,
+        "main_gpu": main_gpu,
+        "split_mode": split_mode,
+        "n_cpu_moe": n_cpu_moe,
+        "remote": remote,
+    }
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
 
     from tui.start import run_chat
 
-    raise typer.Exit(run_chat(model, settings, sessions, host))
+    raise typer.Exit(run_chat(model, flags, sessions, host))

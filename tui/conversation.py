@@ -16,7 +16,7 @@ class Conversation:
     def __init__(self, store: SessionStore, model: str, parameters: Parameters) -> None:
         self.store = store
         self.model = model
-        self.parameters = parameters
+        self.parameters = self.defaults = parameters
         self.session_id: int | None = None
         self.messages: list[Message] = []
 
@@ -41,6 +41,11 @@ class Conversation:
         """Answer differently from now on."""
         self.parameters = parameters
         self._store_parameters()
+
+    def set_defaults(self, defaults: Parameters) -> None:
+        """Take another model's defaults wherever nothing else was chosen."""
+        self.parameters = self.parameters.rebased(self.defaults, defaults)
+        self.defaults = defaults
 
     def set_model(self, model: str) -> None:
         """Let another model answer from now on."""

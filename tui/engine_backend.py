@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from localllm.cli.terminal import human_count
 from localllm.engine.answer_parts import AnswerSplitter
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
-from localllm.errors import LocalLLMError, RequestError
-from localllm.library import resolve
+from localllm.errors import RequestError
 from localllm.settings import Settings
 from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, TokenChoice, Turn, join_parts
 
 if TYPE_CHECKING:
+    from localllm.engine.backends import BackendChoice
     from localllm.engine.loaded_model import LoadedModel
     from localllm.engine.stream import GenerationStream
+    from localllm.library.behaviour import Behaviour
+    from localllm.library.entry import LibraryModel
+
+# A load that is on its way when the program ends gets so long to notice; then it ends with the process.
+CLOSE_S = 1.0
 
 
 class EngineAnswer:
@@ -73,38 +77,50 @@ class EngineAnswer:
 class EngineBackend:
     """Loads one model at a time. Thread-safe."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings_with: Callable[[Mapping[str, object]], Settings]) -> None:
+        """settings_with gives the settings with a model's own below everything that the user says."""
+        self._settings_with = settings_with
         self._lock = threading.Lock()
         self._model: LoadedModel | None = None
+        self._behaviour: Behaviour | None = None
         self._path: Path | None = None
+        self._info: ModelInfo | None = None
 
-    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
-        """See Backend.load. The present model is freed first, so that two never share the memory."""
+    @property
+    def info(self) -> ModelInfo | None:
+        """See Backend.info."""
+        return self._info
+
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+        """See Backend.load. The present model is freed before the new one is loaded: two never share the memory."""
         from gguf_io import open_model
         from localllm.engine.loaded_model import load_model
+        from localllm.library.behaviour import behaviour_of
+        from localllm.library.lookup import find
+        from tui.pulling import find_or_pull
 
         with self._lock:
-            path = resolve(name)
-            with open_model(path):
+            settings = self._settings_with({})
+            found = find_or_pull(name, settings, progress) if pull else find(name, settings)
+            behaviour = behaviour_of(found)
+            settings = self._settings_with(behaviour.settings)
+            with open_model(found.path):
                 pass  # a file that cannot be read must not cost the model that works
             self._close()
             progress("loading", 0.0)
-            self._model = model = load_model(path, self._settings, progress)
-            self._path = path
-        converses = not model.template.is_default
-        return ModelInfo(
-            name=model.file.name or path.stem,
-            place=model.backend.name,
-            context=model.engine.context,
-            converses=converses,
-            can_think=converses and model.template.supports_thinking,
-            notice=None if converses else "This model has no chat template: it continues your text.",
-        )
+            model = load_model(found.path, settings, progress, behaviour.template)
+            try:
+                progress("loading", 1.0)  # the last moment to stop
+            except BaseException:
+                model.close()
+                raise
+            self._model, self._behaviour, self._path = model, behaviour, found.path
+            self._info = info = _info(model, found, settings)
+        return info
 
     def submit(self, request: ChatRequest) -> EngineAnswer:
         """See Backend.submit. The oldest messages are left out where the conversation outgrows the context."""
-        model = self._loaded()
+        model, behaviour = self._loaded()
         if model.template.is_default:
             prompt = model.tokenise("".join(turn.content for turn in request.turns))
             splitter = AnswerSplitter((), ())
@@ -113,7 +129,8 @@ class EngineBackend:
             generation = replace(_limits(request), prompt=prompt, context_policy=ContextPolicy.ROLLING, max_tokens=most)
             return EngineAnswer(model.engine.submit(generation), splitter, model)
         asked = request.turns[:-1] if request.continues else request.turns
-        chat = model.chat_prompt([_message(turn) for turn in asked], enable_thinking=request.thinking)
+        messages = _opened(behaviour, [_message(turn) for turn in asked])
+        chat = model.chat_prompt(messages, enable_thinking=request.thinking)
         prompt, in_reasoning = chat.tokens, chat.starts_in_reasoning
         markers = model.template.reasoning_markers
         if request.continues:
@@ -122,7 +139,7 @@ class EngineBackend:
         generation = replace(
             _limits(request),
             prompt=prompt,
-            stop=chat.stop,
+            stop=(*chat.stop, *behaviour.stop),
             context_policy=ContextPolicy.DROP_MESSAGES,
             messages=chat.messages,
         )
@@ -135,15 +152,11 @@ class EngineBackend:
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """The models of this machine, and the GGUF files beside the present one; unreadable ones are left out."""
-        from localllm.library.lookup import all_models
+        """The models of this machine, the GGUF files beside the present one, and some to pull."""
+        from tui.choices import model_choices
 
-        known = [(model.name, model.path) for model in all_models(self._settings)]
-        present = self._path or (resolve(near) if near else None)
-        paths = {path for _, path in known}
-        if present is not None:
-            known += [(str(path), path) for path in sorted(present.parent.glob("*.gguf")) if path not in paths]
-        return [choice for name, path in known if (choice := self._choice(name, path))]
+        settings = self._settings_with({})
+        return model_choices(settings, self._path, near)
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """See Backend.inspect."""
@@ -155,37 +168,50 @@ class EngineBackend:
 
     def close(self) -> None:
         """See Backend.close."""
-        with self._lock:
-            self._close()
+        if self._lock.acquire(timeout=CLOSE_S):
+            try:
+                self._close()
+            finally:
+                self._lock.release()
 
     def _close(self) -> None:
         if self._model:
             self._model.close()
-            self._model = None
+            self._model = self._behaviour = self._path = self._info = None
 
-    def _loaded(self) -> "LoadedModel":
-        if self._model is None:
+    def _loaded(self) -> "tuple[LoadedModel, Behaviour]":
+        if self._model is None or self._behaviour is None:
             raise RequestError("No model is loaded. Choose one with /load.")
-        return self._model
+        return self._model, self._behaviour
 
-    def _choice(self, name: str, path: Path) -> ModelChoice | None:
-        from gguf_io import open_model
-        from localllm.library.summary import summarize
 
-        try:
-            with open_model(path) as file:
-                summary = summarize(file)
-        except LocalLLMError:
-            return None
-        return ModelChoice(
-            name=name,
-            size=summary.file_bytes,
-            quantization=summary.quantization,
-            parameters=human_count(summary.parameters),
-            context=summary.context,
-            memory=summary.memory_bytes(summary.context or 0),
-            loaded=self._model is not None and path == self._path,
-        )
+def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> ModelInfo:
+    """What the chat shows of a loaded model."""
+    from localllm.library.entry import Source
+
+    converses = not model.template.is_default
+    notice = None
+    if found.source is Source.BUILT_IN:
+        notice = "This is the built-in demonstration model: small stories, help with localllm. F4 offers larger ones."
+    elif not converses:
+        notice = "This model has no chat template: it continues your text."
+    return ModelInfo(
+        name=found.name if found.source is not Source.PATH else model.file.name or found.path.stem,
+        place=_place(model.backend),
+        context=model.engine.context,
+        converses=converses,
+        can_think=converses and model.template.supports_thinking,
+        notice=notice,
+        settings=settings,
+    )
+
+
+def _place(choice: "BackendChoice") -> str:
+    """Who computes, and how many layers on GPUs."""
+    on_devices, layers = choice.device_layers
+    if choice.name == "native":
+        return "native, CPU"
+    return f"{choice.name}, {f'{on_devices}/{layers} layers on GPU' if on_devices else 'CPU'}"
 
 
 def _limits(request: ChatRequest) -> GenerationRequest:
@@ -203,6 +229,14 @@ def _limits(request: ChatRequest) -> GenerationRequest:
 def _message(turn: Turn) -> dict[str, str]:
     message = {"role": turn.role, "content": turn.content}
     return message | {"reasoning_content": turn.reasoning} if turn.reasoning else message
+
+
+def _opened(behaviour: "Behaviour", messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A conversation with what the model's manifest begins it with; the user's system prompt replaces the model's."""
+    system = [message for message in messages if message["role"] == "system"]
+    if behaviour.system and not system:
+        system = [{"role": "system", "content": behaviour.system}]
+    return [*system, *behaviour.messages, *(message for message in messages if message["role"] != "system")]
 
 
 def _written(turn: Turn, markers: Sequence[tuple[str, str]], in_reasoning: bool) -> tuple[str, bool]:

@@ -59,7 +59,7 @@ class OpenAIBackend:
         """See Backend.info."""
         return self._info
 
-    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
         """See Backend.load. The server has its models loaded, or loads them when they are first asked."""
         progress(f"asking {self._server.endpoint}", 0.0)
         offered = self._server.models()

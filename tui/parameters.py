@@ -44,6 +44,11 @@ class Parameters:
         """What a session stored; names that this version does not know are left out."""
         return dataclasses.replace(defaults, **{name: value for name, value in values.items() if name in NAMES})
 
+    def rebased(self, old: "Parameters", new: "Parameters") -> "Parameters":
+        """The same choices over other defaults: what was as in `old` becomes as in `new`."""
+        names = [name for name in NAMES if getattr(self, name) == getattr(old, name)]
+        return dataclasses.replace(self, **{name: getattr(new, name) for name in names})
+
     def with_text(self, name: str, text: str) -> "Parameters":
         """Set one by its text, as /set does; "default" or an empty text gives the default. Raises RequestError."""
         if name not in NAMES:

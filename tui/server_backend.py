@@ -18,12 +18,13 @@ from urllib.parse import urlsplit
 
 from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.inspection import EngineSnapshot
-from localllm.engine.request import Counts, FinishReason, Timings
+from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
 from localllm.engine.tool_calls import ToolCall
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, RequestError
 from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Turn, join_parts
 
 DEFAULT_PORT = 11434
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
 # Only connecting is bounded: a server may read a long prompt for minutes before it says anything.
 CONNECT_S = 10.0
 
@@ -79,7 +80,7 @@ class ServerAnswer:
                 if line.get("done"):
                     last = _end(line, parts, times)
                     break
-                self._updates.append(AnswerUpdate(parts, counts, times))
+                self._updates.append(AnswerUpdate(parts, counts, times, _progress(line)))
         except (OSError, ValueError, http.client.HTTPException) as error:
             last = AnswerUpdate(finish_reason=FinishReason.ERROR, error=f"The connection broke: {error}.")
         finally:
@@ -93,52 +94,52 @@ class ServerAnswer:
 class ServerBackend:
     """Talks to one server. Thread-safe."""
 
-    def __init__(self, address: str) -> None:
-        """address: host, host:port or a URL."""
+    def __init__(self, address: str, key: str | None = None) -> None:
+        """address: host, host:port or a URL. key is shown to the server with every request."""
         parts = urlsplit(address if "://" in address else f"http://{address}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ServerError(f"{address!r} is not the address of a server: give host:port or a URL.")
         self._secure = parts.scheme == "https"
         self._host = parts.hostname
         self._port = parts.port or (443 if self._secure else DEFAULT_PORT)
-        self._model = ""
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._info: ModelInfo | None = None
 
-    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
-        """See Backend.load. The server loads the model; an empty conversation asks for no more."""
+    @property
+    def info(self) -> ModelInfo | None:
+        """See Backend.info."""
+        return self._info
+
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+        """See Backend.load. The server loads the model; an empty conversation asks for no more. Nothing is pulled."""
         progress(f"{self._host} loads {name}", 0.0)
         shown = self._ask("POST", "/api/show", {"model": name})
         self._ask("POST", "/api/chat", {"model": name, "messages": [], "stream": False})
-        self._model = name
+        progress(f"{self._host} loads {name}", 1.0)
         contexts = [value for key, value in shown.get("model_info", {}).items() if key.endswith(".context_length")]
-        return ModelInfo(
+        self._info = info = ModelInfo(
             name=name,
             place=f"{self._host}:{self._port}",
             context=contexts[0] if contexts else None,
             can_think="thinking" in shown.get("capabilities", ()),
         )
+        return info
 
     def submit(self, request: ChatRequest) -> ServerAnswer:
         """See Backend.submit."""
-        sampling = request.sampling
-        options = {
-            name: getattr(sampling, name)
-            for name in (
-                "temperature",
-                "top_k",
-                "top_p",
-                "min_p",
-                "repeat_penalty",
-                "presence_penalty",
-                "frequency_penalty",
-            )
-        }
+        if self._info is None:
+            raise RequestError("No model is chosen. Choose one with /load.")
+        sampling, usual = request.sampling, SamplingParams()
+        # What the user has not changed is the server's to decide: its model may have parameters of its own.
+        options = {name: value for name in SAMPLING if (value := getattr(sampling, name)) != getattr(usual, name)}
         limits = {"seed": sampling.seed, "num_predict": request.max_tokens, "num_ctx": request.context}
         options |= {name: value for name, value in limits.items() if value is not None}
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self._info.name,
             "messages": [_message(turn) for turn in request.turns],
             "options": options,
             "stream": True,
+            "progress": True,  # localllm's own; other servers do not look at it
         }
         if request.thinking is not None:
             body["think"] = request.thinking
@@ -193,7 +194,7 @@ class ServerBackend:
             wire = connection.sock  # the connection forgets it where the answer ends with it
             wire.settimeout(None)
             content = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, content, {"Content-Type": "application/json"})
+            connection.request(method, path, content, self._headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
@@ -201,7 +202,10 @@ class ServerBackend:
         if response.status != http.client.OK:
             text = response.read(4096).decode(errors="replace")
             connection.close()
-            raise ServerError(f"{self._name} refuses: {_reason(text) or response.reason} ({response.status}).")
+            hint = ""
+            if response.status == http.client.UNAUTHORIZED:
+                hint = " Set LOCALLLM_REMOTE_KEY, or remote_key_file, to its key."
+            raise ServerError(f"{self._name} refuses: {_reason(text) or response.reason} ({response.status}).{hint}")
         return response, wire
 
     @property
@@ -227,9 +231,23 @@ def _parts(message: dict[str, Any]) -> tuple[AnswerPart, ...]:
     return tuple(parts)
 
 
+def _progress(line: dict[str, Any]) -> Progress | None:
+    """How far a server of localllm's has read the prompt."""
+    told = line.get("progress")
+    if not isinstance(told, dict):
+        return None
+    return Progress(told.get("queue_position", 0), told.get("completed", 0), told.get("total", 0))
+
+
 def _end(line: dict[str, Any], parts: tuple[AnswerPart, ...], times: Timings) -> AnswerUpdate:
     """The last update, with the server's own counts and times."""
-    counts = Counts(prompt=line.get("prompt_eval_count", 0), generated=line.get("eval_count", 0))
+    counts = Counts(
+        prompt=line.get("prompt_eval_count", 0),
+        cached_memory=line.get("prompt_eval_cached_count", 0),
+        generated=line.get("eval_count", 0),
+        dropped_messages=line.get("dropped_messages", 0),
+        dropped_tokens=line.get("dropped_tokens", 0),
+    )
     prefill, decode = (line.get(f"{name}_duration", 0) / 1e9 for name in ("prompt_eval", "eval"))
     length = line.get("done_reason") == "length"
     return AnswerUpdate(

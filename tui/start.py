@@ -1,39 +1,43 @@
 """Puts the chat together, runs it, and frees everything afterwards."""
 
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from textual.logging import TextualHandler
 
-from localllm.remote.server import remote_server
-from localllm.settings import Settings
+from localllm.settings import Settings, load_settings, read_key
 from tui.app import ACTIONS, ChatApp
 from tui.backend import Backend
-from tui.engine_backend import EngineBackend
 from tui.keys import keys_path, load_keys
-from tui.openai_backend import OpenAIBackend
 from tui.parameters import Parameters
-from tui.server_backend import ServerBackend
 from tui.sessions import SessionStore
 from tui.sessions.database import sessions_path
 
 
-def run_chat(model: str | None, settings: Settings, sessions: Path | None = None, host: str | None = None) -> int:
-    """Run the chat until the user leaves, and return its exit code. Raises SessionError where sessions
-    cannot be kept, SettingsError where keys.toml is wrong.
+def run_chat(
+    model: str | None, flags: Mapping[str, object], sessions: Path | None = None, host: str | None = None
+) -> int:
+    """Run the chat until the user leaves, and return its exit code.
 
-    model None takes the one used last. host is the address of a server that answers in place of an engine in here.
+    model None takes the one used last. flags are settings by name, as in load_settings. host is the address of a server
+    that answers in place of an engine in here. Raises SessionError where sessions cannot be kept, SettingsError for
+    wrong settings or keys.
     """
     # A line on stderr would tear the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
     keys = load_keys(keys_path(), ACTIONS)
-    backend = _backend(settings, host)
+
+    def settings_with(model_settings: Mapping[str, object]) -> Settings:
+        return load_settings(flags, model=model_settings)
+
+    settings = settings_with({})
+    backend = _backend(settings, settings_with, host)
     store = SessionStore(sessions or sessions_path())
     try:
         elsewhere = host or settings.remote
         remembered_as = f"model at {elsewhere}" if elsewhere else "model"
-        wanted = model or store.remembered(remembered_as) or ""
-        app = ChatApp(backend, store, wanted, Parameters.from_settings(settings), keys, remembered_as)
+        app = ChatApp(backend, store, model or "", Parameters.from_settings(settings), keys, remembered_as)
         app.run()
         return app.return_code or 0
     finally:
@@ -41,10 +45,19 @@ def run_chat(model: str | None, settings: Settings, sessions: Path | None = None
         store.close()
 
 
-def _backend(settings: Settings, host: str | None) -> Backend:
+def _backend(
+    settings: Settings, settings_with: Callable[[Mapping[str, object]], Settings], host: str | None
+) -> Backend:
     """Whoever computes: a server of Ollama's protocol, one of OpenAI's, or an engine in here. Raises LocalLLMError."""
     if host:
-        return ServerBackend(host)
+        from tui.server_backend import ServerBackend
+
+        return ServerBackend(host, read_key(settings.remote_key, settings.remote_key_file, "remote_key_file"))
     if settings.remote:
+        from localllm.remote.server import remote_server
+        from tui.openai_backend import OpenAIBackend
+
         return OpenAIBackend(remote_server(settings.remote, settings))
-    return EngineBackend(settings)
+    from tui.engine_backend import EngineBackend
+
+    return EngineBackend(settings_with)

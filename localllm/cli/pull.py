@@ -11,6 +11,8 @@ from localllm.cli.options import Debug
 from localllm.cli.terminal import StatusLine, human_bytes, note
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from localllm.library.entry import LibraryModel
     from localllm.library.pull import PullStatus
     from localllm.settings import Settings
@@ -32,8 +34,13 @@ def pull(name: Name, debug: Debug = False) -> None:
     note(f'{model.name} is here. Try: localllm run {model.name} "Hello"')
 
 
-def obtain(name: str, settings: "Settings") -> "LibraryModel":
-    """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError."""
+def obtain(
+    name: str, settings: "Settings", bring: "Callable[[str, Settings], LibraryModel] | None" = None
+) -> "LibraryModel":
+    """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError.
+
+    bring pulls and shows how far it is; without one, a line on stderr does.
+    """
     from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
     from localllm.library.lookup import find
 
@@ -42,7 +49,7 @@ def obtain(name: str, settings: "Settings") -> "LibraryModel":
     except ModelNotFoundError as error:
         missing = error
     try:
-        return pull_with_progress(name, settings)
+        return (bring or pull_with_progress)(name, settings)
     except LibraryError as error:
         raise PullError(f"{missing} It was tried: {error}") from error
 
@@ -71,15 +78,19 @@ class Meter:
         """One line. now: seconds of a clock that never goes back."""
         if not told.total:
             return told.status
+        return f"{told.status}: {told.completed / told.total:.0%} of {self.detail(told, now)}"
+
+    def detail(self, told: "PullStatus", now: float) -> str:
+        """The size of the whole, and speed and time left once they are known."""
         self._seen.append((now, told.completed))
         while self._seen[0][0] < now - WINDOW_S:
             self._seen.popleft()
-        share = f"{told.status}: {told.completed / told.total:.0%} of {human_bytes(told.total)}"
+        size = human_bytes(told.total)
         (began, had), seconds = self._seen[0], now - self._seen[0][0]
         if seconds <= 0 or told.completed <= had:
-            return share
+            return size
         speed = (told.completed - had) / (now - began)
-        return f"{share}, {human_bytes(int(speed))}/s, {human_time((told.total - told.completed) / speed)} left"
+        return f"{size}, {human_bytes(int(speed))}/s, {human_time((told.total - told.completed) / speed)} left"
 
 
 def human_time(seconds: float) -> str:

@@ -15,6 +15,7 @@ MAX_TEXT_BYTES = 1 << 20
 class Source(StrEnum):
     """Whose folder a model was found in, in the order in which names are looked up."""
 
+    BUILT_IN = "built-in"
     OWN = "localllm"
     OLLAMA = "ollama"
     HUGGING_FACE = "huggingface"

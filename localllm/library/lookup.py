@@ -9,13 +9,20 @@ from urllib.parse import unquote, urlsplit
 from localllm.library import folders, places
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.names import DEFAULT_TAG, HUGGING_FACE_HOST, ModelName, preference, quantization_of
+from localllm.library.names import BUILT_IN, DEFAULT_TAG, HUGGING_FACE_HOST, ModelName, preference, quantization_of
 from localllm.library.stores import stored_models
 from localllm.settings import Settings
+
+BUILT_IN_NAMES = (BUILT_IN, f"{BUILT_IN}:{DEFAULT_TAG}")
 
 
 def all_models(settings: Settings) -> Iterator[LibraryModel]:
     """Every model on this machine, in the order in which a name is looked up."""
+    yield from users_models(settings)
+
+
+def users_models(settings: Settings) -> Iterator[LibraryModel]:
+    """Every model that somebody brought to this machine, in the order in which a name is looked up."""
     yield from stored_models(places.own_store(settings), Source.OWN)
     for store in places.ollama_stores():
         yield from stored_models(store, Source.OLLAMA)

@@ -13,6 +13,7 @@ OLLAMA_HOST = "registry.ollama.ai"
 HUGGING_FACE_HOST = "hf.co"
 DEFAULT_NAMESPACE = "library"
 DEFAULT_TAG = "latest"
+BUILT_IN = "builtin"  # the model that comes with localllm; no stored one is called so
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?")

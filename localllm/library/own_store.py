@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from localllm.files import sync_folder, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names, read_manifest
-from localllm.library.names import ModelName
+from localllm.library.names import BUILT_IN, ModelName
 
 STALE_S = 3600  # younger temporary files may be somebody's
 
@@ -52,7 +52,14 @@ class OwnStore:
             yield
 
     def manifest_path(self, name: ModelName) -> Path:
-        """Where the manifest of a name lies, or would lie; found without case."""
+        """Where the manifest of a name lies, or would lie; found without case.
+
+        Raises LibraryError for the name of the built-in model, which is in no store.
+        """
+        if name.key == ModelName(BUILT_IN).key:
+            raise LibraryError(
+                f"{BUILT_IN} is the model that comes with localllm. It cannot be removed, nor another be called so."
+            )
         path = self.manifests
         for part in name.folders:
             there = [entry for entry in sorted(path.glob("*")) if entry.name.lower() == part.lower()]

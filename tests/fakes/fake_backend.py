@@ -1,5 +1,6 @@
 """A chat backend without a model: answers are scripted, and come when the test lets them."""
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -67,13 +68,20 @@ class FakeBackend:
         self.converses = converses
         self.load_error = load_error
         self.submit_error = submit_error
+        self.info: ModelInfo | None = None
+        self.gate = threading.Event()  # a load takes as long as it is not set
+        self.gate.set()
+        self.unavailable: set[str] = set()
 
-    def load(self, name: str, progress: LoadProgress) -> ModelInfo:
-        if self.load_error:
-            raise LocalLLMError(self.load_error)
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+        if self.load_error or name in self.unavailable:
+            raise LocalLLMError(self.load_error or f"{name} cannot be had.")
         progress("loading weights", 0.5)
+        while not self.gate.wait(0.01):
+            progress("loading weights", 0.5)
         self.loaded.append(name)
-        return ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True)
+        self.info = ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True)
+        return self.info
 
     def submit(self, request: ChatRequest) -> FakeAnswer:
         self.requests.append(request)

@@ -19,7 +19,7 @@ def test_a_story_is_told_stopped_and_seen_by_the_inspector(
     make_app: MakeApp, store: SessionStore, data_dir: Path
 ) -> None:
     model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
-    backend = EngineBackend(Settings(disk_cache=False, kv_mib=64, threads=1))
+    backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, threads=1))
 
     async def flow() -> None:
         async with make_app(backend, str(model)).run_test(size=(120, 40)) as pilot:

@@ -3,7 +3,6 @@
 import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -21,6 +20,7 @@ from tui.background import in_thread
 from tui.commands.table import COMMANDS, find_command
 from tui.conversation import Conversation
 from tui.latency import Latency
+from tui.loading import ModelLoader
 from tui.sessions import Message, Role
 from tui.widgets.message_views import AnswerView, MessageView
 from tui.widgets.prompt import Prompt
@@ -61,7 +61,6 @@ class ChatScreen(Screen[None]):
     def __init__(self, conversation: Conversation) -> None:
         super().__init__()
         self.conversation = conversation
-        self.info: ModelInfo | None = None
         self.transcript = Transcript(conversation.variant)
         self.prompt = Prompt()
         self.status_line = StatusLine()
@@ -69,9 +68,11 @@ class ChatScreen(Screen[None]):
         self.latency = Latency()
         self.editing: Message | None = None
         self.deleted: int | None = None
+        self.loader = ModelLoader(self)
         self._answer: Answer | None = None
+        self._writing: Message | None = None
+        self._stopping = False
         self._work: Worker[None] | None = None
-        self._loading = False
 
     def compose(self) -> ComposeResult:
         """Title, messages, prompt with completions above it, status, keys."""
@@ -90,7 +91,19 @@ class ChatScreen(Screen[None]):
         await self.show_conversation()
         self.set_interval(MEMORY_EVERY_S, self._measure)
         if self.conversation.model:
-            self.load_model(self.conversation.model)
+            self.loader.begin(self.conversation.model, pull=self.app.model_was_named)
+        else:
+            self.run_worker(self.loader.offer())
+
+    def on_unmount(self) -> None:
+        """Leave nothing behind: the load ends, the answer is kept as far as it has come."""
+        self.loader.shut()
+        self.keep_answer()
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """The model that answers; None while one is loading."""
+        return None if self.loader.busy else self.app.backend.info
 
     @property
     def busy(self) -> bool:
@@ -116,7 +129,7 @@ class ChatScreen(Screen[None]):
             self.show_error(f"There is no command {text}. /help lists them.")
         elif self.busy:
             self.notify("An answer is on its way. Esc stops it.", severity="warning")
-        elif self.info is None and not self._loading:
+        elif self.info is None and not self.loader.busy:
             self.show_error("No model is loaded yet. /models chooses one.")
         else:
             self.prompt.accept(text)
@@ -176,9 +189,12 @@ class ChatScreen(Screen[None]):
                 assert isinstance(shown, AnswerView)
                 view = shown
             view.message.finish_reason = None
+            self._writing, self._stopping = view.message, False
             await self._model_loaded()
             request = self.conversation.request(continues)
             self._answer = await in_thread(lambda: self.app.backend.submit(request))
+            if self._stopping:
+                self._answer.cancel()
             update = await follow(self._answer, view, self.conversation, facts, self.latency, self.status_line.redraw)
             note_end(view, update)
         except LocalLLMError as error:
@@ -190,7 +206,7 @@ class ChatScreen(Screen[None]):
         finally:
             if self._answer:
                 self._answer.cancel()
-            self._answer = None
+            self._answer = self._writing = None
             facts.answering, facts.progress = False, None
             self.status_line.redraw()
             self.refresh_bindings()
@@ -198,7 +214,7 @@ class ChatScreen(Screen[None]):
 
     async def _model_loaded(self) -> None:
         """Wait for a model that is on its way. Raises RequestError if it does not come."""
-        while self._loading:
+        while self.loader.busy:
             await asyncio.sleep(FLUSH_S)
         if self.info is None:
             raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
@@ -234,9 +250,13 @@ class ChatScreen(Screen[None]):
         self.title_bar.title = self.conversation.title
 
     def action_stop(self) -> None:
-        """Stop the answer; else leave what is being done and go back to the prompt."""
+        """Stop the answer, else the load; else leave what is being done and go back to the prompt."""
         if self._answer:
             self._answer.cancel()
+        elif self.loader.busy:
+            self.loader.stop()
+        elif self.busy:
+            self._stopping = True
         elif self.editing:
             self.editing = None
             self.prompt.accept("")
@@ -246,7 +266,7 @@ class ChatScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Stop is offered while there is something to stop."""
         if action == "stop":
-            return self.busy or self.editing is not None or self.focused is not self.prompt
+            return self.busy or self.loader.busy or self.editing is not None or self.focused is not self.prompt
         return True
 
     def action_scroll(self, pages: int) -> None:
@@ -288,35 +308,22 @@ class ChatScreen(Screen[None]):
             return self.focused
         return views[-1] if views else None
 
-    @work(exclusive=True, group="load")
-    async def load_model(self, name: str) -> None:
+    def load_model(self, name: str) -> None:
         """Load another model; the conversation stays."""
         if self._answer:
             self._answer.cancel()
-        facts = self.status_line.facts
+        self.loader.begin(name)
 
-        def progress(what: str, share: float) -> None:
-            facts.activity = (what, share)
-            self.app.call_later(self.status_line.redraw)
-
-        self._loading, self.info = True, None
-        facts.activity = ("loading", 0.0)
-        self.status_line.redraw()
-        try:
-            self.info = info = await in_thread(lambda: self.app.backend.load(name, progress))
-            facts.model, facts.place, facts.context = info.name, info.place, info.context
-            self.title_bar.model = info.name
-            self.conversation.set_model(name)
-            self.conversation.store.remember(self.app.remembered_as, name)
-        except LocalLLMError as error:
-            self.show_error(str(error))
+    def keep_answer(self) -> None:
+        """Store the answer on its way as far as it has come: the program is about to end."""
+        if self._writing is None:
             return
-        finally:
-            self._loading, facts.activity = False, None
-            self.status_line.redraw()
-        self.status_line.redraw()
-        if info.notice:
-            self.notify(info.notice)
+        message, self._writing = self._writing, None
+        message.finish_reason = FinishReason.CANCELLED
+        try:
+            self.conversation.save(message)
+        except LocalLLMError as error:  # nobody is left who could be told on the screen
+            self.log.error(str(error))
 
     def show_error(self, text: str) -> None:
         """Say what is wrong, and what to do, where the user looks."""

@@ -1,4 +1,4 @@
-"""The model picker: what is at hand, how large it is, whether it fits."""
+"""The model picker: what is at hand and what could be pulled, how large it is, whether it fits."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -17,28 +17,31 @@ from localllm.errors import LocalLLMError
 from tui.backend import Backend, ModelChoice
 from tui.background import in_thread
 
+MUTED = "$foreground 60%"
+
 
 class ModelsScreen(ModalScreen[str | None]):
     """Returns the name of the model to load, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "choose", "Take", id="list.take", priority=True),
         Binding("escape", "dismiss(None)", "Back", id="list.back", priority=True),
         Binding("up", "move(-1)", "Up", id="list.up", show=False, priority=True),
         Binding("down", "move(1)", "Down", id="list.down", show=False, priority=True),
     ]
 
-    def __init__(self, backend: Backend, present: str | None) -> None:
+    def __init__(self, backend: Backend, present: str | None, heading: str = "Models") -> None:
         super().__init__()
         self._backend = backend
         self._present = present
+        self._heading = heading
         self._all: Sequence[ModelChoice] = ()
-        self._shown: list[ModelChoice] = []
 
     def compose(self) -> ComposeResult:
         """A field to narrow the list or to name a model that is not in it, the list, the memory there is."""
         with Vertical(classes="panel"):
-            yield Static("Models", classes="heading")
-            yield Input(placeholder="Narrow the list, or give a path")
+            yield Static(self._heading, classes="heading")
+            yield Input(placeholder="Narrow the list, or give a name, an address or a path")
             yield OptionList(markup=False)
             yield Static("Looking …", id="memory", markup=False)
             yield Footer(show_command_palette=False)
@@ -48,53 +51,67 @@ class ModelsScreen(ModalScreen[str | None]):
         self.run_worker(self._find())
 
     async def _find(self) -> None:
-        free = psutil.virtual_memory().available
         try:
             self._all = await in_thread(lambda: self._backend.models(self._present))
         except LocalLLMError as error:
             self.query_one("#memory", Static).update(harmless(str(error)))
             return
-        self.query_one("#memory", Static).update(f"{human_bytes(free)} of memory is free")
+        free = human_bytes(psutil.virtual_memory().available)
+        self.query_one("#memory", Static).update(f"{free} of memory is free")
         self._list("")
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Narrow the list while the user types."""
         self._list(event.value)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
+    def action_choose(self) -> None:
         """Take the marked model, else what was written."""
-        place = self.query_one(OptionList).highlighted
-        self.dismiss(self._shown[place].name if self._shown and place is not None else event.value.strip() or None)
+        entries = self.query_one(OptionList)
+        marked = entries.highlighted_option
+        self.dismiss(marked.id if marked else self.query_one(Input).value.strip() or None)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Take the one that was clicked."""
-        self.dismiss(self._shown[event.option_index].name)
+        self.dismiss(event.option_id)
 
     def action_move(self, step: int) -> None:
         """Mark another model."""
         entries = self.query_one(OptionList)
-        if self._shown:
-            entries.highlighted = ((entries.highlighted or 0) + step) % len(self._shown)
+        if step < 0:
+            entries.action_cursor_up()
+        else:
+            entries.action_cursor_down()
 
     def _list(self, search: str) -> None:
-        self._shown = [choice for choice in self._all if search.lower() in choice.name.lower()]
+        shown = [choice for choice in self._all if search.lower() in choice.name.lower()]
         free = psutil.virtual_memory().available
         entries = self.query_one(OptionList)
+        width = max(entries.scrollable_content_region.width - 2, 20)
         entries.clear_options()
-        entries.add_options(Option(_row(choice, free)) for choice in self._shown)
-        entries.highlighted = 0 if self._shown else None
+        to_pull = [choice for choice in shown if not choice.here]
+        entries.add_options(_option(choice, free, width) for choice in shown if choice.here)
+        if to_pull:
+            entries.add_option(Option(Content.styled("To pull, all checked by SHA-256", "$accent"), disabled=True))
+            entries.add_options(_option(choice, free, width) for choice in to_pull)
+        entries.highlighted = 0 if shown and shown[0].here else 1 if shown else None
 
 
-def _row(choice: ModelChoice, free: int) -> Content:
+def _option(choice: ModelChoice, free: int, width: int) -> Option:
+    """Two lines: the name and what is to know of the choice, then what it is made of."""
+    name = harmless(choice.name.rpartition("/")[2])
+    right: tuple[str, str] = (harmless(choice.suits or choice.source), MUTED)
+    if choice.loaded:
+        right = ("● loaded", "$success")
+    gap = " " * max(width - len(name) - len(right[0]), 2)
     facts = [choice.parameters, choice.quantization, human_bytes(choice.size) if choice.size else ""]
     facts.append(f"context {human_count(choice.context)}" if choice.context else "")
+    facts.append(choice.licence)
     needs: tuple[str, str] = ("", "")
     if choice.memory:
-        needs = (f" · needs {human_bytes(choice.memory)}", "$error" if choice.memory > free else "$success")
-    return Content.assemble(
-        (harmless(choice.name.rpartition("/")[2]), "bold"),
-        ("  ● loaded" if choice.loaded else "", "$success"),
-        "\n",
-        (harmless(" · ".join(filter(None, facts))), "$foreground 60%"),
-        needs,
+        fits = choice.memory <= free
+        told = f" · needs {human_bytes(choice.memory)}{'' if fits else ', too much'}"
+        needs = (told, "$success" if fits else "$error")
+    return Option(
+        Content.assemble((name, "bold"), gap, right, "\n", (harmless(" · ".join(filter(None, facts))), MUTED), needs),
+        id=choice.name,
     )

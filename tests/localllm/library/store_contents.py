@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from localllm.library.lookup import all_models
+from localllm.library.lookup import users_models
 from localllm.settings import Settings
 
 SETTINGS = Settings()
@@ -20,7 +20,7 @@ def stored(home: Path) -> dict[str, bytes]:
 
 
 def no_model_and_no_half_file(home: Path) -> None:
-    assert list(all_models(SETTINGS)) == []
+    assert list(users_models(SETTINGS)) == []
     for name, data in stored(home).items():
         if name.startswith("blobs/"):
             assert name == f"blobs/sha256-{hashlib.sha256(data).hexdigest()}"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from localllm.library.errors import LibraryError, PullError
-from localllm.library.lookup import all_models, find
+from localllm.library.lookup import users_models, find
 from localllm.library.pull import pull
 from localllm.settings import Settings
 from tests.localllm.library.model_server import ModelServer, refuse
@@ -85,7 +85,7 @@ def test_rm_touches_nobody_elses(
     for name in ("qwen3:0.6b", "hf.co/user/Some-Model-GGUF:Q8_0"):
         assert command("rm", name) == 2
     assert command("rm", "../../x") == 2
-    assert len(list(all_models(SETTINGS))) == 6
+    assert len(list(users_models(SETTINGS))) == 6
 
 
 def test_unfinished_pulls_can_be_removed(
@@ -135,7 +135,7 @@ def test_a_bad_manifest_is_told_of_and_can_be_removed(
     assert command("cp", f"{server.host}/library/x", "mine") == 0
     manifests = home / ".local/share/localllm/models/manifests"
     (manifests / server.host / "library/x/latest").write_bytes(b"\0" * 100)
-    assert [model.name for model in all_models(SETTINGS)] == ["mine:latest"]
+    assert [model.name for model in users_models(SETTINGS)] == ["mine:latest"]
     assert "is not a model's manifest" in capsys.readouterr().err
     assert command("rm", f"{server.host}/library/x") == 0
     assert find("mine", SETTINGS).path.read_bytes() == tiny_gguf

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from localllm.library.errors import PullError
-from localllm.library.lookup import all_models, find
+from localllm.library.lookup import users_models, find
 from localllm.library.pull import PullStatus, pull
 from tests.localllm.library.model_server import ModelServer, cut
 from tests.localllm.library.store_contents import SETTINGS
@@ -52,7 +52,7 @@ def test_what_is_here_is_not_fetched_again(server: ModelServer, tiny_gguf: bytes
     pull(f"{server.host}/library/b", SETTINGS)
     digest = hashlib.sha256(tiny_gguf).hexdigest()
     assert server.fetched(digest) == []
-    assert len(list(all_models(SETTINGS))) == 2
+    assert len(list(users_models(SETTINGS))) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.library.lookup import all_models
+from localllm.library.lookup import users_models
 from localllm.settings import Settings
 from tests.localllm.library.model_server import Answer, ModelServer, cut
 
@@ -68,14 +68,14 @@ def test_a_pull_that_is_killed_again_and_again_ends_with_the_right_file(
         _, err = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL, -signal.SIGINT, 130), err
         interrupted += process.returncode != 0
-        for model in all_models(Settings()):  # it was faster than the blow: whole, or not there; begin anew
+        for model in users_models(Settings()):  # it was faster than the blow: whole, or not there; begin anew
             assert model.path.read_bytes() == big_gguf
             shutil.rmtree(home / ".local")
     server.faults.clear()
     process = start(name)
     _, err = process.communicate()
     assert process.returncode == 0, err
-    (model,) = all_models(Settings())
+    (model,) = users_models(Settings())
     assert model.path.read_bytes() == big_gguf
     partial = home / ".local/share/localllm/models/partial"
     assert [path for path in partial.iterdir() if path.suffix in (".part", ".json")] == []
@@ -94,7 +94,7 @@ def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert len(server.fetched("/blobs/")) < 40
-    (model,) = all_models(Settings())
+    (model,) = users_models(Settings())
     assert model.path.read_bytes() == big_gguf
 
 
@@ -108,7 +108,7 @@ def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_
         assert b"\r" not in err  # progress is for terminals
     ranges = [headers["range"] for headers in server.fetched("/blobs/")]
     assert len(set(ranges)) == len(ranges) == 1 + -(-len(big_gguf) // (64 << 10))
-    (model,) = all_models(Settings())
+    (model,) = users_models(Settings())
     assert model.path.read_bytes() == big_gguf
 
 

@@ -1,0 +1,66 @@
+"""The models that the picker offers: those of this machine, those beside the present one, and some to pull."""
+
+from pathlib import Path
+
+from gguf_io import open_model
+from localllm.cli.terminal import human_count
+from localllm.errors import LocalLLMError
+from localllm.library.entry import LibraryModel, Source
+from localllm.library.lookup import all_models, is_path
+from localllm.library.suggestions import CHAT_TOKENS, SUGGESTIONS, Suggestion
+from localllm.library.summary import summarize
+from localllm.settings import Settings
+from tui.backend import ModelChoice
+
+
+def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> list[ModelChoice]:
+    """The choices, those to pull last. loaded: the file of the present model; near: its name, loaded or not.
+
+    Files that cannot be read are left out.
+    """
+    found: list[LibraryModel] = []
+    names: set[str] = set()
+    for model in all_models(settings):
+        if model.name.lower() not in names:  # a name stands for the first that has it
+            found.append(model)
+            names.update(name.lower() for name in model.names)
+    known = [(model.name, model.path, str(model.source)) for model in found]
+    beside = loaded or (Path(near).expanduser() if near and is_path(near) else None)
+    if beside is not None:
+        paths = {model.path for model in found}
+        files = sorted(beside.parent.glob("*.gguf"))
+        known += [(str(path), path, str(Source.FOLDER)) for path in files if path not in paths]
+    choices = [choice for entry in known if (choice := _choice(*entry, loaded))]
+    return choices + [_to_pull(suggestion) for suggestion in SUGGESTIONS if suggestion.name not in names]
+
+
+def _choice(name: str, path: Path, source: str, loaded: Path | None) -> ModelChoice | None:
+    try:
+        with open_model(path) as file:
+            summary = summarize(file)
+    except LocalLLMError:
+        return None
+    return ModelChoice(
+        name=name,
+        size=summary.file_bytes,
+        quantization=summary.quantization,
+        parameters=human_count(summary.parameters),
+        context=summary.context,
+        memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
+        loaded=path == loaded,
+        source=source,
+    )
+
+
+def _to_pull(suggestion: Suggestion) -> ModelChoice:
+    return ModelChoice(
+        name=suggestion.name,
+        size=suggestion.size,
+        quantization=suggestion.quantization,
+        parameters=suggestion.parameters,
+        context=suggestion.context,
+        memory=suggestion.memory,
+        here=False,
+        suits=suggestion.suits,
+        licence=suggestion.licence,
+    )
