@@ -25,6 +25,9 @@ EXTENSIONS = {
 }
 
 
+NO_REASON = "The server ended the answer without saying why. Its log may tell; a prompt beyond its context, say."
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
     """A model that a server offers. context is in tokens, None where the server does not say."""
@@ -75,8 +78,7 @@ class RemoteAnswer:
         elif error is None and self._finish:
             yield RemoteUpdate((), self._counts, self._timings(), self._finish)
         else:
-            error = error or "The server ended the answer without saying why."
-            yield RemoteUpdate((), self._counts, self._timings(), FinishReason.ERROR, error)
+            yield RemoteUpdate((), self._counts, self._timings(), FinishReason.ERROR, error or NO_REASON)
 
     def _events(self) -> Iterator[dict[str, Any]]:
         """The server-sent events up to [DONE]. Raises RemoteError, also for one that tells of an error."""

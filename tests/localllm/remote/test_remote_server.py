@@ -89,7 +89,7 @@ def test_what_breaks_on_the_way_is_named(script: OpenAIServer) -> None:
     script.pieces = [{"content": "So"}, {"error": {"message": "out of memory"}}]
     assert [update.error for update in ask(script)] == [None, "The server failed: out of memory."]
     script.pieces = [{"content": "So"}]
-    assert ask(script)[-1].error == "The server ended the answer without saying why."
+    assert (ask(script)[-1].error or "").startswith("The server ended the answer without saying why.")
     script.ending = b"data: {nonsense\n\n"
     assert "what is no JSON" in (ask(script)[-1].error or "")
 

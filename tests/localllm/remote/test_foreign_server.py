@@ -1,0 +1,117 @@
+"""A server that is not ours, llama-cpp-python's own, in the place of vLLM, SGLang and the others."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.engine.request import FinishReason
+from localllm.remote.errors import RemoteError
+from localllm.remote.server import RemoteServer, remote_server
+from localllm.settings import Settings
+from tests.oracle import llama_oracle
+
+MISSING = [
+    name
+    for name in ("llama_cpp", "sse_starlette", "starlette_context", "pydantic_settings")
+    if importlib.util.find_spec(name) is None
+]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.oracle,
+    llama_oracle.needs_llama,
+    pytest.mark.skipif(bool(MISSING), reason=f"llama-cpp-python's server needs {', '.join(MISSING)}"),
+]
+PROMPT = "Once upon a time"
+START_SECONDS = 120
+KEY = "sesame"
+
+
+@pytest.fixture(scope="module")
+def model(data_dir: Path) -> Path:
+    return data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+
+
+@pytest.fixture(scope="module")
+def address(model: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", "stories"]
+    command += ["--port", str(port), "--n_ctx", "512", "--n_threads", "1", "--n_gpu_layers", "0", "--api_key", KEY]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            found = f"http://127.0.0.1:{port}"
+            _wait(process, found)
+            yield found
+        finally:
+            process.terminate()
+
+
+def _wait(process: subprocess.Popen[bytes], address: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    while True:
+        assert process.poll() is None, "the server ended"
+        assert time.monotonic() < end, "the server does not answer"
+        try:
+            remote_server(address, Settings(remote_key=KEY)).models()
+            return
+        except RemoteError:
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def server(address: str) -> RemoteServer:
+    return remote_server(address, Settings(remote_key=KEY))
+
+
+def run(address: str, folder: Path, *arguments: str) -> dict[str, Any]:
+    """What `localllm run --remote --json` prints."""
+    command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "run", "--remote", address]
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(folder), "LOCALLLM_REMOTE_KEY": KEY}
+    done = subprocess.run(
+        [*command, "--json", *arguments], env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=True
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_run_gives_what_the_model_says_here(address: str, model: Path, tmp_path: Path) -> None:
+    greedy = ("--temperature", "0", "--repeat-penalty", "1", "--max-tokens", "40")
+    found = run(address, tmp_path, "stories", PROMPT, "--raw", *greedy)
+    ids = llama_oracle.tokenize(model, PROMPT)
+    expected = llama_oracle.detokenize(model, llama_oracle.greedy(model, ids, 40)).decode()
+    assert found["text"].strip() == expected.strip()
+    assert (found["backend"], found["finish_reason"]) == ("remote", "length")
+    assert found["completion_tokens"] > 0
+
+
+def test_a_chat_streams_and_can_be_stopped(server: RemoteServer) -> None:
+    assert [model.name for model in server.models()] == ["stories"]
+    messages = [{"role": "user", "content": "Tell me a story"}]
+    updates = list(server.chat("stories", messages, {"max_tokens": 12, "seed": 1}))
+    assert updates[-1].finish_reason is FinishReason.LENGTH
+    assert len([update for update in updates if update.parts]) > 2
+    answer = server.chat("stories", messages, {"max_tokens": 400})
+    updates = []
+    for update in answer:
+        updates.append(update)
+        answer.cancel()
+    assert updates[-1].finish_reason is FinishReason.CANCELLED
+    # The server has let go of its one model, and answers again.
+    assert list(server.chat("stories", messages, {"max_tokens": 2}))[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_errors_come_in_its_words(address: str, server: RemoteServer) -> None:
+    (refused,) = remote_server(address, Settings(remote_key="wrong")).chat("stories", [], {})
+    assert refused.error is not None and "LOCALLLM_REMOTE_KEY" in refused.error
+    # It refuses a prompt that is too long, but streams an empty answer where it was to stream.
+    (too_long,) = server.complete("stories", "long " * 900, {})
+    assert too_long.error is not None and "a prompt beyond its context" in too_long.error
