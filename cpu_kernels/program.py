@@ -69,21 +69,25 @@ class ProgramBuilder:
             for column, width in enumerate(TILE_WIDTHS):
                 record[Op.KERNELS + column] = kernels[width].address
             records[i] = record
-        return Program(records, self._keep)
+        return Program(records, [kernels[1].name for kernels, _ in self._rows], self._keep)
 
 
 class Program:
-    """Operations with their kernels' addresses. Run it with a step record that describes the rows."""
+    """Operations with their kernels' addresses. Run it with a step record that describes the rows.
 
-    def __init__(self, records: NDArray[np.generic], keep: Sequence[NDArray[np.generic]]) -> None:
-        self._records = records
+    records: int64[operations, Op.SIZE]. names: of the kernel that an operation runs for a single row.
+    """
+
+    def __init__(self, records: NDArray[np.generic], names: Sequence[str], keep: Sequence[NDArray[np.generic]]) -> None:
+        self.records = records
+        self.names = names
         self._keep = list(keep)
         self._head = aligned_zeros((2,), np.int64)
         self._head[:] = (len(records), records.ctypes.data)
 
     def set_argument(self, operation: int, index: int, value: int) -> None:
         """Change one argument of an operation, e.g. the address of a buffer that grew."""
-        self._records[operation, Op.ARGUMENTS + index] = value
+        self.records[operation, Op.ARGUMENTS + index] = value
 
     def run(self, team: ThreadTeam, step: NDArray[np.generic]) -> None:
         """Run all operations on the team's threads. step: int64[Step.SIZE], complete and in bounds."""

@@ -1,14 +1,11 @@
-"""The threads that run a program together: how many, how they wait for work, how they meet between operations.
+"""The threads that run a program together: how they wait for work, and how they meet between operations.
 
 A worker spins outside the interpreter's lock for a while after each step, then parks on a Python lock, so that decoding
-never pays for waking it and an idle program costs nothing.
+never pays for waking it and an idle program costs nothing. Between operations a thread spins much shorter and then
+sleeps: where other programs want the cores too, one that spins would keep the one it waits for from running.
 """
 
-import contextlib
-import math
-import os
 import threading
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,41 +13,43 @@ from numpy.typing import NDArray
 from cpu_kernels.kernel import Kernel, inner, kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Barrier, Op, Step, field
-from cpu_kernels.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause
+from cpu_kernels.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause, sleep, wake
 
-# One cache line each: arrivals at the barrier, its generation, the step's generation, the program, one a worker.
+# One cache line each: arrivals at the barrier, its generation, how many sleep there, the step's generation, the
+# program, one a worker.
 _LINE = 64
-_ARRIVED, _BARRIER, _STEP, _PROGRAM, _PARKED = (i * _LINE for i in range(5))
+_ARRIVED, _BARRIER, _SLEEPING, _STEP, _PROGRAM, _PARKED = (i * _LINE for i in range(6))
 _PROGRAM_FIELD = _PROGRAM // 8
 _STOP = -1
 _SPINS = 40_000
+_BARRIER_SPINS = 1_000
 _OP_BYTES = 8 * int(Op.SIZE)
 _OP_BARRIER, _OP_STAGE = int(Op.BARRIER), int(Op.STAGE)
 _WIDTH_INDEX, _ROWS = int(Step.WIDTH_INDEX), int(Step.ROWS)
 _ALWAYS, _MANY_ROWS = int(Barrier.ALWAYS), int(Barrier.MANY_ROWS)
 
 
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, less what a control group's quota leaves of them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, math.floor(int(quota) / int(period))))
-    return cores
-
-
 @inner
 def _meet(control: int, threads: int) -> None:
-    """Wait until all threads are here."""
+    """Wait until all threads are here: spinning first, then asleep, for the core may be what the last one needs."""
     if threads > 1:
         generation = atomic_load(control + _BARRIER)
         if atomic_add(control + _ARRIVED, 1) == threads - 1:
             atomic_store(control + _ARRIVED, 0)
-            atomic_store(control + _BARRIER, generation + 1)
+            atomic_add(control + _BARRIER, 1)
+            # A full fence, like the addition before: who is not counted here sees the new generation and stays awake.
+            if atomic_add(control + _SLEEPING, 0) > 0:
+                wake(control + _BARRIER)
         else:
+            turns = 0
             while atomic_load(control + _BARRIER) == generation:
-                pause()
+                if turns < _BARRIER_SPINS:
+                    turns += 1
+                    pause()
+                else:
+                    atomic_add(control + _SLEEPING, 1)
+                    sleep(control + _BARRIER, generation)
+                    atomic_add(control + _SLEEPING, -1)
 
 
 @inner

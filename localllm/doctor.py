@@ -75,8 +75,8 @@ def check_python() -> Check:
 
 def check_processor() -> Check:
     """Cores and the instruction set that the kernels are compiled for."""
+    from cpu_kernels.cores import usable_cores
     from cpu_kernels.isa import ISA, Isa
-    from cpu_kernels.threads import usable_cores
 
     found = f"{usable_cores()} cores, kernels for {ISA}"
     if ISA is Isa.PORTABLE:

@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import attention
+from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
+from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS, Stage, Step
 from cpu_kernels.rope import PAGE_TOKENS
-from cpu_kernels.threads import ThreadTeam, usable_cores
+from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.architecture import Architecture
 from models.config import ModelConfig, RopeScaling, read_config
@@ -49,13 +51,13 @@ class NativeRunner:
     ) -> None:
         """Load and pack the weights and compile what they need. The file may be closed afterwards.
 
-        kv_bytes: budget of the page pool. threads: None for all cores this process may use, never more. context: the
-        longest sequence that will be asked for, which some models' rotation depends on; None for what they were trained
-        for. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
+        kv_bytes: budget of the page pool. threads: None for all cores this process may use; never more than run at
+        once. context: the longest sequence that will be asked for, which some models' rotation depends on; None for
+        what they were trained for. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
         self._config = config = read_config(file)
-        self._threads = min(threads or usable_cores(), usable_cores())
+        self._threads = min(threads or usable_cores(), usable_processors())
         self._store = PageStore(config.layers, config.kv_heads, config.padded_head, kv_bytes)
         self._sequences: dict[int, Sequence] = {}
         self._next_handle = 0
@@ -208,6 +210,10 @@ class NativeRunner:
         self._reserve_logits(len(wanted))
         self._program.run(self._team, step)
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
+
+    def last_step(self) -> RecordedStep:
+        """The latest `run`, to be measured; valid until the next call that changes a sequence."""
+        return RecordedStep(self._program, self._team, self._step)
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         """Return the keys and values of positions start..stop-1."""

@@ -1,8 +1,5 @@
-"""Teams of threads: all take part in every step, parked or not, and nobody asks for more cores than there are."""
+"""Teams of threads: all take part in every step, parked or asleep or not."""
 
-import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -10,9 +7,11 @@ import pytest
 
 from cpu_kernels.kernel import kernel
 from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.records import Op, argument
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Barrier, Op, Step, argument
+from cpu_kernels.simd.threads import pause
 from cpu_kernels.simd.vectors import get_i64, put_i64
-from cpu_kernels.threads import ThreadTeam, usable_cores
+from cpu_kernels.threads import ThreadTeam
 
 STEPS = 30
 
@@ -42,12 +41,35 @@ def test_every_thread_takes_part_in_every_step(threads: int, pause: float) -> No
         team.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
-def test_affinity_bounds_the_threads() -> None:
-    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
-    script = (
-        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from cpu_kernels.threads import usable_cores; print(usable_cores())"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
+@kernel
+def take_turns(op: int, step: int, thread: int, threads: int) -> None:
+    """One thread is far later than the others; then all copy what thread 0 counts. Argument 1: the late one."""
+    if thread == argument(op, 1):
+        for _ in range(200_000):
+            pause()
+        put_i64(argument(op, 0), get_i64(argument(op, 0)) + 1)
+
+
+@kernel
+def copy_count(op: int, step: int, thread: int, threads: int) -> None:
+    """Copy the count into the thread's own line."""
+    put_i64(argument(op, 0) + 64 * (1 + thread), get_i64(argument(op, 0)))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_that_fell_asleep_at_a_barrier_go_on(threads: int) -> None:
+    """Whoever is late, the others see what it did; more threads than cores wait for each other's turn."""
+    counters = aligned_zeros((1 + threads, 8), np.int64)
+    builder = ProgramBuilder()
+    late = [thread for thread in range(threads) for _ in range(3)]
+    for thread in late:
+        builder.add(take_turns, counters.ctypes.data, thread, barrier=Barrier.ALWAYS)
+        builder.add(copy_count, counters.ctypes.data, barrier=Barrier.ALWAYS)
+    program = builder.build()
+    team = ThreadTeam(threads)
+    try:
+        for done in range(1, 4):
+            program.run(team, aligned_zeros((int(Step.SIZE),), np.int64))
+            assert counters[:, 0].tolist() == [done * len(late)] * (1 + threads)
+    finally:
+        team.close()

@@ -1,0 +1,120 @@
+"""The last step of a program, to be looked at: what its products read and compute, and where its time goes."""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.program import Program
+from cpu_kernels.records import Form, Op, Stage, Step
+from cpu_kernels.threads import ThreadTeam
+
+# Arguments of a product, see cpu_kernels.matmul.
+_GROUPS, _GROUP_BYTES, _GROUP_ROWS, _K, _SEGMENTS = 1, 2, 3, 4, 11
+
+
+class OperationKind(StrEnum):
+    """What an operation is, as far as its time is told apart."""
+
+    PRODUCTS = "matrix products"
+    ATTENTION = "attention"
+    OTHER = "other operations"
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What a step's matrix products read and compute. A multiply-add counts as two operations.
+
+    weight_bytes: packed weights, each matrix once. int8_operations and float_operations: by the form of the
+    activations that a matrix's format multiplies.
+    """
+
+    weight_bytes: int = 0
+    int8_operations: int = 0
+    float_operations: int = 0
+
+    def __add__(self, other: "Products") -> "Products":
+        return Products(
+            self.weight_bytes + other.weight_bytes,
+            self.int8_operations + other.int8_operations,
+            self.float_operations + other.float_operations,
+        )
+
+
+class RecordedStep:
+    """A program and the step record it ran last. Valid until the next step; repeating it changes nothing."""
+
+    def __init__(self, program: Program, team: ThreadTeam, step: NDArray[np.generic]) -> None:
+        self._program, self._team, self._step = program, team, step
+
+    def run(self) -> None:
+        """Compute the step again: the compiled part of it alone."""
+        self._program.run(self._team, self._step)
+
+    def products(self) -> tuple[Products, Products]:
+        """What the products of a step of one row read and compute: those of the row, and those of its logits.
+
+        Of experts, those that the row chose. Raises ValueError for a step of several rows.
+        """
+        if self._step[Step.ROWS + Stage.ALL] != 1:
+            raise ValueError("only a step of one row tells what a row costs")
+        row, logits = Products(), Products()
+        for name, record in zip(self._program.names, self._program.records, strict=True):
+            if _kind(name) is OperationKind.PRODUCTS:
+                cost = _product(WEIGHT_FORMATS[name.partition(".")[0]].form, record)
+                if record[Op.STAGE] == Stage.WANTED:
+                    logits += cost
+                else:
+                    row += cost
+        return row, logits
+
+    def profile(self, clock: Callable[[], float] = time.perf_counter) -> dict[OperationKind, float]:
+        """Seconds that each kind of operation takes when the step is computed once more, kind after kind.
+
+        Waiting for the slowest thread counts as part of the operations that were waited for; what it costs to begin
+        and end a piece is measured with an empty one and taken off.
+        """
+        seconds = dict.fromkeys(OperationKind, 0.0)
+        empty = min(self._timed(0, 0, clock) for _ in range(5))
+        first = 0
+        for kind, count in self._runs():
+            seconds[kind] += max(0.0, self._timed(first, count, clock) - empty)
+            first += count
+        return seconds
+
+    def _timed(self, first: int, count: int, clock: Callable[[], float]) -> float:
+        head = np.array([count, self._program.records[first:].ctypes.data], np.int64)
+        began = clock()
+        self._team.run(head.ctypes.data, self._step.ctypes.data)
+        return clock() - began
+
+    def _runs(self) -> Iterator[tuple[OperationKind, int]]:
+        """Operations of one kind that follow each other, as (kind, how many)."""
+        for kind, names in groupby(self._program.names, key=_kind):
+            yield kind, len(list(names))
+
+
+def _product(form: Form, record: NDArray[np.generic]) -> Products:
+    """What one operation reads and computes for one row."""
+    argument = record[int(Op.ARGUMENTS) :]
+    matrices, weight_bytes = 1, int(argument[_GROUPS] * argument[_GROUP_BYTES])
+    if argument[_SEGMENTS]:
+        # The table of segments begins with their count: with one row, an expert each.
+        matrices = ctypes.c_int64.from_address(int(argument[_SEGMENTS])).value
+    operations = 2 * matrices * int(argument[_GROUPS] * argument[_GROUP_ROWS] * argument[_K])
+    if form & Form.FLOATS:
+        return Products(matrices * weight_bytes, 0, operations)
+    return Products(matrices * weight_bytes, operations, 0)
+
+
+def _kind(name: str) -> OperationKind:
+    """What a kernel does, by its name."""
+    if ".matmul_" in name:
+        return OperationKind.PRODUCTS
+    return OperationKind.ATTENTION if name.startswith("attention") else OperationKind.OTHER

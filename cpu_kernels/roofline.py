@@ -1,0 +1,159 @@
+"""What this machine can do at most: bytes read a second, and multiply-adds a second of bytes and of floats.
+
+The kernels run on the engine's own team of threads and are made of its own primitives, so that a share of these limits
+compares like with like. What a run does is known beforehand; who measures brings the clock.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.kernel import Kernel, kernel
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.records import Op, argument, share
+from cpu_kernels.simd.arithmetic import add_i32
+from cpu_kernels.simd.tiles import (
+    tile_dot4_steps,
+    tile_fma_broadcast,
+    tile_scale_add,
+    tile_store,
+    zero_tile_f32,
+    zero_tile_i32,
+)
+from cpu_kernels.simd.vectors import load_f32, load_i32, store_i32, zero_i32
+from cpu_kernels.threads import ThreadTeam
+
+_BLOCK = 256
+_RESULTS = 4096
+_TURNS = 500_000
+_VECTOR = 64
+# Accumulators that keep the multipliers busy: few where sixteen lanes take two of sixteen registers, more elsewhere.
+_INT8_WIDTHS, _FLOAT_WIDTHS = (6, 12), (4, 12)
+_OPERATIONS_INT8, _OPERATIONS_FLOAT = 2 * 64, 2 * 16
+_USUAL_CACHE = 32 << 20
+
+Buffer = NDArray[np.generic]
+
+
+class Probe:
+    """Something to time: run does `amount` bytes or operations (a multiply-add counts as two) on all threads."""
+
+    def __init__(self, team: ThreadTeam, what: Kernel, amount: int, *arguments: int, keep: Sequence[Buffer]) -> None:
+        self.amount = amount
+        self._team, self._kernel, self._keep = team, what, keep
+        self._op = aligned_zeros((int(Op.SIZE),), np.int64)
+        self._op[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
+        what.compile()
+
+    def run(self) -> None:
+        """Do it once."""
+        self._team.run_kernel(self._kernel, self._op)
+
+
+@kernel
+def fill(op: int, step: int, thread: int, threads: int) -> None:
+    """Touch each thread's share of a buffer first, as packing does with weights. Arguments as of read."""
+    blocks = argument(op, 1)
+    p = argument(op, 0) + share(blocks, thread, threads) * _BLOCK
+    for _ in range((share(blocks, thread + 1, threads) - share(blocks, thread, threads)) * _BLOCK // _VECTOR):
+        store_i32(p, zero_i32())
+        p += _VECTOR
+
+
+@kernel
+def read(op: int, step: int, thread: int, threads: int) -> None:
+    """Sum a buffer. Arguments: 0 buffer, 1 blocks of 256 bytes, 2 results, 4096 bytes a thread."""
+    blocks = argument(op, 1)
+    p = argument(op, 0) + share(blocks, thread, threads) * _BLOCK
+    a, b, c, d = zero_i32(), zero_i32(), zero_i32(), zero_i32()
+    for _ in range(share(blocks, thread, threads), share(blocks, thread + 1, threads)):
+        a = add_i32(a, load_i32(p))
+        b = add_i32(b, load_i32(p + 64))
+        c = add_i32(c, load_i32(p + 128))
+        d = add_i32(d, load_i32(p + 192))
+        p += _BLOCK
+    store_i32(argument(op, 2) + thread * _RESULTS, add_i32(add_i32(a, b), add_i32(c, d)))
+
+
+def _int8_kernel(width: int) -> Kernel:
+    """Products of bytes into `width` accumulators. Arguments: 0 operands, 1 turns, 2 results.
+
+    One operand changes each turn: a product of constants would be computed once.
+    """
+
+    def multiply(op: int, step: int, thread: int, threads: int) -> None:
+        operands = argument(op, 0)
+        u, change = load_i32(operands), load_i32(operands + 64)
+        sums = zero_tile_i32(width)
+        for _ in range(argument(op, 1)):
+            sums = tile_dot4_steps(sums, (u,), operands + 128)
+            u = add_i32(u, change)
+        total = tile_scale_add(zero_tile_f32(width), sums, load_f32(operands), operands + 128)
+        tile_store(total, argument(op, 2) + thread * _RESULTS, _VECTOR)
+
+    return Kernel(multiply, f"roofline.int8_{width}")
+
+
+def _float_kernel(width: int) -> Kernel:
+    """Fused multiply-adds of floats into `width` accumulators. Arguments as of the int8 kernel."""
+
+    def multiply(op: int, step: int, thread: int, threads: int) -> None:
+        operands = argument(op, 0)
+        vector = load_f32(operands)
+        sums = zero_tile_f32(width)
+        for _ in range(argument(op, 1)):
+            sums = tile_fma_broadcast(sums, vector, operands + 128, 4)
+        tile_store(sums, argument(op, 2) + thread * _RESULTS, _VECTOR)
+
+    return Kernel(multiply, f"roofline.float_{width}")
+
+
+_INT8_KERNELS = {width: _int8_kernel(width) for width in _INT8_WIDTHS}
+_FLOAT_KERNELS = {width: _float_kernel(width) for width in _FLOAT_WIDTHS}
+
+
+def read_probe(team: ThreadTeam, size: int) -> Probe:
+    """Read a buffer of `size` bytes (rounded down to 256) once, every thread its own part from end to end."""
+    blocks = size // _BLOCK
+    buffer, results = aligned_zeros((blocks * _BLOCK,), np.uint8), _results(team)
+    arguments = (buffer.ctypes.data, blocks, results.ctypes.data)
+    Probe(team, fill, buffer.size, *arguments, keep=[buffer]).run()
+    return Probe(team, read, buffer.size, *arguments, keep=[buffer, results])
+
+
+def int8_probes(team: ThreadTeam) -> list[Probe]:
+    """Ways to multiply bytes as fast as the engine's dot product can, in registers alone; the fastest is the limit."""
+    operands = _operands(np.int32, 0x01010101)
+    return [_arithmetic(team, one, operands, width * _OPERATIONS_INT8) for width, one in _INT8_KERNELS.items()]
+
+
+def float_probes(team: ThreadTeam) -> list[Probe]:
+    """Ways to multiply floats as fast as the processor can, in registers alone; the fastest is the limit."""
+    operands = _operands(np.float32, 1.0)
+    return [_arithmetic(team, one, operands, width * _OPERATIONS_FLOAT) for width, one in _FLOAT_KERNELS.items()]
+
+
+def largest_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Bytes of the largest cache that a core shares; 32 MiB where the system does not tell."""
+    sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
+    return max(
+        (int(size[:-1]) << {"K": 10, "M": 20}[size[-1]] for size in sizes if size[-1:] in "KM"), default=_USUAL_CACHE
+    )
+
+
+def _arithmetic(team: ThreadTeam, multiply: Kernel, operands: Buffer, operations: int) -> Probe:
+    results = _results(team)
+    arguments = (operands.ctypes.data, _TURNS, results.ctypes.data)
+    return Probe(team, multiply, _TURNS * operations * team.threads, *arguments, keep=[operands, results])
+
+
+def _operands(dtype: type[np.generic], value: float) -> Buffer:
+    operands = aligned_zeros((64,), dtype)
+    operands[:] = value
+    return operands
+
+
+def _results(team: ThreadTeam) -> Buffer:
+    return aligned_zeros((team.threads * _RESULTS,), np.uint8)
