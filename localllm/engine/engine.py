@@ -16,7 +16,8 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.inspection import EngineSnapshot, Journal, view_request
 from localllm.engine.kv_manager import KVManager
-from localllm.engine.plan import Plan
+from localllm.engine.plan import Plan, PlannedRows
+from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.request import FinishReason, GenerationRequest
 from localllm.engine.runner import Runner
 from localllm.engine.sampling import Sampler
@@ -246,7 +247,7 @@ class Engine:
                 generation.accept_rows(logits[rows], part.drafts)
             except LocalLLMError as error:
                 generation.fail(error)
-            self._cut_rejected(generation)
+            self._cut_rejected(part)
             if generation.finish_reason is None and generation.roll_if_full():
                 self._kv.discard(generation)
             generation.send_text()
@@ -259,8 +260,12 @@ class Engine:
             part.generation.fail(error)
         return self._settle()
 
-    def _cut_rejected(self, generation: Generation) -> None:
-        valid = len(generation.tokens) - 1
+    def _cut_rejected(self, part: PlannedRows) -> None:
+        """Forget the rows of drafts that did not come true, and that of a last token, which is never reused."""
+        generation = part.generation
+        first = generation.computed - len(part.drafts)
+        came = generation.tokens[first : generation.computed]
+        valid = min(first + common_prefix(came, part.drafts), len(generation.tokens) - 1)
         if generation.computed > valid:
             assert generation.sequence is not None
             self.runner.truncate_sequence(generation.sequence, valid)

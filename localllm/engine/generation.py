@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from localllm.engine.context_policy import FittedPrompt, roll
 from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.disk_cache import Segment
+from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.prompt_lookup import PromptLookup
 from localllm.engine.request import (
     ContextPolicy,
@@ -84,6 +85,7 @@ class Generation:
         self.submitted = time.monotonic()
         self._admitted: float | None = None
         self._first_token: float | None = None
+        self._take_forced()
 
     @property
     def pending(self) -> int:
@@ -118,13 +120,8 @@ class Generation:
             self.counts = replace(self.counts, cached_disk=self.counts.cached_disk + gained)
 
     def draft(self, limit: int, costs: StepCosts, others: int) -> list[int]:
-        """Return up to `limit` tokens that probably come next: those that the constraint forces, else looked up.
-
-        others: rows that the step has beside this request's.
-        """
+        """Return up to `limit` tokens that followed the same words before; others: rows that the step has beside."""
         self._drafted_by = None
-        if forced := self._constraint.forced_tokens()[:limit] if self._constraint and limit > 0 else []:
-            return forced
         if not self._lookup.found:
             return []
         self._drafted_by = self._lookup_length
@@ -141,27 +138,45 @@ class Generation:
         A draft is a certainty, so that keeping the target's own sample, and going on only where it equals the draft, is
         the rejection rule of Leviathan et al. for it: the answer is the one without speculation, seed by seed.
         """
-        accepted = 0
-        for index, row in enumerate(rows):
-            token_id = self._sample(row)
-            if self.finish_reason or index == len(drafts) or drafts[index] != token_id:
-                break
-            accepted += 1
+        start = len(self.tokens)
+        came: list[int] = []
+        while not self.finish_reason and len(came) <= len(drafts) and came == list(drafts[: len(came)]):
+            self._sample(rows[len(came)])
+            came = self.tokens[start:]
+        accepted = common_prefix(came, drafts)
         if drafts and self._drafted_by:
             self._drafted_by.observe(len(drafts), accepted)
         self.counts = replace(
             self.counts, drafted=self.counts.drafted + len(drafts), accepted=self.counts.accepted + accepted
         )
 
-    def _sample(self, row: NDArray[np.float32]) -> int:
-        """Choose a token and take it into account. Raises LogitsError, or RequestError from the constraint."""
+    def _sample(self, row: NDArray[np.float32]) -> None:
+        """Choose a token; take it and those that must follow. Raises LogitsError, or the constraint's RequestError."""
         allowed = self._constraint.mask() if self._constraint else None
         if allowed is None and (self.request.ignore_eos or self.counts.generated < self.request.min_tokens):
             allowed = np.ones(len(row), np.bool_)
             allowed[self._eog] = False
         token_id, logprob = self._sampler.sample(row, allowed)
-        self._sampler.accept(token_id)
         self._first_token = self._first_token or time.monotonic()
+        self._take(token_id, logprob)
+        self._take_forced()
+
+    def _take_forced(self) -> None:
+        """Take the tokens that the constraint leaves no choice about, which then need no logits.
+
+        Where log-probabilities are wanted, or mirostat learns from every choice, they are sampled like all others.
+        """
+        sampling = self.request.sampling
+        if self._constraint is None or sampling.logprobs is not None or sampling.mirostat or self.tokens_left <= 0:
+            return
+        for token_id in self._constraint.forced_tokens() if self.finish_reason is None else []:
+            self._take(token_id, None)
+            if self.finish_reason:
+                return
+
+    def _take(self, token_id: int, logprob: TokenLogprob | None) -> None:
+        """Go on with a token: in the history, the text, the constraint; and see whether it ends the answer."""
+        self._sampler.accept(token_id)
         self.tokens.append(token_id)
         self._lookup.append(token_id)
         self._lookup_length.token()
@@ -170,7 +185,7 @@ class Generation:
         self._unsent.append((token_id, logprob))
         if token_id in self._vocabulary.eog_ids:
             self.finish_reason = FinishReason.STOP
-            return token_id
+            return
         self._text += self._detokenizer.push(self._vocabulary.token_bytes(token_id))
         if self._constraint:
             self._constraint.accept(token_id)
@@ -178,7 +193,6 @@ class Generation:
             self.finish_reason = FinishReason.STOP
         elif self.tokens_left <= 0:
             self.finish_reason = FinishReason.LENGTH
-        return token_id
 
     def fail(self, error: Exception) -> None:
         """End with an error, which the last event shows."""

@@ -1,0 +1,128 @@
+"""Constraints inside the engine: the answers are those sampled one by one, and forced text costs no step."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
+from localllm.engine.engine import Engine
+from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.sampling import Sampler
+from localllm.engine.speculation import DraftLength
+from localllm.engine.stream import Completion
+from tests.fakes.byte_vocabulary import END, ByteVocabulary
+from tests.fakes.fake_runner import FakeRunner
+
+VOCABULARY = ByteVocabulary((b"name", b'": ', b"hundred"))
+CONSTRAINTS = ConstraintVocabulary(VOCABULARY)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "the name of the person": {"enum": ["Ann", "Bob"]},
+        "the hundred years": {"type": "integer", "minimum": 10, "maximum": 99},
+    },
+    "required": ["the name of the person", "the hundred years"],
+    "additionalProperties": False,
+}
+PROMPT = tuple(VOCABULARY.encode("Who is it? "))
+FORM = """root ::= "The name of the person is " name ", and the years are a hundred and " [1-9] [0-9] "."
+name ::= "Ann" | "Bob"
+"""
+NUMBERS = "(one|two|three hundred and eleven)(, (one|two|three hundred and eleven)){4}"
+
+
+def constraint(kind: str, source: object) -> Constraint:
+    text = source if isinstance(source, str) else json.dumps(source)
+    return compile_constraint(ConstraintKind(kind), text, CONSTRAINTS)
+
+
+def make_runner() -> FakeRunner:
+    return FakeRunner(pages=200, vocab_size=VOCABULARY.vocab_size)
+
+
+def answers(runner: FakeRunner, *wanted: GenerationRequest) -> list[Completion]:
+    engine = Engine(runner, VOCABULARY)
+    streams = [engine.submit(request) for request in wanted]
+    while engine.step():
+        runner.check_pages(engine.check_integrity())
+    return [stream.collect() for stream in streams]
+
+
+def alone(runner: FakeRunner, request: GenerationRequest) -> tuple[tuple[int, ...], FinishReason]:
+    """Every token sampled under its mask, with nothing forced, drafted or cached."""
+    assert request.constraint is not None
+    state = request.constraint.fork()
+    sampler = Sampler(request.sampling, runner.vocab_size, request.prompt)
+    history = list(request.prompt)
+    while len(history) - len(request.prompt) < (request.max_tokens or 1000):
+        token, _ = sampler.sample(runner.logits_after(history), state.mask())
+        sampler.accept(token)
+        history.append(token)
+        if token == END:
+            return tuple(history[len(request.prompt) :]), FinishReason.STOP
+        state.accept(token)
+        if state.is_finished:
+            return tuple(history[len(request.prompt) :]), FinishReason.STOP
+    return tuple(history[len(request.prompt) :]), FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize(("kind", "source"), [("json_schema", PERSON), ("regex", NUMBERS), ("gbnf", FORM)])
+def test_answers_are_those_sampled_one_by_one(
+    kind: str, source: object, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if eager:
+        monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, 6), 0))
+    runner = make_runner()
+    wanted = [
+        GenerationRequest(PROMPT, sampling, constraint=constraint(kind, source), max_tokens=limit)
+        for sampling in (
+            SamplingParams(temperature=0),
+            SamplingParams(seed=3, repeat_penalty=1.3, temperature=2),
+            SamplingParams(seed=4, logprobs=2),
+            SamplingParams(seed=5, mirostat=2),
+        )
+        for limit in (None, 1, 9, 30)
+    ]
+    for request, done in zip(wanted, answers(runner, *wanted), strict=True):
+        assert (done.token_ids, done.last.finish_reason) == alone(runner, request)
+        assert done.text == b"".join(map(VOCABULARY.token_bytes, done.token_ids)).decode()
+        assert len(done.logprobs) == (len(done.token_ids) if request.sampling.logprobs else 0)
+
+
+def test_forced_text_takes_no_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner()
+    sampled: list[int] = []
+    sample = Sampler.sample
+
+    def count(sampler: Sampler, *given: Any) -> Any:
+        token, logprob = sample(sampler, *given)
+        sampled.append(token)
+        return token, logprob
+
+    monkeypatch.setattr(Sampler, "sample", count)
+    wanted = GenerationRequest(PROMPT, SamplingParams(seed=1), constraint=constraint("gbnf", FORM))
+    (done,) = answers(runner, wanted)
+    assert re.fullmatch("The name of the person is (Ann|Bob), and the years are a hundred and [1-9][0-9]\\.", done.text)
+    # The first letter of the name, and two digits.
+    assert len(sampled) == 3 and len(done.token_ids) > 40
+    # Forced text is computed in one go, as prompts are; what ends the answer never.
+    assert sum(runner.batches) == len(PROMPT) + len(done.token_ids) - len(b"7.")
+    assert len(runner.batches) < 10
+    assert done.last.counts.prompt == len(PROMPT) and done.last.counts.drafted == 0
+
+
+def test_a_stop_string_inside_forced_text_ends_the_answer() -> None:
+    form = constraint("gbnf", FORM)
+    (done,) = answers(make_runner(), GenerationRequest(PROMPT, constraint=form, stop=("name of",)))
+    assert (done.text, done.last.finish_reason) == ("The ", FinishReason.STOP)
+
+
+def test_an_answer_that_is_all_forced_needs_no_model() -> None:
+    runner = make_runner()
+    wanted = GenerationRequest(PROMPT, SamplingParams(temperature=0), constraint=constraint("gbnf", 'root ::= "so"'))
+    (done,) = answers(runner, wanted)
+    assert (done.text, done.last.finish_reason) == ("so", FinishReason.STOP)
+    assert runner.rows_computed == 0
