@@ -1,5 +1,8 @@
 """The Textual application: what is there for the whole run, colours, keys and the palette."""
 
+import asyncio
+import signal
+import sys
 from collections.abc import Iterable
 
 from textual.app import App, SystemCommand
@@ -28,6 +31,9 @@ ACTIONS = tuple(
     for binding in owner.BINDINGS
     if isinstance(binding, Binding) and binding.id
 )
+
+# The end of the session, of the terminal or of the machine. Windows' loop cannot be told.
+LEAVE_ON = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
 
 
 class ChatApp(App[None]):
@@ -62,6 +68,18 @@ class ChatApp(App[None]):
         self._conversation = Conversation(store, wanted, parameters or Parameters())
         if keys:
             self.set_keymap(keys)
+
+    def on_mount(self) -> None:
+        """Leave in order when the system asks: the terminal as it was, the answer as far as it has come."""
+        loop = asyncio.get_running_loop()
+        for number in LEAVE_ON:
+            loop.add_signal_handler(number, self._leave_on, number)
+
+    def _leave_on(self, number: signal.Signals) -> None:
+        chat = self.screen_stack[0]
+        assert isinstance(chat, ChatScreen)
+        chat.keep_answer()
+        self.exit(return_code=128 + number)
 
     def get_default_screen(self) -> Screen[None]:
         """The chat is the only screen that is always there."""

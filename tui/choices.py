@@ -49,6 +49,7 @@ def _choice(name: str, path: Path, source: str, loaded: Path | None) -> ModelCho
         memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
         loaded=path == loaded,
         source=source,
+        suits="small stories, help with localllm" if source == Source.BUILT_IN else "",
     )
 
 
@@ -57,7 +58,6 @@ def _to_pull(suggestion: Suggestion) -> ModelChoice:
         name=suggestion.name,
         size=suggestion.size,
         quantization=suggestion.quantization,
-        parameters=suggestion.parameters,
         context=suggestion.context,
         memory=suggestion.memory,
         here=False,

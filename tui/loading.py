@@ -1,12 +1,14 @@
 """Loading models behind the chat: one at a time, stopped by Esc, and the first one of somebody who has none yet."""
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from textual.worker import Worker
 
 from localllm.errors import LocalLLMError
+from tui.answering import FLUSH_S
 from tui.backend import LoadStoppedError, ModelChoice, ModelInfo
 from tui.background import in_thread
 from tui.parameters import Parameters
@@ -36,6 +38,7 @@ class ModelLoader:
         self._end()
         self._name, self._fallback, self.busy = name, fallback, True
         self._show_activity("loading", 0.0)
+        self._chat.refresh_bindings()
         self._work = self._chat.run_worker(self._load(name, pull, self._stopped), group="load")
 
     def stop(self) -> None:
@@ -76,10 +79,16 @@ class ModelLoader:
         self.busy = False
 
     async def _load(self, name: str, pull: bool, stopped: threading.Event) -> None:
+        told = ("", 0.0)
+
         def progress(what: str, share: float) -> None:
+            nonlocal told
             if stopped.is_set():
                 raise LoadStoppedError("The load was stopped.")
-            self._chat.app.call_later(self._show_progress, stopped, what, share)
+            now = time.monotonic()
+            if what != told[0] or now - told[1] > FLUSH_S:
+                told = (what, now)
+                self._chat.app.call_later(self._show_progress, stopped, what, share)
 
         backend = self._chat.app.backend
         try:
@@ -100,7 +109,6 @@ class ModelLoader:
     def _show_activity(self, what: str, share: float) -> None:
         self._chat.status_line.facts.activity = (what, share)
         self._chat.status_line.redraw()
-        self._chat.refresh_bindings()
 
     def _settle(self) -> None:
         """Show the model that is there now."""
@@ -139,4 +147,4 @@ class ModelLoader:
 def _heading(choices: Sequence[ModelChoice]) -> str:
     if any(choice.here and choice.source != BUILT_IN for choice in choices):
         return "Which model shall answer?"
-    return "No model is here yet: begin with the built-in one, or pull a better one"
+    return "No model is here yet: take the built-in one, or pull a better one"

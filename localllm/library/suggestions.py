@@ -17,7 +17,6 @@ class Suggestion:
     """
 
     name: str
-    parameters: str
     quantization: str
     size: int
     context: int
@@ -33,19 +32,11 @@ class Suggestion:
 
 # Smallest first. Every architecture among them runs on the CPU engine.
 SUGGESTIONS = (
-    Suggestion(
-        "qwen3:0.6b", "0.6 B", "Q4_K_M", 523_000_000, 40_960, 114_688, "quick answers on any machine", "Apache 2.0"
-    ),
-    Suggestion("gemma3:1b", "1 B", "Q4_K_M", 815_000_000, 32_768, 26_624, "everyday chat and writing", "Gemma terms"),
-    Suggestion(
-        "qwen2.5-coder:1.5b", "1.5 B", "Q4_K_M", 986_000_000, 32_768, 28_672, "code in small pieces", "Apache 2.0"
-    ),
-    Suggestion(
-        "llama3.2:3b", "3 B", "Q4_K_M", 2_000_000_000, 131_072, 114_688, "summaries of long texts", "Llama 3.2 terms"
-    ),
-    Suggestion("phi4-mini:3.8b", "3.8 B", "Q4_K_M", 2_500_000_000, 131_072, 131_072, "mathematics and logic", "MIT"),
-    Suggestion("qwen3:4b", "4 B", "Q4_K_M", 2_500_000_000, 262_144, 147_456, "reasoning, many languages", "Apache 2.0"),
-    Suggestion(
-        "qwen3:8b", "8 B", "Q4_K_M", 5_200_000_000, 40_960, 147_456, "the hardest questions of these", "Apache 2.0"
-    ),
+    Suggestion("qwen3:0.6b", "Q4_K_M", 523_000_000, 40_960, 114_688, "quick answers on any machine", "Apache 2.0"),
+    Suggestion("gemma3:1b", "Q4_K_M", 815_000_000, 32_768, 26_624, "everyday chat and writing", "Gemma terms"),
+    Suggestion("qwen2.5-coder:1.5b", "Q4_K_M", 986_000_000, 32_768, 28_672, "code in small pieces", "Apache 2.0"),
+    Suggestion("llama3.2:3b", "Q4_K_M", 2_000_000_000, 131_072, 114_688, "summaries of long texts", "Llama 3.2 terms"),
+    Suggestion("phi4-mini:3.8b", "Q4_K_M", 2_500_000_000, 131_072, 131_072, "mathematics and logic", "MIT"),
+    Suggestion("qwen3:4b", "Q4_K_M", 2_500_000_000, 262_144, 147_456, "reasoning, many languages", "Apache 2.0"),
+    Suggestion("qwen3:8b", "Q4_K_M", 5_200_000_000, 40_960, 147_456, "the hardest questions of these", "Apache 2.0"),
 )

@@ -91,7 +91,7 @@ class ModelsScreen(ModalScreen[str | None]):
         to_pull = [choice for choice in shown if not choice.here]
         entries.add_options(_option(choice, free, width) for choice in shown if choice.here)
         if to_pull:
-            entries.add_option(Option(Content.styled("To pull, all checked by SHA-256", "$accent"), disabled=True))
+            entries.add_option(Option(Content.styled("To pull from ollama.com", "$accent"), disabled=True))
             entries.add_options(_option(choice, free, width) for choice in to_pull)
         entries.highlighted = 0 if shown and shown[0].here else 1 if shown else None
 
@@ -102,16 +102,26 @@ def _option(choice: ModelChoice, free: int, width: int) -> Option:
     right: tuple[str, str] = (harmless(choice.suits or choice.source), MUTED)
     if choice.loaded:
         right = ("● loaded", "$success")
-    gap = " " * max(width - len(name) - len(right[0]), 2)
     facts = [choice.parameters, choice.quantization, human_bytes(choice.size) if choice.size else ""]
-    facts.append(f"context {human_count(choice.context)}" if choice.context else "")
+    facts.append(f"{human_count(choice.context)} tokens" if choice.context else "")
     facts.append(choice.licence)
-    needs: tuple[str, str] = ("", "")
+    needs = ("", "")
     if choice.memory:
         fits = choice.memory <= free
-        told = f" · needs {human_bytes(choice.memory)}{'' if fits else ', too much'}"
-        needs = (told, "$success" if fits else "$error")
+        needs = (f"needs {human_bytes(choice.memory)}", "$success" if fits else "$error")
     return Option(
-        Content.assemble((name, "bold"), gap, right, "\n", (harmless(" · ".join(filter(None, facts))), MUTED), needs),
+        Content("\n").join(
+            [
+                _line((name, "bold"), right, width),
+                _line((harmless(" · ".join(filter(None, facts))), MUTED), needs, width),
+            ]
+        ),
         id=choice.name,
     )
+
+
+def _line(left: tuple[str, str], right: tuple[str, str], width: int) -> Content:
+    """One line, a part at each end; the left one gives way."""
+    room = max(width - len(right[0]) - 2, 8)
+    text = left[0] if len(left[0]) <= room else f"{left[0][: room - 1]}…"
+    return Content.assemble((text, left[1]), " " * max(width - len(text) - len(right[0]), 2), right)

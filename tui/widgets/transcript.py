@@ -23,6 +23,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._messages: Sequence[Message] = ()
         self._first = 0
         self._growing = False
+        self._following = False
 
     @property
     def views(self) -> list[MessageView]:
@@ -35,7 +36,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._first = max(len(messages) - WINDOW, 0)
         await self.remove_children()
         await self.mount_all(view_of(message, self._variant(message)) for message in messages[self._first :])
-        self.anchor()
+        self._follow()
 
     async def append(self, message: Message) -> MessageView:
         """Show a message that was added at the end, and go there. The first of a long window are unmounted."""
@@ -45,7 +46,7 @@ class Transcript(VerticalScroll, can_focus=False):
         excess = self.views[: -2 * WINDOW]
         self._first += len(excess)
         await self.remove_children(excess)
-        self.anchor()
+        self._follow()
         return view
 
     async def welcome(self) -> None:
@@ -53,6 +54,25 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.remove_children()
         self._messages, self._first = (), 0
         await self.mount(Welcome())
+
+    def on_resize(self) -> None:
+        """A lower screen may be the first that is too low for the messages."""
+        self._anchor_if_full()
+
+    def watch_virtual_size(self) -> None:
+        """Keep to the end as soon as there is more than the screen holds."""
+        self._anchor_if_full()
+
+    def _follow(self) -> None:
+        """Go to the end and stay there until the user scrolls. Few messages stand at the top."""
+        self.anchor(False)
+        self._following = True
+        self.call_after_refresh(self._anchor_if_full)
+
+    def _anchor_if_full(self) -> None:
+        # Textual would push what is lower than the screen down to its bottom.
+        if self._following and not self.is_anchored and self.max_scroll_y > 0:
+            self.anchor()
 
     def watch_scroll_y(self, old: float, new: float) -> None:
         """Mount earlier messages when the first one that is mounted comes into view."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from localllm.library.errors import LibraryError, PullError
-from localllm.library.lookup import users_models, find
+from localllm.library.lookup import find, users_models
 from localllm.library.pull import pull
 from localllm.settings import Settings
 from tests.localllm.library.model_server import ModelServer, refuse

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from localllm.library.errors import PullError
-from localllm.library.lookup import users_models, find
+from localllm.library.lookup import find, users_models
 from localllm.library.pull import PullStatus, pull
 from tests.localllm.library.model_server import ModelServer, cut
 from tests.localllm.library.store_contents import SETTINGS

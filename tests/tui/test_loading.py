@@ -1,0 +1,241 @@
+"""Loading behind the chat: the first model, pulls, Esc, and what stays when a model cannot be had."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import OptionList, Static
+
+from localllm.engine.request import FinishReason
+from localllm.library.lookup import users_models
+from localllm.settings import Settings
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.localllm.library.conftest import write_ollama_model
+from tests.localllm.library.model_server import ModelServer
+from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
+from tests.tui.conftest import MakeApp
+from tui.backend import LoadStoppedError, ModelChoice
+from tui.choices import model_choices
+from tui.pulling import find_or_pull
+from tui.screens.models import ModelsScreen
+from tui.sessions import SessionStore
+
+BUILT_IN = ModelChoice("builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in")
+TO_PULL = ModelChoice("small:1b", 10**9, memory=10**9, here=False, suits="short answers", licence="MIT")
+
+
+class NewBackend(FakeBackend):
+    """A machine without a model of the user's."""
+
+    def models(self, near: str | None) -> Sequence[ModelChoice]:
+        return (BUILT_IN, TO_PULL)
+
+
+async def offered(pilot: Pilot[None]) -> ModelsScreen:
+    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+    screen = pilot.app.screen
+    assert isinstance(screen, ModelsScreen)
+    return screen
+
+
+def note_of(pilot: Pilot[None]) -> str:
+    return str(chat_of(pilot).query_one(".failure", Static).content)
+
+
+def test_somebody_without_a_model_chooses_one(make_app: MakeApp, store: SessionStore) -> None:
+    backend = NewBackend()
+
+    async def flow() -> None:
+        async with make_app(backend, "").run_test() as pilot:
+            screen = await offered(pilot)
+            rows = [str(screen.query_one(OptionList).get_option(name).prompt) for name in ("builtin", "small:1b")]
+            assert "needs 28.6 MiB" in rows[0]
+            assert "short answers" in rows[1]
+            assert "MIT" in rows[1]
+            await pilot.press("down", "enter")
+            await loaded(pilot)
+
+    asyncio.run(flow())
+    assert backend.loaded == ["small:1b"]
+    assert store.remembered("model") == "small:1b"
+
+
+def test_who_chooses_nothing_gets_the_built_in_one(make_app: MakeApp) -> None:
+    backend = NewBackend()
+
+    async def flow() -> None:
+        async with make_app(backend, "").run_test() as pilot:
+            await offered(pilot)
+            await pilot.press("escape")
+            await loaded(pilot)
+
+    asyncio.run(flow())
+    assert backend.loaded == ["builtin"]
+
+
+def test_without_a_network_the_built_in_one_answers_and_one_line_says_so(make_app: MakeApp) -> None:
+    backend = NewBackend([said("One."), ended()])
+    backend.unavailable = {"small:1b"}
+
+    async def flow() -> None:
+        async with make_app(backend, "").run_test() as pilot:
+            await offered(pilot)
+            await pilot.press("down", "enter")
+            await loaded(pilot)
+            assert note_of(pilot).startswith("small:1b cannot be had. The built-in model answers in its place")
+            assert (await ask(pilot, "Hi")).content == "One."
+
+    asyncio.run(flow())
+    assert backend.loaded == ["builtin"]
+
+
+def test_escape_stops_a_load_and_the_model_before_it_stays(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            backend.gate.clear()
+            await say(pilot, "/load other")
+            await until(pilot, lambda: chat.status_line.facts.activity == ("loading weights", 0.5))
+            assert chat.info is None
+            await pilot.press("escape")
+            assert chat.info
+            assert chat.info.name == chat.status_line.facts.model == chat.title_bar.model == "tiny"
+            assert chat.status_line.facts.activity is None
+            assert (await ask(pilot, "Hi")).content == "One."
+            backend.gate.set()
+
+    asyncio.run(flow())
+    assert backend.loaded == ["tiny"]
+    assert store.remembered("model") == "tiny"
+
+
+def test_a_prompt_waits_for_its_model_and_is_told_when_there_will_be_none(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One."), ended()])
+    backend.gate.clear()
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = chat_of(pilot)
+            await say(pilot, "Hi")
+            await until(pilot, lambda: len(chat.conversation.messages) == 2)
+            await pilot.press("escape")
+            message = await answered(pilot)
+            assert message.finish_reason == FinishReason.ERROR
+            assert "No model is loaded" in str(message.error)
+            backend.gate.set()
+            await say(pilot, "/load tiny")
+            await loaded(pilot)
+            await say(pilot, "/regenerate")
+            await until(pilot, lambda: chat.conversation.messages[-1].content == "One.")
+
+    asyncio.run(flow())
+
+
+def test_a_load_that_another_one_replaces_does_not_count(make_app: MakeApp) -> None:
+    backend = FakeBackend()
+    backend.gate.clear()
+
+    async def flow() -> None:
+        async with make_app(backend, "slow").run_test() as pilot:
+            chat = chat_of(pilot)
+            await until(pilot, lambda: chat.status_line.facts.activity == ("loading weights", 0.5))
+            await say(pilot, "/load quick")
+            await pilot.pause(0.1)
+            backend.gate.set()
+            await until(pilot, lambda: chat.info and chat.info.name == "quick")
+            assert chat.conversation.model == "quick"
+
+    asyncio.run(flow())
+    assert backend.loaded == ["quick"]
+
+
+def test_the_model_used_last_is_looked_for_on_this_machine_alone(make_app: MakeApp, store: SessionStore) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    class Noting(FakeBackend):
+        def load(self, name, progress, pull=True):  # type: ignore[no-untyped-def]
+            asked.append((name, pull))
+            return super().load(name, progress, pull)
+
+    async def flow(model: str) -> None:
+        async with make_app(Noting(), model).run_test() as pilot:
+            await loaded(pilot)
+
+    asyncio.run(flow("named"))
+    asyncio.run(flow(""))
+    assert asked == [("named", True), ("named", False)]
+
+
+def test_an_answer_is_kept_when_the_program_ends(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("Half")])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, "Go")
+            await until(pilot, lambda: chat.conversation.messages and chat.conversation.messages[-1].content == "Half")
+
+    asyncio.run(flow())
+    kept = store.path(store.sessions()[0].id)[-1]
+    assert (kept.content, kept.finish_reason) == ("Half", FinishReason.CANCELLED)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No model of this machine's is seen."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "OLLAMA_MODELS", "HF_HUB_CACHE", "HF_HOME", "LLAMA_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+def a_model(path: Path) -> bytes:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["a"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def test_a_pull_tells_how_far_it_is_and_stops_when_nobody_waits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.library.pull.TELL_S", 0)
+    settings = Settings()
+    with ModelServer().running() as server:
+        server.add_ollama("library/one", "latest", {"model": a_model(home / "one.gguf"), "system": b"Be brief."})
+        name = f"{server.host}/library/one"
+        told: list[tuple[str, float]] = []
+
+        def stop(what: str, share: float) -> None:
+            raise LoadStoppedError("Nobody waits.")
+
+        with pytest.raises(LoadStoppedError):
+            find_or_pull(name, settings, stop)
+        assert list(users_models(settings)) == []
+        model = find_or_pull(name, settings, lambda what, share: told.append((what, share)))
+        assert model.path.is_file()
+        assert told[0] == (f"asking for {name}", 0.0)
+        assert told[-1][1] == 1.0
+        assert told[-1][0].startswith(f"pulling {name}, ")
+        told.clear()
+        assert find_or_pull(name, settings, stop).path == model.path  # it is here now
+
+
+def test_suggestions_are_those_that_are_not_here(home: Path) -> None:
+    choices = model_choices(Settings(), None, None)
+    to_pull = [choice for choice in choices if not choice.here]
+    assert 5 <= len(to_pull) <= 8
+    assert all(choice.suits and choice.licence and choice.memory for choice in to_pull)
+    write_ollama_model(
+        home / ".ollama" / "models", "registry.ollama.ai/library/qwen3/0.6b", {"model": a_model(home / "one.gguf")}
+    )
+    later = model_choices(Settings(), None, None)
+    here = {choice.name: choice.here for choice in later}
+    assert here["qwen3:0.6b"] is True
+    assert len([choice for choice in later if choice.name == "qwen3:0.6b"]) == 1
