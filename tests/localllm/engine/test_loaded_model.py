@@ -13,12 +13,14 @@ from localllm.engine.memory_plan import plan_memory
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.settings import Settings
+from tests.localllm.engine.real_runners import KINDS
 
 
-@pytest.fixture(scope="module")
-def model(data_dir: Path) -> Iterator[LoadedModel]:
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[LoadedModel]:
     path = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
-    with load_model(path, Settings(backend="native", ctx=400, threads=1, kv_mib=64, disk_cache=False)) as loaded:
+    settings = Settings(backend=request.param, gpu_layers=0, ctx=400, threads=1, kv_mib=64, disk_cache=False)
+    with load_model(path, settings) as loaded:
         yield loaded
 
 

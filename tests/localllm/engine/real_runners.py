@@ -1,0 +1,105 @@
+"""Both real runners on one tiny model, counted from outside, and a check of greedy answers that allows for rounding."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gguf_io import ModelFile
+from localllm.engine.runner import Runner
+from tests.oracle import llama_oracle
+
+KINDS = [pytest.param("llama", marks=[pytest.mark.oracle, llama_oracle.needs_llama]), "native"]
+
+# How far a greedy token's logit may be below the best. The native engine is exact; llama.cpp's last bits depend on
+# which rows are computed together.
+TOLERANCE = {"native": 0.0, "llama": 0.05}
+
+
+class WatchedRunner:
+    """A real runner whose rows and sequences are counted; everything else is the runner's own."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.rows_computed = 0
+        self.batches: list[int] = []
+        self.alive: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def create_sequence(self) -> int:
+        sequence = self.runner.create_sequence()
+        self.alive.add(sequence)
+        return sequence
+
+    def fork_sequence(self, source: int, length: int) -> int:
+        sequence = self.runner.fork_sequence(source, length)
+        self.alive.add(sequence)
+        return sequence
+
+    def free_sequence(self, sequence: int) -> None:
+        self.runner.free_sequence(sequence)
+        self.alive.remove(sequence)
+
+    def run(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
+    ) -> NDArray[np.float32]:
+        self.rows_computed += len(tokens)
+        self.batches.append(len(tokens))
+        return self.runner.run(tokens, positions, sequences, wanted)
+
+    def check_pages(self, owned: set[int]) -> None:
+        """Raise unless exactly these sequences are alive, and no page is lost."""
+        if self.alive != owned:
+            raise RuntimeError(f"sequences alive {self.alive}, owned {owned}")
+        stored = sum(self.runner.sequence_length(sequence) for sequence in self.alive)
+        taken = self.runner.pages_total() - self.runner.pages_free()
+        slack = len(self.alive) * self.runner.page_size
+        if taken * self.runner.page_size > stored + slack:
+            raise RuntimeError(f"{taken} pages are taken by {stored} tokens")
+
+
+def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
+    """A runner with room for about so many tokens (llama.cpp's cells come in 256s)."""
+    if kind == "llama":
+        from gpu_offload.options import LlamaOptions
+        from gpu_offload.runner import LlamaCppRunner
+
+        return LlamaCppRunner(model, LlamaOptions(context_tokens=tokens, max_sequences=24, gpu_layers=0, threads=1))
+    from models import NativeRunner
+
+    runner = NativeRunner(model, kv_bytes=2**20, threads=1)
+    per_token = runner.kv_bytes_per_token  # known once it is loaded, for it may pad heads
+    runner.close()
+    return NativeRunner(model, kv_bytes=tokens * per_token, threads=1)
+
+
+Check = Callable[[Sequence[int], Sequence[int]], None]
+
+
+@contextmanager
+def greedy_check(kind: str, model: ModelFile) -> Iterator[Check]:
+    """Give a function that raises unless an answer is greedy: computed anew, in one pass, nothing shared."""
+    reference = open_real(kind, model, tokens=1024)
+
+    def check(prompt: Sequence[int], answer: Sequence[int]) -> None:
+        if not answer:
+            return
+        tokens = [*prompt, *answer[:-1]]
+        sequence = reference.create_sequence()
+        logits = reference.run(
+            tokens, range(len(tokens)), [sequence] * len(tokens), range(len(prompt) - 1, len(tokens))
+        )
+        chosen = logits[np.arange(len(answer)), list(answer)]
+        below = logits.max(axis=1) - chosen
+        reference.free_sequence(sequence)
+        assert (below <= TOLERANCE[kind]).all(), f"token {int(below.argmax())} is {below.max()} below the best"
+
+    try:
+        yield check
+    finally:
+        reference.close()
