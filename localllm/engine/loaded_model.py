@@ -62,9 +62,12 @@ class LoadedModel:
         chat = RenderedChat(self.tokenizer, self.template, messages, options)
         return ChatPrompt(chat.text, chat.tokens, chat, self.template.stop_strings, chat.starts_in_reasoning)
 
-    def constraint(self, kind: "ConstraintKind", source: str = "") -> "Constraint":
+    def constraint(
+        self, kind: "ConstraintKind", source: str = "", after: tuple[str, str] | None = None
+    ) -> "Constraint":
         """Compile a constraint on the model's vocabulary, for a GenerationRequest. Raises RequestError.
 
+        after: the markers of the reasoning that comes before it, as compile_constraint takes them.
         The first one takes up to some seconds longer, to index the vocabulary.
         """
         from localllm.engine.constraint import ConstraintVocabulary, compile_constraint
@@ -72,7 +75,7 @@ class LoadedModel:
         with self._vocabulary_lock:
             if self._constraint_vocabulary is None:
                 self._constraint_vocabulary = ConstraintVocabulary(self.tokenizer)
-        return compile_constraint(kind, source, self._constraint_vocabulary)
+        return compile_constraint(kind, source, self._constraint_vocabulary, after)
 
     def close(self) -> None:
         """Cancel what runs and free everything. Idempotent."""

@@ -5,13 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localllm.engine.answer_parts import AnswerSplitter
+from gguf_io.chat_template import ChatTemplate
+from localllm.engine.answer_parts import AnswerSplitter, Marker
+from localllm.engine.chat_prompt import ChatPrompt
 from localllm.engine.constraint import Constraint, ConstraintKind
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.library.behaviour import Behaviour
 from localllm.server.errors import ApiError
+from localllm.server.forced_calls import ForcedCall
 from localllm.server.service import Prepared
+from localllm.server.thinking import ThinkingFirst
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 TEXT_ONLY = "images are not supported: this server reads text only"
@@ -31,14 +35,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to be answered. format: None, "json", or a JSON Schema. think None is the model's own way."""
+    """A conversation to be answered. format: None, "json", or a JSON Schema, of a tool call where `calls` says so.
+
+    think None is the model's own way, and no thinking where there is a format.
+    """
 
     name: str
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     think: bool | str | None = None
     format: Any = None
-    splits: bool = True
+    calls: bool = False
 
 
 def with_defaults(chat: Chat, behaviour: Behaviour) -> Chat:
@@ -55,22 +62,18 @@ def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:
     check_roles(chat.messages)
     if chat.tools and not template.supports_tools:
         raise ApiError(400, f'"{chat.name}" does not support tools')
-    if chat.think and not template.supports_thinking:
+    if chat.think and not can_think(template):
         raise ApiError(400, f'"{chat.name}" does not support thinking')
-    constraint = constraint_of(model, chat.format)
-    if constraint and chat.think:
-        raise ApiError(400, "format and think exclude each other: the format holds from the first token on")
-    effort = {"reasoning_effort": chat.think} if isinstance(chat.think, str) else {}
+    think = False if chat.format not in (None, "") and chat.think is None else chat.think
+    effort = {"reasoning_effort": think} if isinstance(think, str) else {}
     prompt = model.chat_prompt(
         chat.messages,
         tools=chat.tools or None,
-        enable_thinking=False if constraint else None if chat.think is None else bool(chat.think),
+        enable_thinking=None if think is None else bool(think),
         **effort,
     )
-    splitter = None
-    if chat.splits and not constraint:
-        calls = template.tool_call_markers if chat.tools else ()
-        splitter = AnswerSplitter(template.reasoning_markers, calls, prompt.starts_in_reasoning)
+    first = _first_section(model, chat, prompt) if chat.format not in (None, "") else None
+    constraint = constraint_of(model, chat.format, first)
     request = GenerationRequest(
         prompt=prompt.tokens,
         sampling=limits.sampling,
@@ -82,7 +85,29 @@ def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:
         messages=prompt.messages,
         constraint=constraint,
     )
-    return Prepared(request, splitter)
+    if constraint is None:
+        calls = template.tool_call_markers if chat.tools else ()
+        return Prepared(request, AnswerSplitter(template.reasoning_markers, calls, prompt.starts_in_reasoning))
+    answer = ForcedCall() if chat.calls else None
+    return Prepared(request, ThinkingFirst(first, answer) if first else answer)
+
+
+def can_think(template: ChatTemplate) -> bool:
+    """Whether a model reasons before it answers: where it is told to, or always."""
+    return template.supports_thinking or bool(template.reasoning_markers)
+
+
+def _first_section(model: LoadedModel, chat: Chat, prompt: ChatPrompt) -> Marker | None:
+    """The reasoning that comes before an answer with a format, its opening "" where the prompt has opened it already.
+
+    None where the model is not to think. ApiError 400 where its template does not show where reasoning ends.
+    """
+    markers = model.template.reasoning_markers
+    if prompt.starts_in_reasoning:
+        return "", markers[0][1]
+    if chat.think and not markers:
+        raise ApiError(400, f'"{chat.name}" does not show where its thinking ends; ask for format or think, not both')
+    return markers[0] if chat.think else None
 
 
 def prepare_text(model: LoadedModel, tokens: Sequence[int], limits: Limits, format: Any = None) -> Prepared:
@@ -112,14 +137,17 @@ def infill_tokens(model: LoadedModel, name: str, prefix: str, suffix: str) -> li
     return [*bos, before, *head, after, *tokenizer.encode(suffix, add_special=False), middle]
 
 
-def constraint_of(model: LoadedModel, format: Any) -> Constraint | None:
-    """The constraint of a `format`: None and "" are none. ApiError 400 for what is neither "json" nor a schema."""
+def constraint_of(model: LoadedModel, format: Any, after: Marker | None = None) -> Constraint | None:
+    """The constraint of a `format`, behind a section of reasoning where there is one: None and "" are none.
+
+    ApiError 400 for what is neither "json" nor a schema.
+    """
     if format is None or format == "":
         return None
     if format == "json":
-        return model.constraint(ConstraintKind.JSON)
+        return model.constraint(ConstraintKind.JSON, after=after)
     if isinstance(format, dict):
-        return model.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(format))
+        return model.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(format), after)
     raise ApiError(400, 'invalid format: expected "json" or a JSON schema')
 
 

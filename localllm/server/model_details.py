@@ -9,6 +9,7 @@ from gguf_io.metadata import MetadataArray
 from localllm.cli.terminal import human_count
 from localllm.library.listing import file_type
 from localllm.server.catalog import facts_of
+from localllm.server.chat import can_think
 
 
 def details_of(path: Path) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def _capabilities(path: Path, _changed: int) -> tuple[str, ...]:
         found = {
             "completion": True,
             "tools": template.supports_tools,
-            "thinking": template.supports_thinking,
+            "thinking": can_think(template),
             "insert": None not in (tokenizer.fim_prefix_id, tokenizer.fim_suffix_id, tokenizer.fim_middle_id),
         }
     return tuple(name for name, there in found.items() if there)

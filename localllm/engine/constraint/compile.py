@@ -1,5 +1,6 @@
 """From a user's JSON mode, schema, regex or grammar to a constraint, within bounds of size and time."""
 
+import json
 from enum import StrEnum
 
 from llguidance import LLMatcher, LLParserLimits
@@ -23,6 +24,10 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
+# What a model writes between its reasoning and its answer, which JSON itself may not begin with.
+BLANKS = r"/[\x20\x0A\x0D\x09]{0,4}/"
+ANSWER = "answer"
+
 # Between JSON's tokens. Bounded, since a model that has lost its way may write blanks without end.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
@@ -37,17 +42,25 @@ class ConstraintKind(StrEnum):
     LARK = "lark"
 
 
-def compile_constraint(kind: ConstraintKind, source: str, vocabulary: ConstraintVocabulary) -> Constraint:
+def compile_constraint(
+    kind: ConstraintKind, source: str, vocabulary: ConstraintVocabulary, after: tuple[str, str] | None = None
+) -> Constraint:
     """Return a constraint at its beginning.
 
-    JSON Schema is that of draft 2020-12, with a property order fixed by the schema. Raises RequestError, saying what
-    and where, on a source that is malformed, too large, unsatisfiable or asks for what cannot be enforced.
+    JSON Schema is that of draft 2020-12, with a property order fixed by the schema. after: the texts that open and
+    close a section of free text, such as reasoning, which comes first; an opening of "" means that the prompt has
+    opened it already. Raises RequestError, saying what and where, on a source that is malformed, too large,
+    unsatisfiable or asks for what cannot be enforced.
     """
     if len(source) > MAX_SOURCE_CHARACTERS:
         raise RequestError(
             f"The {kind} constraint has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed."
         )
-    matcher = LLMatcher(vocabulary.tokenizer, _grammar(kind, source), log_level=0, limits=LIMITS)
+    grammar = _grammar(kind, source)
+    if after:
+        inner = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+        grammar = json.dumps({"grammars": [{"lark_grammar": _section(*after, vocabulary)}, inner | {"name": ANSWER}]})
+    matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise RequestError(f"The {kind} constraint cannot be used: {reason(matcher)}")
     warnings = matcher.get_grammar_warnings()
@@ -76,6 +89,16 @@ def _grammar(kind: ConstraintKind, source: str) -> str:
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
     except ValueError as error:
         raise RequestError(f"The JSON Schema cannot be used: {error}") from error
+
+
+def _section(opening: str, closing: str, vocabulary: ConstraintVocabulary) -> str:
+    """A grammar of free text between markers, and the answer. A marker is text, or a control token, which never is."""
+    control = vocabulary.control_token(closing)
+    # A suffix ends the text where it first stands; a control token ends it because it is no text.
+    stops, end = (f"[suffix={json.dumps(closing)}]", "") if control is None else ("", f"<[{control}]>")
+    first = vocabulary.control_token(opening)
+    start = (json.dumps(opening) if first is None else f"<[{first}]>") if opening else ""
+    return f"start: {start} section {end} {BLANKS} @{ANSWER}\nsection{stops}: /(.|\\n)*/\n"
 
 
 def _lark_from_gbnf(source: str) -> str:

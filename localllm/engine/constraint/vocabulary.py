@@ -18,16 +18,25 @@ class TokenSource(Protocol):
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
         """What a token adds to a text; with skip_special nothing for those that are no text."""
 
+    def is_control(self, token: int) -> bool:
+        """Whether a token steers the model and is no text."""
+
 
 class ConstraintVocabulary:
     """Made once per model, shared by all its constraints; takes up to a second or two for 150,000 tokens."""
 
     def __init__(self, tokenizer: TokenSource) -> None:
         self.vocab_size = tokenizer.vocab_size
+        self._source = tokenizer
         adapter = _Adapter(tokenizer)
         self.tokenizer = LLTokenizer(
             TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eog_ids)
         )
+
+    def control_token(self, text: str) -> int | None:
+        """The control token that is called so; None for what is text."""
+        tokens = self._source.encode(text, add_special=False, parse_special=True)
+        return tokens[0] if len(tokens) == 1 and self._source.is_control(tokens[0]) else None
 
 
 class _Adapter:

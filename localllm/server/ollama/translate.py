@@ -11,7 +11,16 @@ from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, FinishReason, Progress, SamplingParams, TokenEvent, TokenLogprob
 from localllm.engine.tool_calls import ToolCall
 from localllm.library.behaviour import SETTING_OF, Behaviour
-from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare_chat, prepare_text, with_defaults
+from localllm.server.chat import (
+    TEXT_ONLY,
+    Chat,
+    Limits,
+    can_think,
+    infill_tokens,
+    prepare_chat,
+    prepare_text,
+    with_defaults,
+)
 from localllm.server.errors import ApiError
 from localllm.server.ollama.options import Options, read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody, Message
@@ -88,8 +97,8 @@ def check_generate(body: GenerateBody) -> None:
 
 
 def _with_thinking(chat: Chat, model: LoadedModel) -> Chat:
-    """Models that can think do, unless they are told not to or must keep to a format."""
-    if chat.think is None and chat.format in (None, "") and model.template.supports_thinking:
+    """Models that can think do, unless they are told not to."""
+    if chat.think is None and can_think(model.template):
         return replace(chat, think=True)
     return chat
 

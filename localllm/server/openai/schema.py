@@ -17,6 +17,8 @@ from localllm.server.limits import (
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+# It reaches the chat template, and templates know no others.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Object = dict[str, Any]
 
 
@@ -106,7 +108,7 @@ class Tool(Body):
 class Reasoning(Body):
     """How hard to think."""
 
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 class ChatBody(Sampled):
@@ -119,7 +121,7 @@ class ChatBody(Sampled):
     tool_choice: str | Object | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
 
 

@@ -1,18 +1,16 @@
 """OpenAI's bodies to requests. Pure functions."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from localllm.engine.constraint import ConstraintKind
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, SamplingParams
 from localllm.library.behaviour import Behaviour
 from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare_chat, prepare_text, with_defaults
 from localllm.server.errors import ApiError
-from localllm.server.forced_calls import ForcedCall, call_schema
+from localllm.server.forced_calls import call_schema
 from localllm.server.ollama.options import stop_strings
 from localllm.server.openai.schema import ChatBody, CompletionBody, Extensions, Message, Sampled, Tool
 from localllm.server.options import parse_duration
@@ -94,11 +92,7 @@ def prepare_chosen(model: LoadedModel, chat: Chat, limits: Limits, choice: str |
         return prepare_chat(model, chat, limits)
     if chat.format is not None:
         raise ApiError(400, "response_format and a forced tool_choice exclude each other")
-    prepared = prepare_chat(
-        model, replace(chat, splits=False, think=False if chat.think is None else chat.think), limits
-    )
-    constraint = model.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(call_schema(chat.tools, name)))
-    return Prepared(replace(prepared.request, constraint=constraint), ForcedCall())
+    return prepare_chat(model, replace(chat, format=call_schema(chat.tools, name), calls=True), limits)
 
 
 def _forced_name(choice: str | dict[str, Any] | None) -> str | None:

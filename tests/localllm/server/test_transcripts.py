@@ -2,11 +2,9 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 MODEL = "stories260K-Q8_0"
 
@@ -103,87 +101,3 @@ def test_errors_in_three_protocols(server: Any) -> None:
     openai = {"message": reason, "type": "invalid_request_error", "param": None, "code": None}
     assert post("/v1/chat/completions") == {"error": openai}
     assert post("/v1/messages") == {"type": "error", "error": {"type": "invalid_request_error", "message": reason}}
-
-
-@pytest.fixture(scope="module")
-def thinker(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A server of a model whose template knows tools and thinking. What it writes is nonsense."""
-    import subprocess
-    import sys
-
-    template = TEMPLATE
-    path = tmp_path_factory.mktemp("thinker") / "thinker.gguf"
-    script = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--chat-template", template]
-    subprocess.run([*script, str(model_files / f"{MODEL}.gguf"), str(path)], check=True, capture_output=True)
-    with start_server("--model", str(path)) as server:
-        yield server
-
-
-# Qwen's, shortened to what this model's 512 tokens hold.
-TEMPLATE = """\
-{%- if tools %}{{ tools | tojson }}<tool_call></tool_call>{% endif %}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"""
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"at": {"enum": ["a", "b"]}},
-            "required": ["at"],
-            "additionalProperties": False,
-        },
-    },
-}
-
-
-def test_tools_reach_the_prompt_and_calls_come_back(thinker: Any) -> None:
-    import ollama
-    import openai
-
-    with ollama.Client(host=thinker.url) as client:
-        assert {"completion", "tools", "thinking"} <= set(client.show("thinker").capabilities or [])
-    # JSON allows blanks between its tokens, and this model would write little else.
-    told = httpx.post(f"{thinker.url}/tokenize", json={"model": "thinker", "content": " \n\r\t"})
-    blanks = [str(token) for token in told.json()["tokens"]] + ["35"]  # <0x20> too
-    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as client:
-        asked: dict[str, Any] = {
-            "model": "thinker",
-            "messages": [{"role": "user", "content": "Hi"}],
-            "tools": [WEATHER],
-            "tool_choice": {"type": "function", "function": {"name": "weather"}},
-            "seed": 1,
-            "temperature": 0,
-            "logit_bias": dict.fromkeys(blanks, -100),
-        }
-        choice = client.chat.completions.create(**asked).choices[0]
-        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
-        call = choice.message.tool_calls[0]
-        assert call.type == "function" and call.function.name == "weather"
-        assert json.loads(call.function.arguments)["at"] in ("a", "b")
-        chunks = list(client.chat.completions.create(**asked, stream=True))
-        found = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
-        assert found[0].function and found[0].function.arguments == call.function.arguments
-        assert chunks[-1].choices[0].finish_reason == "tool_calls"
-    prompt = httpx.post(
-        f"{thinker.url}/apply-template",
-        json={"model": "thinker", "messages": [{"role": "user", "content": "Hi"}], "tools": [WEATHER]},
-    ).json()["prompt"]
-    assert '"name": "weather"' in prompt and prompt.endswith("<|im_start|>assistant\n")
-
-
-def test_thinking_is_told_apart(thinker: Any) -> None:
-    import ollama
-
-    with ollama.Client(host=thinker.url) as client:
-        messages = [{"role": "user", "content": "Hi"}]
-        told = client.chat("thinker", messages, think=False, options={"seed": 1, "num_predict": 4})
-        assert told.message.content and not told.message.thinking
-        with pytest.raises(ollama.ResponseError, match="exclude each other"):
-            client.chat("thinker", messages, think=True, format="json")

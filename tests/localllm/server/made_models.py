@@ -1,0 +1,25 @@
+"""Models that the tests make of real tiny ones, by changing what their files say of them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader
+
+USER_DEFINED = 4
+
+
+def with_metadata(source: Path, target: Path, *flags: str) -> Path:
+    """A copy with other metadata; flags are gguf_new_metadata's."""
+    script = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force", *flags]
+    subprocess.run([*script, str(source), str(target)], check=True, capture_output=True)
+    return target
+
+
+def rename_token(path: Path, token: int, text: str) -> None:
+    """Give a token another name of as many bytes, and make it one that is found in texts as a whole."""
+    fields = GGUFReader(path, "r+").fields
+    names, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    names.parts[names.data[token]][:] = np.frombuffer(text.encode(), np.uint8)
+    kinds.parts[kinds.data[token]][:] = USER_DEFINED
