@@ -152,21 +152,45 @@ class Service:
         async with self._lease(entry, keep_alive_s) as lease:
             model = cast("LoadedModel", lease.model)
             prepared = await to_thread.run_sync(prepare, model, entry.behaviour)
-            streams: list[GenerationStream] = []
+            streams = await self._submit(lease, model, prepared)
             try:
-                for one in prepared:
-                    streams.append(await to_thread.run_sync(self._submit, lease, model, one))
                 yield Run(lease, prepared, streams, began, self.metrics)
             finally:
                 for stream in streams:
                     stream.cancel()
 
-    def _submit(self, lease: Lease, model: LoadedModel, prepared: Prepared) -> GenerationStream:
+    async def _submit(
+        self, lease: Lease, model: LoadedModel, prepared: Sequence[Prepared]
+    ) -> Sequence[GenerationStream]:
+        """Submit on another thread: fitting a long prompt takes time. Who leaves meanwhile leaves nothing behind."""
+        work = asyncio.ensure_future(to_thread.run_sync(_submit_all, model, prepared))
         try:
-            return model.engine.submit(prepared.request)
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_cancel_all)
+            raise
         except EngineStoppedError:
             self.manager.discard(lease.slot)
             raise
+
+
+def _submit_all(model: LoadedModel, prepared: Sequence[Prepared]) -> Sequence[GenerationStream]:
+    streams: list[GenerationStream] = []
+    try:
+        for one in prepared:
+            streams.append(model.engine.submit(one.request))
+    except BaseException:
+        for stream in streams:
+            stream.cancel()
+        raise
+    return streams
+
+
+def _cancel_all(work: "asyncio.Future[Sequence[GenerationStream]]") -> None:
+    """Cancel what was submitted after its reader had left."""
+    if not work.cancelled() and work.exception() is None:
+        for stream in work.result():
+            stream.cancel()
 
 
 def service_of(request: Request) -> Service:
