@@ -1,38 +1,38 @@
 """The library over HTTP: pull, create, copy, delete, and blobs for create. Requests name models, never paths."""
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import secrets
-import threading
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
 
-from localllm.errors import LocalLLMError
+from gguf_io.model_file import MAX_PARTS
 from localllm.files import sync_folder
 from localllm.library.create import create
+from localllm.library.derived import quantized_model, uploaded_model
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
+from localllm.library.go_templates import is_jinja
 from localllm.library.lookup import find, is_path
-from localllm.library.manifest import Layer, Manifest, blob_name, check_digest
+from localllm.library.manifest import Layer, blob_name, check_digest
 from localllm.library.modelfile import PARAMETERS, Modelfile
 from localllm.library.names import HUGGING_FACE_HOST, OLLAMA_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.places import own_store
-from localllm.library.pull import SPARE_BYTES, PullStatus, pull
+from localllm.library.pull import SPARE_BYTES, PullProgress, PullStatus, pull
+from localllm.quality.quantize import TYPES
 from localllm.server import errors
-from localllm.server.catalog import check_name
+from localllm.server.catalog import check_name, facts_of
 from localllm.server.errors import ApiError
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import BODY_SECONDS
+from localllm.server.ollama.progress import progress_response, work_lines
 from localllm.server.ollama.schema import CopyBody, CreateBody, DeleteBody, PullBody
-from localllm.server.responses import NDJSON, ClosingStream, connected, ndjson, with_errors
 from localllm.server.service import Service, TheService
 from localllm.settings import Settings
 
@@ -41,11 +41,6 @@ json_router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
 
 # From requests, models come from these alone: a server must not be sent to addresses of its own network.
 REGISTRIES = frozenset({OLLAMA_HOST, HUGGING_FACE_HOST})
-_PULLS = CapacityLimiter(4)
-
-
-class _PullStoppedError(Exception):
-    """Nobody waits for the pull any more."""
 
 
 @json_router.post("/api/pull")
@@ -54,26 +49,37 @@ async def pull_model(body: PullBody, request: Request, service: TheService) -> R
     name = ModelName.parse(check_name(body.model))
     if name.host not in REGISTRIES:
         raise ApiError(400, f"models are pulled from {' and '.join(sorted(REGISTRIES))} here; use `localllm pull`")
-    return await _progress(request, pull_lines(str(name), service.catalog.settings), body.stream)
+    return await progress_response(request, pull_lines(str(name), service.catalog.settings), body.stream)
 
 
 @json_router.post("/api/create")
 async def create_model(body: CreateBody, request: Request, service: TheService) -> Response:
     """Make a model from another one, or from an uploaded file."""
     name = ModelName.parse(check_name(body.model))
-    for field in ("adapters", "quantize", "draft_files"):
+    for field in ("adapters", "draft_files"):
         if getattr(body, field):
             raise ApiError(400, f"{field} is not supported")
+    if body.quantize and body.quantize.upper() not in TYPES:
+        raise ApiError(400, f"there is no type {body.quantize[:32]!r}; there are {', '.join(TYPES)}")
     recipe = _recipe(body)
     base = await to_thread.run_sync(_base, service, body)
     store = OwnStore(own_store(service.catalog.settings))
 
-    async def lines() -> AsyncGenerator[bytes, None]:
-        yield ndjson({"status": "creating model"})
-        await to_thread.run_sync(create, store, name, recipe, base)
-        yield ndjson({"status": "success"})
+    def work(progress: PullProgress) -> None:
+        progress(PullStatus("creating model"))
+        made = base
+        if body.quantize:
+            facts = facts_of(base.path)
+            size, digest = facts.summary.file_bytes, f"sha256:{facts.digest}"
 
-    return await _progress(request, lines(), body.stream)
+            def tell(_what: str, share: float) -> None:
+                progress(PullStatus(f"quantizing to {body.quantize}", digest, round(size * share), size))
+
+            made = quantized_model(store, base, body.quantize, tell)
+        create(store, name, recipe, made)
+        progress(PullStatus("success"))
+
+    return await progress_response(request, work_lines(work), body.stream)
 
 
 @json_router.post("/api/copy")
@@ -160,6 +166,8 @@ def _blob_path(settings: Settings, digest: str) -> Path:
 
 
 def _recipe(body: CreateBody) -> Modelfile:
+    if body.template and is_jinja(body.template):
+        raise ApiError(400, "template must be of Ollama's language here; `localllm create` takes Jinja")
     licenses = [body.license] if isinstance(body.license, str) else list(body.license or [])
     for name, value in (body.parameters or {}).items():
         kind = PARAMETERS.get(name)
@@ -179,6 +187,8 @@ def _recipe(body: CreateBody) -> Modelfile:
 
 def _base(service: Service, body: CreateBody) -> LibraryModel:
     if body.files:
+        if len(body.files) > MAX_PARTS:
+            raise ApiError(400, f"files has {len(body.files)} parts, more than {MAX_PARTS}")
         return _uploaded(service.catalog.settings, body.files)
     if body.from_:
         return _library_model(service, body.from_)
@@ -186,14 +196,14 @@ def _base(service: Service, body: CreateBody) -> LibraryModel:
 
 
 def _uploaded(settings: Settings, files: dict[str, str]) -> LibraryModel:
-    if len(files) != 1:
-        raise ApiError(400, "files must name one GGUF file; split models are not supported here")
-    (digest,) = files.values()
-    path = _blob_path(settings, digest)
-    if not path.is_file():
-        raise ApiError(400, f"blob {digest} is not here; upload it to /api/blobs/{digest} first")
-    manifest = Manifest((Layer("model", digest, path.stat().st_size),))
-    return LibraryModel((digest,), Source.OWN, path, manifest, blobs=path.parent)
+    """The model of one uploaded file, or of the parts of one, whose order is that of their names."""
+    layers = []
+    for _, digest in sorted(files.items()):
+        path = _blob_path(settings, digest)
+        if not path.is_file():
+            raise ApiError(400, f"blob {digest} is not here; upload it to /api/blobs/{digest} first")
+        layers.append(Layer("model", digest, path.stat().st_size))
+    return uploaded_model(OwnStore(own_store(settings)), layers)
 
 
 def _copy(service: Service, source: str, target: ModelName) -> None:
@@ -213,63 +223,6 @@ def _library_model(service: Service, name: str) -> LibraryModel:
     return LibraryModel((entry.name,), Source.PATH, entry.path)
 
 
-async def pull_lines(name: str, settings: Settings) -> AsyncGenerator[bytes, None]:
-    """Pull on another thread; stop where nobody reads any more. What arrived until then is kept for the next pull."""
-    loop = asyncio.get_running_loop()
-    arrived, stopped = asyncio.Event(), threading.Event()
-    latest: dict[tuple[str, str | None], PullStatus] = {}
-
-    def note(status: PullStatus) -> None:
-        latest[status.status, status.digest] = status
-        arrived.set()
-
-    def progress(status: PullStatus) -> None:
-        if stopped.is_set():
-            raise _PullStoppedError
-        loop.call_soon_threadsafe(note, status)
-
-    def ended(done: "asyncio.Future[LibraryModel]") -> None:
-        arrived.set()
-        if not done.cancelled():
-            done.exception()  # seen, even where nobody waits for it
-
-    task = asyncio.ensure_future(to_thread.run_sync(pull, name, settings, progress, limiter=_PULLS))
-    task.add_done_callback(ended)
-    try:
-        while not task.done() or latest:
-            await arrived.wait()
-            arrived.clear()
-            while latest:
-                yield ndjson(_told(latest.pop(next(iter(latest)))))
-        task.result()
-    finally:
-        stopped.set()
-
-
-def _told(status: PullStatus) -> dict[str, Any]:
-    if status.digest is None or not status.total:
-        return {"status": status.status}
-    return {
-        "status": status.status,
-        "digest": status.digest,
-        "total": status.total,
-        "completed": status.completed,
-    }
-
-
-async def _progress(request: Request, lines: AsyncGenerator[bytes, None], stream: bool | None) -> Response:
-    """Lines of progress, or their end alone."""
-    if stream is not False:
-        return ClosingStream(with_errors(lines, _error_line), contextlib.AsyncExitStack(), NDJSON)
-    await connected(request, _drained(lines))
-    return JSONResponse({"status": "success"})
-
-
-async def _drained(lines: AsyncGenerator[bytes, None]) -> None:
-    async with contextlib.aclosing(lines):
-        async for _ in lines:
-            pass
-
-
-def _error_line(error: LocalLLMError) -> bytes:
-    return ndjson({"error": str(error)})
+def pull_lines(name: str, settings: Settings) -> AsyncGenerator[bytes, None]:
+    """Pull, line by line. What has arrived when nobody reads any more is kept for the next pull."""
+    return work_lines(lambda progress: pull(name, settings, progress))

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 USER_DEFINED = 4
 
@@ -23,3 +23,21 @@ def rename_token(path: Path, token: int, text: str) -> None:
     names, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     names.parts[names.data[token]][:] = np.frombuffer(text.encode(), np.uint8)
     kinds.parts[kinds.data[token]][:] = USER_DEFINED
+
+
+def split(source: Path, folder: Path, tensors_a_part: int) -> list[Path]:
+    """The model in several files."""
+    reader = GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(folder / "part.gguf", architecture, split_max_tensors=tensors_a_part)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            inner = field.types[-1] if field.types[0] is GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("part-*.gguf"))

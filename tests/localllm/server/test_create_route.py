@@ -1,0 +1,98 @@
+"""/api/create: of parts, in another format, and what it refuses."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+
+from tests.localllm.server.made_models import split
+
+GREEDY = {"temperature": 0, "num_predict": 8}
+F16, Q8 = "stories260K-F16", "stories260K-Q8_0"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def library(start_server: Any, store: Path) -> Iterator[Any]:
+    with start_server(models=(F16, Q8), LOCALLLM_MODEL_STORE=str(store)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(library: Any) -> Iterator[ollama.Client]:
+    with ollama.Client(host=library.url) as client:
+        yield client
+
+
+def test_parts_make_one_model(client: ollama.Client, model_files: Path, tmp_path: Path, store: Path) -> None:
+    parts = split(model_files / f"{Q8}.gguf", tmp_path, 20)
+    assert len(parts) > 1
+    files = {part.name: client.create_blob(part) for part in reversed(parts)}
+    assert client.create("parts", files=files).status == "success"
+    assert client.generate("parts", "Once upon a time", options=GREEDY).response == (
+        client.generate(Q8, "Once upon a time", options=GREEDY).response
+    )
+    client.create("again", files=files)
+    client.delete("parts")
+    assert client.generate("again", "Once", options=GREEDY).response
+    client.delete("again")
+    with pytest.raises(ollama.ResponseError, match="part"):
+        client.create("one", files=dict(list(files.items())[:1]))
+    assert not list((store / "manifests").rglob("one"))
+
+
+def test_a_model_in_another_format(client: ollama.Client, store: Path) -> None:
+    told = list(client.create("small", from_=F16, quantize="q8_0", system="Be brief.", stream=True))
+    assert told[-1].status == "success" and any("q8_0" in (line.status or "") and line.total for line in told)
+    assert client.show("small").details.quantization_level == "Q8_0"  # type: ignore[union-attr]
+    assert client.generate("small", "Once upon a time", raw=True, options=GREEDY).response == (
+        client.generate(Q8, "Once upon a time", raw=True, options=GREEDY).response
+    )
+    client.create("smaller", from_="small", system="Be very brief.")
+    client.delete("small")
+    assert client.generate("smaller", "Once", options=GREEDY).response
+    assert not list((store / "partial").glob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"from": Q8, "quantize": "Q8_0"}, "quantised already"),
+        ({"from": F16, "quantize": "Q9_9"}, "no type"),
+        ({"from": F16, "adapters": {"a": "sha256:" + "0" * 64}}, "adapters"),
+        ({"from": F16, "template": "{% for a in range(9) %}{{ 9**9**9 }}{% endfor %}"}, "template"),
+        ({"from": F16, "template": "{{ .System }} and nobody's family <|x|>"}, "no family"),
+        ({"files": {"x.gguf": "sha256:" + "0" * 64}}, "upload it"),
+        ({"files": {f"{number}": "sha256:" + "0" * 64 for number in range(600)}}, "parts"),
+    ],
+)
+def test_refusals_say_why(library: Any, store: Path, changes: dict[str, Any], words: str) -> None:
+    answer = httpx.post(f"{library.url}/api/create", json={"model": "x", "stream": False, **changes}, timeout=60)
+    assert answer.status_code == 400 and words in answer.json()["error"]
+    streamed = httpx.post(f"{library.url}/api/create", json={"model": "x", **changes}, timeout=60)
+    assert words in streamed.text and "success" not in streamed.text
+    assert not list((store / "manifests").rglob("x"))
+
+
+def test_kill_9_loses_nothing_that_was_stored(start_server: Any, model_files: Path, tmp_path: Path) -> None:
+    stored = {"LOCALLLM_MODEL_STORE": str(tmp_path / "store"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with start_server(models=(), **stored) as server, ollama.Client(host=server.url) as client:
+        digest = client.create_blob(model_files / f"{Q8}.gguf")
+        client.create("kept", files={"model.gguf": digest})
+        answer = client.generate("kept", "Once upon a time", options=GREEDY).response
+        body = {"model": "kept", "prompt": "Once", "options": {"num_predict": 500}}
+        with httpx.stream("POST", f"{server.url}/api/generate", json=body, timeout=60) as stream:
+            next(stream.iter_lines())
+            os.kill(server.process.pid, 9)
+            server.process.wait()
+    with start_server(models=(), **stored) as server, ollama.Client(host=server.url) as client:
+        assert client.generate("kept", "Once upon a time", options=GREEDY).response == answer
+        assert client.delete("kept").status == "success"
