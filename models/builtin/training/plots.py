@@ -1,0 +1,63 @@
+"""What happens in stories: six plots, each filled in many ways. Their sentences are in tables/plots.toml."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from models.builtin.training.grammar import filled
+from models.builtin.training.tables import table
+
+# The tables of which each plot takes a row, and how the row's cells are called in its sentences.
+_ROWS: dict[str, dict[str, tuple[str, ...]]] = {
+    "journey": {"goals": ("goal", "reached"), "obstacles": ("obstacle", "why", "gift", "used")},
+    "skill": {"skills": ("skill", "failed", "mastered")},
+    "lost": {"things": ("thing",)},
+    "friend": {"games": ("played", "play")},
+    "rescue": {"dangers": ("danger", "rescued")},
+    "fear": {"fears": ("fear", "hid", "lesson", "brave")},
+}
+_KINDS = ("journey", *_ROWS)  # journeys have the most rows
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """kind: one of the six; slots: what this telling chose, in which the characters are still to be filled in."""
+
+    kind: str
+    slots: dict[str, str]
+
+    def part(self, name: str) -> list[str]:
+        """The templates of the sentences of "start", "trouble", "help", or of the ends "happy" and "sad"."""
+        return list(table("plots")[self.kind][name])
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Templates of what questions about the story are answered with."""
+        return dict(table("plots")[self.kind]["facts"])
+
+    def settled(self, people: dict[str, str]) -> dict[str, str]:
+        """All slots of a story: the characters' and the plot's own."""
+        return people | {name: filled(text, people) for name, text in self.slots.items()}
+
+
+def any_plot(rng: random.Random) -> Plot:
+    """One of the six, with its places filled."""
+    kind = rng.choice(_KINDS)
+    slots: dict[str, str] = {}
+    for name, columns in _ROWS[kind].items():
+        row: Any = rng.choice(table("plots")[kind][name])
+        slots |= dict(zip(columns, [row] if isinstance(row, str) else row, strict=True))
+    return Plot(kind, slots | _three_spots(rng) if kind == "lost" else slots)
+
+
+def _three_spots(rng: random.Random) -> dict[str, str]:
+    """Where something lost is looked for twice, and where it is."""
+    while True:
+        first, second, found = (rng.choice(table("plots")["lost"]["spots"]) for _ in range(3))
+        if len({first, second, found}) == 3:
+            return {"first": first, "second": second, "found": found}
+
+
+def known_skill(rng: random.Random) -> dict[str, str]:
+    """A skill, how learning it goes wrong, and what is done by those who have learned it."""
+    return dict(zip(_ROWS["skill"]["skills"], rng.choice(table("plots")["skill"]["skills"]), strict=True))

@@ -1,0 +1,50 @@
+"""Greetings, thanks, who the model is, help with localllm, and all that the model cannot answer."""
+
+import random
+
+from models.builtin.training.characters import WORDS, invented_word
+from models.builtin.training.grammar import capitalised, phrase
+from models.builtin.training.tables import table
+
+_TALK = table("small_talk")
+_HELP = table("help")
+_ASKS_SMALL = ("How", "What", "Who", "Which", "Are", "Do", "Can", "Where", "Why")
+_ASKS_HELP = ("How", "What", "Which", "Where", "Can", "Is", "Does", "Do", "Will", "Why", "Are", "May", "Under", "On")
+_LITERAL = {"llama": "[llama]"}  # the extra's name is written in the brackets of a slot
+
+
+def small_talk(rng: random.Random) -> tuple[str, str]:
+    """What people say in passing, and a short answer."""
+    row = rng.choice(_TALK["talk"])
+    text = phrase(rng, row["asked"])
+    if text[-1].isalpha() and " " in text and rng.random() < 0.6:
+        text += "?" if text.split()[0] in _ASKS_SMALL else "."
+    return text, phrase(rng, row.get("answer", _TALK["offer"]))
+
+
+def unknown(rng: random.Random) -> tuple[str, str]:
+    """A question that only a larger model can answer, and the advice to get one."""
+    strange = invented_word(rng)
+    thing = rng.choice(WORDS["things"]) if rng.random() < 0.7 else invented_word(rng)
+    slots = {
+        "land": rng.choice(_TALK["lands"]) if rng.random() < 0.8 else strange.capitalize(),
+        "person": rng.choice(_TALK["persons"]) if rng.random() < 0.8 else strange.capitalize(),
+        "work": rng.choice(_TALK["works"]),
+        "number": str(rng.choice((rng.randrange(2, 20), rng.randrange(20, 1000)))),
+        "thing": thing,
+        "a_thing": f"the {thing}",
+        "animal": rng.choice(WORDS["animals"]),
+        "science": rng.choice((*_TALK["sciences"], strange)),
+    }
+    return phrase(rng, rng.choice(_TALK["unknown"]), slots), phrase(rng, _TALK["sorry"])
+
+
+def help_turn(rng: random.Random) -> tuple[str, str]:
+    """A question about localllm and its answer."""
+    row = rng.choice(_HELP["help"])
+    text = capitalised(phrase(rng, row["asked"].replace("[how]", _HELP["how"])))
+    if " " in text and text.split()[0] in _ASKS_HELP:
+        text = text.removesuffix("?") + ("?" if rng.random() < 0.8 else "")
+    if rng.random() < 0.1:
+        text = text.replace("localllm", "it") if "localllm" in text else f"In localllm, {text[0].lower()}{text[1:]}"
+    return text, phrase(rng, row["answer"], _LITERAL)
