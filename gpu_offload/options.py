@@ -1,6 +1,7 @@
 """How a model is placed and run: what the planner proposes and the runner obeys."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 SplitMode = Literal["none", "layer", "row"]
@@ -22,6 +23,7 @@ class LlamaOptions:
     flash_attention: None lets llama.cpp choose.
     full_window_cache: keep every position for layers with a sliding window, which prefix reuse and truncation need;
     False keeps the window only, which saves memory.
+    lora: files of LoRA adapters; sequences choose among them by number.
     """
 
     context_tokens: int = 4096
@@ -37,3 +39,4 @@ class LlamaOptions:
     type_v: str = "f16"
     flash_attention: bool | None = None
     full_window_cache: bool = True
+    lora: tuple[Path, ...] = ()

@@ -23,7 +23,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one place would hold, in bytes. other: a draft model, a projector. reserve: left to the desktop and drivers.
+    """What one place would hold, in bytes. other: a draft model, a projector, adapters. reserve: left to the desktop.
 
     available is what is free there now.
     """

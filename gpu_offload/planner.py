@@ -218,17 +218,16 @@ class _Planner:
         return [size / (sum(free) or 1) for size in free]
 
     def _other(self) -> int:
-        """Bytes of the draft model and the projector."""
+        """Bytes of the draft model, the projector and the adapters."""
         draft = self.request.draft
+        beside = self.request.projector_bytes + sum(path.stat().st_size for path in self.request.base.lora)
         if draft is None:
-            return self.request.projector_bytes
+            return beside
         needs = ModelNeeds(draft)
         context = self.request.context_tokens or min(_CONTEXTS[-1], needs.trained_context)
         placement = Placement(needs, replace(self.request.base, context_tokens=context), (needs.layer_count + 1,))
         stop = needs.layer_count + 1
-        return (
-            self.request.projector_bytes + placement.weights(0, stop) + placement.kv(0, stop) + placement.compute(stop)
-        )
+        return beside + placement.weights(0, stop) + placement.kv(0, stop) + placement.compute(stop)
 
     def _result(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Plan:
         counts = self._counts(options, units)

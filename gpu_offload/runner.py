@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.model_file import ModelFile
+from gpu_offload.adapters import Adapters, AdapterSet
 from gpu_offload.batch import Batch
 from gpu_offload.cells import CellBook
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
@@ -46,6 +47,7 @@ class LlamaCppRunner:
         try:
             if self._lib.llama_model_has_encoder(self._model):
                 raise LlamaCppError(f"{model.path} has an encoder and does not continue text by itself.")
+            self._adapters = Adapters(self._model, model, options.lora)
             self._open_context = open_context(self._model, options)
             self._memory = self._lib.llama_get_memory(self._context)
             if not self._memory:
@@ -55,6 +57,7 @@ class LlamaCppRunner:
             raise
         self._book = CellBook(self._lib.llama_n_ctx(self._context))
         self._desk = options.max_sequences
+        self._chosen: dict[int, AdapterSet] = {}  # the sequences that are computed with adapters
         self._batch = Batch(options.batch_rows)
         self._output_rows = output_rows(options)
         self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
@@ -102,13 +105,18 @@ class LlamaCppRunner:
 
     @property
     def kv_identity(self) -> str:
-        """Model file, KV types, llama.cpp's and our own layout versions."""
+        """Model and adapter files, KV types, llama.cpp's and our own layout versions."""
         return self._kv_identity
 
     @property
     def can_truncate(self) -> bool:
         """Whether sequences can be cut back, forked and exported at any length."""
         return self._can_truncate
+
+    @property
+    def adapter_count(self) -> int:
+        """LoRA adapters that sequences may be computed with."""
+        return len(self._adapters)
 
     def pages_free(self) -> int:
         """Cells that no sequence holds."""
@@ -123,10 +131,13 @@ class LlamaCppRunner:
         self._check_sequence(sequence)
         return tokens
 
-    def create_sequence(self) -> int:
+    def create_sequence(self, adapters: AdapterSet = ()) -> int:
         """Return the handle of a new, empty sequence. Raises LlamaCppError when max_sequences are alive."""
+        self._adapters.check(adapters)
         sequence = self._new_handle()
         self._book.create(sequence)
+        if adapters:
+            self._chosen[sequence] = adapters
         return sequence
 
     def fork_sequence(self, source: int, length: int) -> int:
@@ -137,6 +148,8 @@ class LlamaCppRunner:
             self._lib.llama_memory_seq_cp(self._memory, source, target, 0, self._end(source, length))
         self._book.create(target)
         self._book.share(source, target, length)
+        if source in self._chosen:
+            self._chosen[target] = self._chosen[source]
         return target
 
     def truncate_sequence(self, sequence: int, length: int) -> None:
@@ -151,6 +164,7 @@ class LlamaCppRunner:
         self._check_sequence(sequence)
         self._forget(sequence, 0)
         self._book.remove(sequence)
+        self._chosen.pop(sequence, None)
 
     def sequence_length(self, sequence: int) -> int:
         """Number of positions stored."""
@@ -176,7 +190,7 @@ class LlamaCppRunner:
         for sequence, count in appended.items():
             self._book.append(sequence, count)
         try:
-            return self._decode(rows, outputs)
+            return self._decode_by_adapters(rows, outputs)
         except LlamaCppError:
             for sequence, length in before.items():
                 kept = length if self._forget(sequence, length) else 0
@@ -233,7 +247,8 @@ class LlamaCppRunner:
     def _identity(self, model: ModelFile) -> str:
         options, library = self._options, self._lib
         types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}/full={options.full_window_cache}"
-        return f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}/{model.identity()}"
+        files = "+".join([model.identity(), *self._adapters.identities])
+        return f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}/{files}"
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Cut a range so short that llama.cpp saves all of it: of a windowed cache it saves the last window alone."""
@@ -331,6 +346,20 @@ class LlamaCppRunner:
             appended[sequence] = length
         self._check_room(count)
         return appended
+
+    def _decode_by_adapters(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Compute the rows, in one pass for each set of adapters among them: llama.cpp has one for all of a batch."""
+        if not self._adapters:
+            return self._decode(rows, outputs)
+        members: dict[AdapterSet, list[int]] = {}
+        for index, sequence in enumerate(rows[2].tolist()):
+            members.setdefault(self._chosen.get(sequence, ()), []).append(index)
+        found = np.empty((len(outputs), self._vocab_size), dtype=np.float32)
+        for adapters, indices in members.items():
+            self._adapters.apply(self._context, adapters)
+            wanted = np.flatnonzero(np.isin(indices, outputs))
+            found[np.isin(outputs, indices)] = self._decode(rows[:, indices], wanted)
+        return found
 
     def _decode(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
         """Compute the rows, in as many calls as the output buffer demands: nearly always one."""

@@ -50,8 +50,9 @@ class Settings:
 
     backend is who computes. For llama.cpp: gpu_layers counts layers on GPUs, from the end, the output being the first;
     main_gpu is the GPU that takes all of them, unless split_mode spreads layers or the rows of matrices over several;
-    n_cpu_moe counts layers whose experts stay in main memory. remote is the address of a server that computes instead,
-    remote_key the key that it asks for, or the file it stands in.
+    n_cpu_moe counts layers whose experts stay in main memory; lora lists adapters, FILE or FILE:WEIGHT, separated by
+    commas. remote is the address of a server that computes instead, remote_key the key that it asks for, or the file it
+    stands in.
     ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB; parallel is
     how many requests run at once; draft names a small model that guesses ahead; disk_cache keeps conversations' KV
     across restarts; model_store is the folder of pulled models, model_folders further ones to look for GGUF files in,
@@ -67,6 +68,7 @@ class Settings:
     main_gpu: int | None = None
     split_mode: SplitMode | None = None
     n_cpu_moe: int | None = None
+    lora: str = ""
     remote: str | None = None
     remote_key: str | None = field(default=None, repr=False)
     remote_key_file: str | None = None

@@ -158,8 +158,15 @@ class NativeRunner:
         """Pages that appending this many tokens to the sequence would take, copies of shared pages included."""
         return self._store.needed(self._sequences[sequence], tokens)
 
-    def create_sequence(self) -> int:
-        """Return the handle of a new, empty sequence."""
+    @property
+    def adapter_count(self) -> int:
+        """LoRA adapters: none, llama.cpp has them."""
+        return 0
+
+    def create_sequence(self, adapters: tuple[tuple[int, float], ...] = ()) -> int:
+        """Return the handle of a new, empty sequence. Raises ValueError for adapters."""
+        if adapters:
+            raise ValueError("the native engine has no LoRA adapters")
         return self._register(Sequence())
 
     def fork_sequence(self, source: int, length: int) -> int:

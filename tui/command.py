@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import Backend, CpuMoe, Debug, GpuLayers, MainGpu, Remote, SplitMode
+from localllm.cli.options import Backend, CpuMoe, Debug, GpuLayers, Lora, MainGpu, Remote, SplitMode
 from localllm.errors import RequestError
 
 
@@ -18,6 +18,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     main_gpu: MainGpu = None,
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
+    lora: Lora = None,
     remote: Remote = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ask a server, localllm's or Ollama's.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
@@ -34,6 +35,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "main_gpu": main_gpu,
         "split_mode": split_mode,
         "n_cpu_moe": n_cpu_moe,
+        "lora": ",".join(lora) if lora else None,
         "remote": remote,
     }
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -16,6 +16,9 @@ SplitMode = Annotated[
 CpuMoe = Annotated[
     int | None, typer.Option("--n-cpu-moe", metavar="N", help="Keep the experts of N layers off the GPUs.")
 ]
+Lora = Annotated[
+    list[str] | None, typer.Option(metavar="FILE[:W]", help="Apply a LoRA adapter with this weight (1); repeatable.")
+]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[

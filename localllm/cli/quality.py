@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, GpuLayers, MainGpu, Model, SplitMode
+from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, GpuLayers, Lora, MainGpu, Model, SplitMode
 from localllm.cli.terminal import StatusLine, answer, human_bytes, note
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     main_gpu: MainGpu = None,
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
+    lora: Lora = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -58,6 +59,7 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             "main_gpu": main_gpu,
             "split_mode": split_mode,
             "n_cpu_moe": n_cpu_moe,
+            "lora": ",".join(lora) if lora else None,
         }
     )
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localllm.remote.server import RemoteUpdate
 
 # What only an engine in this process could follow.
-OURS = ("backend", "gpu_layers", "main_gpu", "split_mode", "n_cpu_moe", "ctx", "threads", "draft", "disk_cache")
+OURS = ("backend", "gpu_layers", "main_gpu", "split_mode", "n_cpu_moe", "lora", "ctx", "threads", "draft", "disk_cache")
 # How the reasoning of an answer is set apart from its content on stdout, as most models write it themselves.
 THINKING = ("<think>\n", "\n</think>\n\n")
 

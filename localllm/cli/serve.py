@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import Backend, CpuMoe, Debug, GpuLayers, MainGpu, SplitMode
+from localllm.cli.options import Backend, CpuMoe, Debug, GpuLayers, Lora, MainGpu, SplitMode
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
@@ -28,6 +28,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     main_gpu: MainGpu = None,
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
+    lora: Lora = None,
     debug: Debug = False,
 ) -> None:
     """Serve Ollama's, OpenAI's and Anthropic's protocols over HTTP.
@@ -60,6 +61,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "main_gpu": main_gpu,
         "split_mode": split_mode,
         "n_cpu_moe": n_cpu_moe,
+        "lora": ",".join(lora) if lora else None,
     }
     settings = load_settings(flags, with_ollama_variables(os.environ))
     options = server_options(settings)

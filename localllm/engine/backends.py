@@ -3,9 +3,11 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gguf_io import ModelFile
+from localllm.engine.adapters import parse_lora
 from localllm.engine.memory_plan import plan_memory
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
@@ -86,9 +88,9 @@ def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
         choice = BackendChoice(settings.backend, "chosen by the backend setting")
     if choice.backend == "native":
         find_architecture(file.architecture)
-        if wishes := _device_wishes(settings):
+        if wishes := _wishes(settings):
             raise RequestError(
-                f"The native engine computes on the CPU alone and cannot follow {', '.join(wishes)}. "
+                f"The native engine has neither GPUs nor adapters and cannot follow {', '.join(wishes)}. "
                 "Leave that out, or choose llama.cpp with --backend llama."
             )
     return choice
@@ -105,6 +107,7 @@ def plan_request(settings: Settings) -> "PlanRequest":
         main_gpu=settings.main_gpu or 0,
         # One GPU that is named is to take everything; llama.cpp itself would ignore the name and spread the layers.
         split_mode=settings.split_mode or ("layer" if settings.main_gpu is None else "none"),
+        lora=tuple(path for path, _ in usual_adapters(settings)),
     )
     # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
     cells = None if settings.ctx is None else 2 * settings.ctx
@@ -113,18 +116,28 @@ def plan_request(settings: Settings) -> "PlanRequest":
     )
 
 
-def without_devices(settings: Settings) -> Settings:
-    """The same settings for a second, small model, to which the wishes about devices do not belong."""
-    return replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None)
+def for_draft(settings: Settings) -> Settings:
+    """The same settings for a second, small model, to which the wishes about devices and adapters do not belong."""
+    return replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="")
 
 
-def _device_wishes(settings: Settings) -> list[str]:
-    """The settings that ask for something on a GPU."""
+def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
+    """The adapters' files of the settings, and their weights. Raises RequestError for one that is not there."""
+    found = parse_lora(settings.lora)
+    for path, _ in found:
+        if not path.is_file():
+            raise RequestError(f"There is no adapter {path}. Check the lora setting, --lora.")
+    return found
+
+
+def _wishes(settings: Settings) -> list[str]:
+    """The settings that only llama.cpp can follow."""
     asked = {
         "gpu_layers": settings.gpu_layers,
         "main_gpu": settings.main_gpu is not None,
         "split_mode": settings.split_mode,
         "n_cpu_moe": settings.n_cpu_moe,
+        "lora": settings.lora,
     }
     return [name for name, value in asked.items() if value]
 
@@ -134,7 +147,7 @@ def _automatic(file: ModelFile, settings: Settings) -> BackendChoice:
     from gpu_offload.errors import LlamaCppMissingError
     from models.registry import ARCHITECTURES
 
-    wishes = _device_wishes(settings)
+    wishes = _wishes(settings)
     try:
         found = gpus()
     except LlamaCppMissingError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.adapters import AdapterSet, adapter_set
 from localllm.engine.context_policy import fit_prompt
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
@@ -56,7 +57,7 @@ class Engine:
     """Runs many requests at once on one Runner, which it owns from now on, as it does the draft model.
 
     submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
-    start() begins. context_limit None is the model's own.
+    start() begins. context_limit None is the model's own. adapters are those of requests that choose none.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Engine:
         background_tokens: int = 512,
         disk: DiskCache | None = None,
         draft_model: DraftModel | None = None,
+        adapters: AdapterSet = (),
     ) -> None:
         self.runner = runner
         self._vocabulary = vocabulary
@@ -83,7 +85,9 @@ class Engine:
             background_pages=min(background_tokens // runner.page_size, runner.pages_total() // 8),
             disk=disk,
             wake_engine=self._wake,
+            adapters=adapters,
         )
+        self._adapters = adapters
         self._draft_model = draft_model
         self._scheduler = Scheduler(runner, self._kv, max_running, draft_model)
         self._submissions: deque[Generation] = deque()
@@ -110,7 +114,7 @@ class Engine:
         prompt = fit_prompt(request, context)
         stream = GenerationStream(self._wake)
         sampler = Sampler(request.sampling, self.runner.vocab_size, request.prompt, self._vocabulary.token_bytes)
-        generation = Generation(request, prompt, context, sampler, self._vocabulary, stream)
+        generation = Generation(request, prompt, context, sampler, self._vocabulary, stream, self._adapters_of(request))
         with self._lock:
             if self._closing or self._failure:
                 raise EngineStoppedError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
@@ -227,6 +231,11 @@ class Engine:
                 raise RequestError(f"{name} is {value}; it cannot be negative.")
         if any(not stop for stop in request.stop):
             raise RequestError("A stop string is empty. Leave it out.")
+
+    def _adapters_of(self, request: GenerationRequest) -> AdapterSet:
+        if request.adapters is None:
+            return self._adapters
+        return adapter_set(request.adapters, self.runner.adapter_count)
 
     def _context_in_memory(self) -> int:
         """Longest sequence that the KV budget holds, a page for copying left."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 
+from localllm.engine.adapters import AdapterSet, marked
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.generation import Generation
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
@@ -20,7 +21,7 @@ class KVManager:
 
     kept_sequences bounds the prefixes kept, so that running generations always find a free handle.
     background_pages are kept free of cached chats for background requests, which may not evict any. wake_engine is
-    called when the disk tier can take more.
+    called when the disk tier can take more; it keeps what was computed with the usual adapters alone.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class KVManager:
         background_pages: int,
         disk: DiskCache | None,
         wake_engine: Callable[[], None],
+        adapters: AdapterSet = (),
     ) -> None:
         self._runner = runner
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
+        self._adapters = adapters
         self.cache = PrefixCache(runner)
         # Sequences that can only be used whole gain nothing from segments.
         self._disk = disk if runner.can_truncate else None
@@ -45,10 +48,11 @@ class KVManager:
         Waiting for the neighbour computes the common part once. The last token is never reused: its logits are needed.
         """
         tokens = generation.tokens[:-1]
-        cached = self.cache.match(tokens)
+        key = self._key(tokens, generation)
+        cached = self.cache.match(key)
         source, computed, coming = None, cached, cached
         for other in running:
-            if other.sequence is None or not self._runner.can_truncate:
+            if other.sequence is None or not self._runner.can_truncate or other.adapters != generation.adapters:
                 continue
             common = common_prefix(tokens, other.tokens[:-1])
             coming = max(coming, common if not other.stream.full else 0)
@@ -56,12 +60,15 @@ class KVManager:
                 source, computed = other.sequence, min(common, other.computed)
         if coming - computed >= self._runner.page_size:
             return False
-        segments = self._disk.find(tokens) if self._disk and len(tokens) - computed >= LEAST_RESTORED else []
+        disk = self._disk if generation.adapters == self._adapters else None
+        segments = disk.find(tokens) if disk and len(tokens) - computed >= LEAST_RESTORED else []
         if segments and segments[-1].useful - computed >= LEAST_RESTORED:
             generation.restoring = [segment for segment in segments if segment.stop > computed]
             computed = min(computed, generation.restoring[0].start)
-        if source is None or computed <= cached:
-            generation.start(self.cache.fork(tokens, computed), computed)
+        if computed == 0:
+            generation.start(self._runner.create_sequence(generation.adapters), 0)
+        elif source is None or computed <= cached:
+            generation.start(self.cache.fork(key, computed), computed)
         else:
             generation.start(self._runner.fork_sequence(source, computed), computed)
         return True
@@ -107,13 +114,17 @@ class KVManager:
             self._runner.free_sequence(sequence)
             return
         tokens = generation.tokens[: generation.computed]
-        self.cache.insert(tokens, sequence)
-        if self.spiller and generation.request.persist:
+        self.cache.insert(self._key(tokens, generation), sequence)
+        if self.spiller and generation.request.persist and generation.adapters == self._adapters:
             self.spiller.later(tokens)
         while len(self.cache) > self._kept_sequences:
             self.cache.drop_oldest()
         while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:
             self.cache.evict(self._background_pages - self._runner.pages_free())
+
+    def _key(self, tokens: list[int], generation: Generation) -> list[int]:
+        """What the prefix cache knows these tokens by: themselves, under the usual adapters."""
+        return tokens if generation.adapters == self._adapters else marked(tokens, generation.adapters)
 
     def discard(self, generation: Generation) -> None:
         """Free the sequence, whose KV is not to be used again."""

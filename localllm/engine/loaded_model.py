@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.backends import BackendChoice, open_runner, without_devices
+from localllm.engine.adapters import adapter_set
+from localllm.engine.backends import BackendChoice, for_draft, open_runner, usual_adapters
 from localllm.engine.chat_prompt import ChatPrompt, RenderedChat
 from localllm.engine.disk_cache import DiskCache, disk_cache_folder
 from localllm.engine.draft_model import DraftModel
@@ -104,7 +105,10 @@ def load_model(
         chat_template = load_chat_template(file, template)
         draft_model = _open_draft(settings.draft, tokenizer, settings, progress) if settings.draft else None
         runner, backend = open_runner(file, settings, progress)
-        disk = DiskCache(disk_cache_folder(), runner.kv_identity) if settings.disk_cache else None
+        weights = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
+        adapters = adapter_set(weights, runner.adapter_count)
+        identity = f"{runner.kv_identity}/{adapters}" if adapters else runner.kv_identity
+        disk = DiskCache(disk_cache_folder(), identity) if settings.disk_cache else None
     except BaseException:
         file.close()
         if draft_model is not None:
@@ -118,6 +122,7 @@ def load_model(
         max_waiting=settings.max_queue,
         disk=disk,
         draft_model=draft_model,
+        adapters=adapters,
     )
     engine.start()
     return LoadedModel(file, tokenizer, chat_template, engine, backend)
@@ -130,5 +135,5 @@ def _open_draft(name: str, tokenizer: Tokenizer, settings: Settings, progress: L
     with open_model(resolve(name)) as file:
         if not tokenizer.agrees_with(load_tokenizer(file)):
             raise RequestError(f"{name} cannot draft for this model: its tokens are others. Leave out --draft.")
-        runner, _ = open_runner(file, replace(without_devices(settings), kv_mib=DRAFT_KV_MIB), progress)
+        runner, _ = open_runner(file, replace(for_draft(settings), kv_mib=DRAFT_KV_MIB), progress)
         return DraftModel(runner)

@@ -92,6 +92,7 @@ class GenerationRequest:
     messages are needed for ContextPolicy.DROP_MESSAGES alone, and asked only when something must be dropped.
     persist says whether the KV may go to the disk tier afterwards. constraint is at its beginning, as LoadedModel's
     `constraint` makes it; the engine works on a copy. It decides itself when the answer may end, min_tokens does not.
+    adapters are LoRA adapters by number, each with its weight; None takes those that the model was loaded with.
     """
 
     prompt: tuple[int, ...]
@@ -108,6 +109,7 @@ class GenerationRequest:
     messages: Conversation | None = None
     persist: bool = True
     constraint: "Constraint | None" = None
+    adapters: tuple[tuple[int, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

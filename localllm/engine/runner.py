@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.adapters import AdapterSet
+
 
 class Runner(Protocol):
     """Sequences of tokens in, logits out.
@@ -57,6 +59,10 @@ class Runner(Protocol):
     def can_truncate(self) -> bool:
         """Whether sequences can be cut back to any length (recurrent models cannot)."""
 
+    @property
+    def adapter_count(self) -> int:
+        """LoRA adapters that sequences may be computed with."""
+
     def pages_free(self) -> int:
         """Pages that can still be taken within the budget."""
 
@@ -66,8 +72,8 @@ class Runner(Protocol):
     def pages_needed(self, sequence: int, tokens: int) -> int:
         """Pages that appending this many tokens to the sequence would take, copies of shared pages included."""
 
-    def create_sequence(self) -> int:
-        """Return the handle of a new, empty sequence."""
+    def create_sequence(self, adapters: AdapterSet = ()) -> int:
+        """Return the handle of a new, empty sequence, to be computed with these LoRA adapters; forks inherit them."""
 
     def fork_sequence(self, source: int, length: int) -> int:
         """Return a new sequence that shares the first `length` tokens of `source`. Takes no page.

@@ -29,6 +29,7 @@ class FakeRunner:
         max_rows: int = 32,
         max_sequences: int = 64,
         can_truncate: bool = True,
+        adapter_count: int = 0,
         bias: Callable[[list[int], NDArray[np.float32]], None] | None = None,
     ) -> None:
         self.page_size = page_size
@@ -37,6 +38,7 @@ class FakeRunner:
         self.max_rows = max_rows
         self.max_sequences = max_sequences
         self.can_truncate = can_truncate
+        self.adapter_count = adapter_count
         self.kv_bytes_per_token = 4
         self.kv_identity = "fake-1"
         self.rows_computed = 0
@@ -49,6 +51,7 @@ class FakeRunner:
         self._total = pages
         self._tables: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
+        self._adapters: dict[int, tuple[tuple[int, float], ...]] = {}
         self._next = 0
 
     def pages_free(self) -> int:
@@ -62,11 +65,12 @@ class FakeRunner:
         new = -(-(length + tokens) // self.page_size) - len(table)
         return new + int(tokens > 0 and length % self.page_size != 0 and self._references[table[-1]] > 1)
 
-    def create_sequence(self) -> int:
+    def create_sequence(self, adapters: tuple[tuple[int, float], ...] = ()) -> int:
         if len(self._tables) >= self.max_sequences:
             raise RuntimeError("no sequence handle left")
         self._next += 1
         self._tables[self._next], self._lengths[self._next] = [], 0
+        self._adapters[self._next] = adapters
         return self._next
 
     def fork_sequence(self, source: int, length: int) -> int:
@@ -74,7 +78,7 @@ class FakeRunner:
             raise ValueError(f"cannot fork {length} of {self._lengths[source]} tokens")
         if length != self._lengths[source] and not self.can_truncate:
             raise ValueError("cannot fork a part")
-        fork = self.create_sequence()
+        fork = self.create_sequence(self._adapters[source])
         self._tables[fork] = self._tables[source][: -(-length // self.page_size)]
         self._lengths[fork] = length
         for page in self._tables[fork]:
@@ -93,7 +97,7 @@ class FakeRunner:
 
     def free_sequence(self, sequence: int) -> None:
         self._drop(self._tables.pop(sequence))
-        del self._lengths[sequence]
+        del self._lengths[sequence], self._adapters[sequence]
 
     def sequence_length(self, sequence: int) -> int:
         return self._lengths[sequence]
@@ -114,14 +118,15 @@ class FakeRunner:
                 raise ValueError(f"row {row}: token {token} at {position}, length {self._lengths[sequence]}")
             self._append(sequence, token)
             if row in wanted:
-                logits[row] = self.logits_after(self.history(sequence))
+                logits[row] = self.logits_after(self.history(sequence), self._adapters[sequence])
         self.rows_computed += len(tokens)
         self.batches.append(len(tokens))
         return np.array([logits[row] for row in wanted], np.float32).reshape(len(wanted), self.vocab_size)
 
-    def logits_after(self, history: list[int]) -> NDArray[np.float32]:
-        """The logits that a history gives, whatever way it was stored."""
-        seed = int.from_bytes(blake2b(np.array(history, np.int32).tobytes(), digest_size=8).digest(), "little")
+    def logits_after(self, history: list[int], adapters: tuple[tuple[int, float], ...] = ()) -> NDArray[np.float32]:
+        """The logits that a history gives under these adapters, whatever way it was stored."""
+        said = np.array(history, np.int32).tobytes() + (repr(adapters).encode() if adapters else b"")
+        seed = int.from_bytes(blake2b(said, digest_size=8).digest(), "little")
         row = np.random.default_rng(seed).normal(size=self.vocab_size).astype(np.float32)
         row[EOG] = -20
         if self._bias:

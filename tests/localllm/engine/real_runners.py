@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gguf_io import ModelFile
+from localllm.engine.adapters import AdapterSet
 from localllm.engine.runner import Runner
 from tests.oracle import llama_oracle
 
@@ -31,8 +32,8 @@ class WatchedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    def create_sequence(self) -> int:
-        sequence = self.runner.create_sequence()
+    def create_sequence(self, adapters: AdapterSet = ()) -> int:
+        sequence = self.runner.create_sequence(adapters)
         self.alive.add(sequence)
         return sequence
 

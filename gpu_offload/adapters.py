@@ -1,0 +1,57 @@
+"""LoRA adapters: small files that change what a model's matrices compute, several at once, each with its own weight."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gguf_io.model_file import ModelFile, open_model
+from gpu_offload.errors import LlamaCppError
+from gpu_offload.library import complaints, llama
+
+# Which adapters, by number, and with which weight; ascending, none with weight 0.
+AdapterSet = tuple[tuple[int, float], ...]
+
+
+class Adapters:
+    """The adapters loaded beside one model, which are freed with it. identities name their files, in order."""
+
+    def __init__(self, handle: Any, model: ModelFile, paths: Sequence[Path]) -> None:
+        """Load them, before the model's context is made. Raises ModelFileError or LlamaCppError."""
+        self._lib = llama()
+        self.identities: list[str] = []
+        self._handles = [self._load(handle, model, path) for path in paths]
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def check(self, chosen: AdapterSet) -> None:
+        """Raise ValueError for adapters that are not there."""
+        if any(not 0 <= number < len(self._handles) for number, _ in chosen):
+            raise ValueError(f"there are {len(self._handles)} adapters; {chosen} names others")
+
+    def apply(self, context: Any, chosen: AdapterSet) -> None:
+        """Let the context compute with these from now on. Costs nothing where they are the same as before."""
+        count = len(chosen)
+        handles = (ctypes.POINTER(ctypes.c_void_p) * count)(*(self._handles[number] for number, _ in chosen))
+        scales = (ctypes.c_float * count)(*(scale for _, scale in chosen))
+        if self._lib.llama_set_adapters_lora(context, handles, count, scales):
+            raise LlamaCppError(f"llama.cpp cannot apply the adapters {chosen}:\n{complaints()}")
+
+    def _load(self, handle: Any, model: ModelFile, path: Path) -> Any:
+        with open_model(path) as file:
+            kind = file.metadata.get_str("adapter.type", "")
+            if kind != "lora":
+                raise LlamaCppError(
+                    f"{path} is no LoRA adapter in GGUF (adapter.type is {kind!r}). "
+                    "Convert one with llama.cpp's convert_lora_to_gguf.py."
+                )
+            if file.architecture != model.architecture:
+                raise LlamaCppError(
+                    f"{path} is an adapter for {file.architecture!r}; {model.path.name} is {model.architecture!r}."
+                )
+            self.identities.append(file.identity())
+        adapter = self._lib.llama_adapter_lora_init(handle, str(path).encode())
+        if not adapter:
+            raise LlamaCppError(f"llama.cpp cannot apply {path} to {model.path.name}. It said:\n{complaints()}")
+        return adapter

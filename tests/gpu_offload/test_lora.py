@@ -1,0 +1,130 @@
+"""LoRA adapters on llama.cpp: the logits are those of weights with the adapters merged in."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_io.model_file import open_model
+from gpu_offload import loading
+from gpu_offload.adapters import AdapterSet
+from gpu_offload.errors import LlamaCppError
+from gpu_offload.options import LlamaOptions
+from gpu_offload.runner import LlamaCppRunner
+from tests.gpu_offload import lora_files
+from tests.oracle import llama_oracle
+
+pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
+
+SAME = llama_oracle.Setup(threads=1, flash_attention=True)
+
+
+@pytest.fixture(autouse=True)
+def plain_weights(monkeypatch):
+    monkeypatch.setattr(loading, "can_repack", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def path(data_dir) -> Path:
+    return data_dir / "models/gguf/stories260K-F32.gguf"
+
+
+@pytest.fixture(scope="module")
+def prompt(path) -> list[int]:
+    return llama_oracle.tokenize(path, "Once upon a time, there was a little girl named Lily. She loved to play")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, path) -> Path:
+    """Two adapters, and the model with them merged in."""
+    made = tmp_path_factory.mktemp("lora")
+    one, two = lora_files.factors(path, 1), lora_files.factors(path, 2)
+    lora_files.write(made / "one.gguf", one)
+    lora_files.write(made / "two.gguf", two)
+    lora_files.merge(path, made / "first.gguf", (one, 1.0))
+    lora_files.merge(path, made / "both.gguf", (one, 0.5), (two, -0.25))
+    return made
+
+
+def opened(path: Path, *adapters: Path) -> LlamaCppRunner:
+    options = LlamaOptions(
+        context_tokens=512, max_sequences=4, threads=1, gpu_layers=0, flash_attention=True, lora=adapters
+    )
+    with open_model(path) as model:
+        return LlamaCppRunner(model, options)
+
+
+@pytest.fixture
+def runner(path, folder) -> Iterator[LlamaCppRunner]:
+    made = opened(path, folder / "one.gguf", folder / "two.gguf")
+    yield made
+    made.close()
+
+
+FIRST: AdapterSet = ((0, 1.0),)
+BOTH: AdapterSet = ((0, 0.5), (1, -0.25))
+
+
+@pytest.mark.parametrize(("adapters", "merged"), [(FIRST, "first"), (BOTH, "both"), ((), None)])
+def test_logits_are_those_of_merged_weights(runner, path, folder, prompt, adapters, merged):
+    sequence = runner.create_sequence(adapters)
+    rows = range(len(prompt))
+    found = runner.run(prompt, rows, [sequence] * len(prompt), rows)
+    expected = llama_oracle.prefill_logits(folder / f"{merged}.gguf" if merged else path, prompt, SAME)
+    np.testing.assert_allclose(found, expected, atol=0.03)
+    if merged:
+        plain = llama_oracle.prefill_logits(path, prompt, SAME)
+        assert np.abs(expected - plain).max() > 1
+
+
+def test_one_batch_holds_sequences_of_several_sets(runner, path, folder, prompt):
+    sets = ((), FIRST, BOTH, FIRST)
+    handles = [runner.create_sequence(adapters) for adapters in sets]
+    count = len(prompt)
+    tokens, positions = prompt * 4, list(range(count)) * 4
+    sequences = [handle for handle in handles for _ in prompt]
+    wanted = [at * count + count - 1 for at in range(4)]
+    found = runner.run(tokens, positions, sequences, wanted)
+    names = (path, folder / "first.gguf", folder / "both.gguf", folder / "first.gguf")
+    expected = np.stack([llama_oracle.prefill_logits(name, prompt, SAME)[-1] for name in names])
+    np.testing.assert_allclose(found, expected, atol=0.03)
+
+
+def test_forks_inherit_and_freed_handles_forget(runner, folder, prompt):
+    sequence = runner.create_sequence(FIRST)
+    runner.run(prompt[:-1], range(len(prompt) - 1), [sequence] * (len(prompt) - 1), [])
+    fork = runner.fork_sequence(sequence, len(prompt) - 1)
+    expected = llama_oracle.prefill_logits(folder / "first.gguf", prompt, SAME)[-1:]
+    found = runner.run(prompt[-1:], [len(prompt) - 1], [fork], [0])
+    np.testing.assert_allclose(found, expected, atol=0.03)
+    runner.free_sequence(sequence)
+    again = runner.create_sequence()
+    assert again == sequence
+    rows = range(len(prompt))
+    plain = runner.run(prompt, rows, [again] * len(prompt), [len(prompt) - 1])
+    assert np.abs(plain - expected).max() > 1
+
+
+def test_stored_keys_and_values_name_the_adapters(runner, path, folder):
+    plain, other = opened(path), opened(path, folder / "two.gguf")
+    assert len({runner.kv_identity, plain.kv_identity, other.kv_identity}) == 3
+    assert (plain.adapter_count, other.adapter_count, runner.adapter_count) == (0, 1, 2)
+    with pytest.raises(ValueError, match="there are 0 adapters"):
+        plain.create_sequence(FIRST)
+    plain.close()
+    other.close()
+
+
+def test_what_is_no_adapter_for_this_model_is_refused(path, folder, tmp_path):
+    made = lora_files.factors(path, 1)
+    with pytest.raises(LlamaCppError, match="is no LoRA adapter"):
+        opened(path, path)
+    with pytest.raises(LlamaCppError, match="is no LoRA adapter in GGUF"):
+        opened(path, lora_files.write(tmp_path / "kind.gguf", made, kind="ia3"))
+    with pytest.raises(LlamaCppError, match="is an adapter for 'qwen2'"):
+        opened(path, lora_files.write(tmp_path / "architecture.gguf", made, architecture="qwen2"))
+    name, (down, up) = next(iter(made.items()))
+    wide = {name: (np.pad(down, ((0, 0), (0, 8))), up)}
+    with pytest.raises(LlamaCppError, match=r"llama\.cpp cannot apply"):
+        opened(path, lora_files.write(tmp_path / "shape.gguf", wide))
