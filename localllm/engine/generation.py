@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.adapters import AdapterSet
 from localllm.engine.context_policy import FittedPrompt, roll
 from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.disk_cache import Segment
@@ -56,10 +55,8 @@ class Generation:
         sampler: Sampler,
         vocabulary: Vocabulary,
         stream: GenerationStream,
-        adapters: AdapterSet = (),
     ) -> None:
         self.request = request
-        self.adapters = adapters
         self.context = context
         self.stream = stream
         self.tokens = list(prompt.tokens)
@@ -167,15 +164,16 @@ class Generation:
     def _take_forced(self) -> None:
         """Take the tokens that the constraint leaves no choice about, which then need no logits.
 
-        Where log-probabilities are wanted, or mirostat learns from every choice, they are sampled like all others.
+        Where log-probabilities are wanted, or mirostat learns from every choice, they are sampled like all others; so
+        is the token that fills the context.
         """
         sampling = self.request.sampling
         if self._constraint is None or sampling.logprobs is not None or sampling.mirostat or self.tokens_left <= 0:
             return
         for token_id in self._constraint.forced_tokens() if self.finish_reason is None else []:
-            self._take(token_id, None)
-            if self.finish_reason:
+            if self.finish_reason or len(self.tokens) + 1 >= self.context:
                 return
+            self._take(token_id, None)
 
     def _take(self, token_id: int, logprob: TokenLogprob | None) -> None:
         """Go on with a token: in the history, the text, the constraint; and see whether it ends the answer."""

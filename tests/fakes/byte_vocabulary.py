@@ -6,7 +6,7 @@ END = 0
 
 
 class ByteVocabulary:
-    bos_id = None
+    bos_id: int | None = None
     eog_ids = frozenset({END})
 
     def __init__(self, pieces: Sequence[bytes] = (), lacking: bytes = b"") -> None:

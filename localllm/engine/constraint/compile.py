@@ -28,6 +28,8 @@ LIMITS = LLParserLimits(
 BLANKS = r"/[\x20\x0A\x0D\x09]{0,4}/"
 ANSWER = "answer"
 
+JSON_MARKS = b'{}[]":,'
+
 # Between JSON's tokens. Bounded, since a model that has lost its way may write blanks without end.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
@@ -67,6 +69,12 @@ def compile_constraint(
     if warnings:
         raise RequestError(f"The {kind} constraint cannot be enforced as it is: {'; '.join(warnings)}")
     constraint = Constraint(matcher, vocabulary.vocab_size)
+    needed = JSON_MARKS if kind in (ConstraintKind.JSON, ConstraintKind.JSON_SCHEMA) else constraint.forced_text()
+    if lacking := vocabulary.unwritable(needed):
+        raise RequestError(
+            f"The {kind} constraint needs {' '.join(lacking)}, which no token of this model's vocabulary can write. "
+            "Leave the constraint out, or choose another model."
+        )
     try:
         constraint.mask()
     except RequestError as error:

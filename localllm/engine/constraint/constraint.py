@@ -6,8 +6,11 @@ from numpy.typing import NDArray
 
 from localllm.errors import RequestError
 
-# llguidance's advice concerns an option that would loosen the schema, which is never done here.
-COERCE_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+REWORDED = {
+    # The advice concerns an option that would loosen the schema, which is never done here.
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf instead.",
+    "NoExtensionBias": "no token of this model's vocabulary can write what must come next",
+}
 
 
 class Constraint:
@@ -35,7 +38,8 @@ class Constraint:
     def mask(self) -> NDArray[np.bool_]:
         """Return which tokens may come next, bool[vocab_size]; the same array until the next change of state.
 
-        Takes some 0.1 ms and lets other threads run. Raises RequestError when the grammar needs too much work here.
+        Takes some 0.1 ms and lets other threads run. Raises RequestError when the grammar needs too much work here, and
+        when the vocabulary lacks what must come next.
         """
         if self._mask is None:
             bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -58,6 +62,12 @@ class Constraint:
         self._check("say what must follow")
         return tokens
 
+    def forced_text(self) -> bytes:
+        """Return the bytes, often none, that must come next, whether the vocabulary can write them or not."""
+        text = bytes(self._matcher.compute_ff_bytes())
+        self._check("say what must follow")
+        return text
+
     def rollback(self, tokens: int) -> None:
         """Forget the last accepted tokens. Raises ValueError if there were fewer."""
         self._mask = None
@@ -74,5 +84,8 @@ class Constraint:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Return llguidance's own words on an error, less its notes to developers."""
-    return str(matcher.get_error()).replace("<non-verbose/>", "").replace(COERCE_ADVICE, "Use anyOf instead.").strip()
+    """Return llguidance's words on an error, less its notes to developers."""
+    words = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    for theirs, ours in REWORDED.items():
+        words = words.replace(theirs, ours)
+    return words

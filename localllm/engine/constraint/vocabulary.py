@@ -29,9 +29,15 @@ class ConstraintVocabulary:
         self.vocab_size = tokenizer.vocab_size
         self._source = tokenizer
         adapter = _Adapter(tokenizer)
+        self._bytes = frozenset(byte for piece in adapter.tokens for byte in piece)
         self.tokenizer = LLTokenizer(
             TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eog_ids)
         )
+
+    def unwritable(self, text: bytes) -> str:
+        """The characters of a text, each once, of which some byte stands in no token."""
+        characters = dict.fromkeys(text.decode(errors="replace"))
+        return "".join(character for character in characters if not self._bytes.issuperset(character.encode()))
 
     def control_token(self, text: str) -> int | None:
         """The control token that is called so; None for what is text."""
@@ -55,5 +61,11 @@ class _Adapter:
         self._lead_length = len(tokenizer.encode(self._lead, add_special=False)) if spaced else 0
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids of a text in the middle of a text."""
-        return self._tokenizer.encode(self._lead + text, add_special=False)[self._lead_length :]
+        """Token ids of a text in the middle of a text, up to the first character that no token can write."""
+        ids = self._tokenizer.encode(self._lead + text, add_special=False)[self._lead_length :]
+        data, at = text.encode(), 0
+        for index, token in enumerate(ids):
+            if not data.startswith(self.tokens[token], at):
+                return ids[:index]
+            at += len(self.tokens[token])
+        return ids

@@ -13,6 +13,7 @@ from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
 from localllm.errors import RequestError
+from tests.fakes.byte_vocabulary import ByteVocabulary
 
 PERSON = {
     "type": "object",
@@ -222,3 +223,36 @@ def test_exploding_patterns_are_refused_at_once_or_where_they_are_met(
             vocabulary.accept(constraint, character)
             constraint.mask()
             constraint.forced_tokens()
+
+
+PERSON_GBNF = 'root ::= "{" [a-z]+ "}"'
+
+
+@pytest.mark.parametrize(
+    ("lacking", "kind", "source", "message"),
+    [
+        (b"{", "json", "", r"json constraint needs \{, which no token"),
+        (b'":', "json_schema", PERSON, 'json_schema constraint needs " :, which'),
+        (b"{", "gbnf", PERSON_GBNF, r"gbnf constraint needs \{, which"),
+        ("é".encode(), "regex", "café!", "regex constraint needs é, which"),
+        (b"0123456789", "json_schema", {"type": "integer", "minimum": 0}, "no token of this model's vocabulary"),
+    ],
+)
+def test_what_the_vocabulary_cannot_write_is_refused(lacking: bytes, kind: str, source: object, message: str) -> None:
+    text = source if isinstance(source, str) else json.dumps(source)
+    with pytest.raises(RequestError, match=message):
+        compile_constraint(ConstraintKind(kind), text, ConstraintVocabulary(ByteVocabulary(lacking=lacking)))
+
+
+def test_what_the_vocabulary_cannot_write_is_never_skipped() -> None:
+    tokenizer = ByteVocabulary(lacking=b"}")
+    constraint = compile_constraint(ConstraintKind.GBNF, PERSON_GBNF, ConstraintVocabulary(tokenizer))
+    for character in "{a":
+        constraint.accept(tokenizer.encode(character)[0])
+    assert tokenizer.encode("z")[0] in np.flatnonzero(constraint.mask())
+    ending = compile_constraint(ConstraintKind.REGEX, "[ab]{2}[}]c", ConstraintVocabulary(tokenizer))
+    for character in "ab":
+        assert ending.forced_tokens() == []
+        ending.accept(tokenizer.encode(character)[0])
+    with pytest.raises(RequestError, match="no token of this model's vocabulary"):
+        ending.mask()
