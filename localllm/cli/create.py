@@ -14,7 +14,7 @@ def create(
     file: Annotated[Path, typer.Option("--file", "-f", help="The Modelfile.")] = Path("Modelfile"),
     debug: Debug = False,
 ) -> None:
-    """Make a model of your own from another: with its own system text, parameters, template, first messages.
+    """Make a model of your own from another: with its own system text, parameters, template, messages, adapters.
 
     FROM takes a name, a path or a URL, and pulls what is not here. The weights are not copied.
     """
@@ -33,6 +33,7 @@ def create(
         recipe = parse_modelfile(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{file} cannot be read: {error}.") from error
+    recipe.adapters = [_beside(file, adapter) for adapter in recipe.adapters]
     create_model(OwnStore(own_store(settings)), target, recipe, obtain(_beside(file, recipe.source), settings))
     note(f'{target} is here. Try: localllm run {target} "Hello"')
 

@@ -38,20 +38,18 @@ class Behaviour:
 def behaviour_of(model: LibraryModel) -> Behaviour:
     """Read what a model's manifest says, in our terms. What cannot be followed is told of in the log.
 
-    Raises LibraryError for a model that would be another one without what cannot be followed: an adapter, or a chat
-    template of no known family where the file has none of its own.
+    Raises LibraryError for a model that would be another one without what cannot be followed: a chat template of no
+    known family where the file has none of its own.
     """
     defaults = model.defaults()
-    if defaults.adapters:
-        raise LibraryError(
-            f"{model.name} has a LoRA adapter, which localllm cannot apply. Merge it into the model first."
-        )
     parameters = dict(defaults.parameters)
     stop = parameters.pop("stop", ())
     unused = sorted(parameters.keys() - SETTING_OF)
     if unused:
         warn_once(f"{model.name}: its parameters {', '.join(unused)} have no counterpart here")
     settings = {SETTING_OF[name]: value for name, value in parameters.items() if name in SETTING_OF}
+    if defaults.adapters:
+        settings["lora"] = ",".join(map(str, defaults.adapters))
     # Ollama writes "no limit" and "by chance" as negative numbers, and None says so here.
     for name in ("max_tokens", "seed"):
         value = settings.get(name)

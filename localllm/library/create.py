@@ -20,19 +20,20 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
     Weights that lie in our store are shared with it; others stay where they are and are linked to. Raises LibraryError
     for what a recipe cannot have, and ModelFileError where the base is no model.
     """
-    if recipe.adapters:
-        raise LibraryError(
-            f"ADAPTER {recipe.adapters[0]}: localllm cannot apply LoRA adapters. Merge it into the model."
-        )
-    with open_model(base.path):
-        pass
+    with open_model(base.path) as file:
+        adapters = [_adapter(Path(path), file.architecture) for path in recipe.adapters]
     defaults = base.defaults()
     template = defaults.template
     if recipe.template is not None:
         jinja_of(recipe.template, own_template(base))
         template = recipe.template
     store.prepare()
-    layers = [*_weights(base), *_described(store, recipe, defaults, template)]
+    kept = [path.read_bytes() for path in defaults.adapters]
+    layers = [
+        *_weights(base),
+        *(store.add_blob("adapter", content) for content in [*kept, *adapters]),
+        *_described(store, recipe, defaults, template),
+    ]
     if not store.add_manifest(name, Manifest(tuple(layers), _link(base))):
         raise LibraryError(f"{base.name} was removed while {name} was made from it. Pull it again.")
 
@@ -41,6 +42,18 @@ def _weights(base: LibraryModel) -> list[Layer]:
     if base.source is not Source.OWN or base.manifest is None:
         return []
     return base.manifest.of_kind("model")
+
+
+def _adapter(path: Path, architecture: str) -> bytes:
+    """The content of a LoRA adapter for models of this architecture. Raises LibraryError."""
+    if not path.is_file():
+        raise LibraryError(f"ADAPTER {path}: there is no such file.")
+    with open_model(path) as file:
+        if file.metadata.get_str("adapter.type", "") != "lora":
+            raise LibraryError(f"ADAPTER {path}: it is no LoRA adapter in GGUF.")
+        if file.architecture != architecture:
+            raise LibraryError(f"ADAPTER {path}: it is for {file.architecture!r}, and the model is {architecture!r}.")
+    return path.read_bytes()
 
 
 def _link(base: LibraryModel) -> Path | None:

@@ -30,28 +30,31 @@ class MemoryLoader:
         """Load a model. Raises OutOfMemoryError with the sums, ModelFileError and its kin."""
         if embeds:
             return EmbeddingModel(entry.path, self._settings)
+        settings = self._settings
+        if lora := entry.behaviour.settings.get("lora"):
+            settings = replace(settings, lora=settings.lora or str(lora))
         with open_model(entry.path) as file:
-            settings = self._within_memory(file, beside)
+            settings = self._within_memory(settings, file, beside)
         return load_model(entry.path, settings, template=entry.behaviour.template)
 
-    def _within_memory(self, file: ModelFile, beside: list[Model]) -> Settings:
+    def _within_memory(self, settings: Settings, file: ModelFile, beside: list[Model]) -> Settings:
         """The settings with a budget of keys and values: what is left, halved where more models may be loaded.
 
         llama.cpp plans its own memory, on devices too.
         """
-        if choose_backend(file, self._settings).backend == "llama":
-            return self._settings
+        if choose_backend(file, settings).backend == "llama":
+            return settings
         room = self._room(beside)
         per_token = kv_bytes_per_token(file, "f16", "f16")
-        kv = None if self._settings.kv_mib is None else self._settings.kv_mib * MIB
+        kv = None if settings.kv_mib is None else settings.kv_mib * MIB
         try:
             plan = plan_memory(file.size_bytes, per_token, kv, room)
         except OutOfMemoryError as error:
             held = sum(map(_held, beside)) // MIB
             raise OutOfMemoryError(f"{error}\n{len(beside)} loaded models hold {held:,} MiB.") from error
         if kv is None and self._options.max_models > 1:
-            return replace(self._settings, kv_mib=max(plan.kv // 2 // MIB, 1))
-        return replace(self._settings, kv_mib=max(plan.kv // MIB, 1))
+            return replace(settings, kv_mib=max(plan.kv // 2 // MIB, 1))
+        return replace(settings, kv_mib=max(plan.kv // MIB, 1))
 
     def _room(self, beside: list[Model]) -> int:
         """Bytes that no loaded model uses or has been promised."""

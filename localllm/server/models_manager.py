@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 Model = LoadedModel | EmbeddingModel
 
-# A file may be loaded with more than one chat template, and once more for embeddings.
-Key = tuple[Path, str | None, bool]
+# A file may be loaded with more than one chat template or set of adapters, and once more for embeddings.
+Key = tuple[Path, str | None, str, bool]
 
 
 class Loader(Protocol):
@@ -204,7 +204,9 @@ class ModelManager:
 
 
 def _key(entry: CatalogEntry, embeds: bool) -> Key:
-    return entry.path, None if embeds else entry.behaviour.template, embeds
+    if embeds:
+        return entry.path, None, "", True
+    return entry.path, entry.behaviour.template, str(entry.behaviour.settings.get("lora", "")), False
 
 
 def _retrieve(task: "asyncio.Task[Model]") -> None:

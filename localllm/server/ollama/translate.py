@@ -117,7 +117,7 @@ def _limits(body: Common, behaviour: Behaviour, policy: ContextPolicy) -> Limits
 def _parameters(behaviour: Behaviour) -> dict[str, Any]:
     """A manifest's settings in the words of options."""
     own = {setting: name for name, setting in SETTING_OF.items()}
-    parameters = {own[name]: value for name, value in behaviour.settings.items()}
+    parameters = {own[name]: value for name, value in behaviour.settings.items() if name in own}
     return parameters | ({"stop": list(behaviour.stop)} if behaviour.stop else {})
 
 

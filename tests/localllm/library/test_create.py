@@ -5,13 +5,16 @@ import gguf
 import numpy as np
 import pytest
 
+from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
+from localllm.engine.adapters import parse_lora
 from localllm.library.behaviour import Behaviour, behaviour_of
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
 from localllm.library.lookup import find
 from localllm.library.modelfile import parse_modelfile
 from localllm.settings import Settings
+from tests.gpu_offload import lora_files
 from tests.localllm.library.conftest import write_file, write_ollama_model
 
 SETTINGS = Settings()
@@ -84,10 +87,29 @@ def test_a_created_model_behaves_as_its_recipe_says(
     assert "recipes/tiny.gguf" in capsys.readouterr().err
 
 
+def test_an_adapter_is_kept_with_the_model(home: Path, tiny_gguf: bytes, command: Callable[..., int]) -> None:
+    write_file(home / "recipes/tiny.gguf", tiny_gguf)
+    with open_model(home / "recipes/tiny.gguf") as file:
+        architecture = file.architecture
+    adapter = lora_files.write(home / "recipes/lora.gguf", {}, architecture)
+    content = adapter.read_bytes()
+    write_file(home / "recipes/Modelfile", b"FROM tiny.gguf\nADAPTER lora.gguf")
+    assert command("create", "tuned", "-f", "recipes/Modelfile") == 0
+    adapter.unlink()
+    write_file(home / "recipes/Again", b"FROM tuned\nSYSTEM Be kind.")
+    assert command("create", "again", "-f", "recipes/Again") == 0
+    for name in ("tuned", "again"):
+        ((kept, weight),) = parse_lora(str(behaviour_of(find(name, SETTINGS)).settings["lora"]))
+        assert (kept.read_bytes(), weight) == (content, 1.0)
+    lora_files.write(adapter, {}, "another")
+    assert command("create", "wrong", "-f", "recipes/Modelfile") == 2
+
+
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("FROM tiny.gguf\nADAPTER lora.gguf", "LoRA"),
+        ("FROM tiny.gguf\nADAPTER lora.gguf", "there is no such file"),
+        ("FROM tiny.gguf\nADAPTER tiny.gguf", "no LoRA adapter"),
         ("FROM tiny.gguf\nTEMPLATE {{ .Prompt }} <|strange|>", "no family that is known"),
         ("FROM text.gguf", "not a GGUF file"),
         ("FROM missing.gguf", "cannot be opened"),
@@ -192,5 +214,5 @@ def test_ollamas_layers_make_the_behaviour(home: Path, caplog: pytest.LogCapture
         behaviour_of(find("b:1", SETTINGS))
     assert behaviour_of(find("c:1", SETTINGS)).template is None
     assert "the model file's own chat template is used" in caplog.text
-    with pytest.raises(LibraryError, match="LoRA"):
-        behaviour_of(find("d:1", SETTINGS))
+    (adapter,) = parse_lora(str(behaviour_of(find("d:1", SETTINGS)).settings["lora"]))
+    assert (adapter[0].read_bytes(), adapter[1]) == (b"lora", 1.0)
