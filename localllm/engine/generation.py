@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.adapters import AdapterSet
 from localllm.engine.context_policy import FittedPrompt, roll
 from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.disk_cache import Segment
@@ -55,8 +56,10 @@ class Generation:
         sampler: Sampler,
         vocabulary: Vocabulary,
         stream: GenerationStream,
+        adapters: AdapterSet = (),
     ) -> None:
         self.request = request
+        self.adapters = adapters
         self.context = context
         self.stream = stream
         self.tokens = list(prompt.tokens)
