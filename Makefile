@@ -1,6 +1,6 @@
 # Everything happens inside .venv; nothing is installed outside of it.
 #
-#   make run         install what running needs, then write a short text with a tiny model
+#   make run         install what running needs, then let the built-in model tell a story
 #   make test        install everything, check the code, run every test
 #   make test-fast   the tests without the slow ones
 #   make check       format, lint, types, import directions
@@ -12,13 +12,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-MODEL  := .cache/random-llama.gguf
 
 .PHONY: run install test test-fast check bench lock clean
 
-run: install $(MODEL)
-	@echo "The weights of $(MODEL) are random numbers: the text below is nonsense, the machinery is real." >&2
-	$(BIN)/localllm run $(MODEL) "Once upon a time" --max-tokens 48 --seed 1 --stats </dev/null
+run: install
+	@echo "The first answer waits, once, for kernels to be compiled for this processor." >&2
+	$(BIN)/localllm run builtin "Tell me a story about a fox" --stats </dev/null
 
 install: $(VENV)/.installed
 
@@ -70,6 +69,3 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	CMAKE_BUILD_PARALLEL_LEVEL=$$($(BIN)/python -c "import os; print(os.cpu_count())") \
 	    $(PIP) install --constraint constraints.txt --editable '.[dev,llama]'
 	@touch $@
-
-$(MODEL): benchmarks/random_model.py | $(VENV)/.installed
-	$(BIN)/python benchmarks/random_model.py $@

@@ -13,7 +13,7 @@ import psutil
 from localllm.engine.disk_cache import disk_cache_folder
 from localllm.library import places
 from localllm.library.hub import endpoint
-from localllm.library.lookup import all_models
+from localllm.library.lookup import users_models
 from localllm.library.names import OLLAMA_HOST
 from localllm.library.own_store import free_bytes
 from localllm.settings import Settings, config_path
@@ -138,10 +138,11 @@ def check_unfinished(partial: Path) -> Check:
 
 
 def check_models(settings: Settings) -> Check:
-    """Models by source."""
-    counts = Counter(str(model.source) for model in all_models(settings))
+    """The user's models by source."""
+    counts = Counter(str(model.source) for model in users_models(settings))
     if not counts:
-        return Check("models found", State.ADVICE, "none", "localllm pull qwen3:0.6b gets a small one.")
+        advice = "There is the built-in one; localllm pull qwen3:0.6b gets one that is of use."
+        return Check("models found", State.ADVICE, "none", advice)
     return Check("models found", State.GOOD, ", ".join(f"{count} of {source}" for source, count in counts.items()))
 
 

@@ -15,10 +15,11 @@ HEADINGS = ("NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "
 
 
 def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
-    """List the models on this machine: our own, Ollama's, the Hugging Face cache's, LM Studio's, llama.cpp's.
+    """List the models on this machine: the built-in one, our own, Ollama's, Hugging Face's, LM Studio's, llama.cpp's.
 
     Every name can be given wherever a model is asked for. FITS says whether the memory that is free now is enough.
     """
+    from localllm.library.entry import Source
     from localllm.library.listing import describe
     from localllm.library.lookup import all_models
     from localllm.settings import load_settings
@@ -26,10 +27,10 @@ def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
     rows = [describe(model) for model in all_models(load_settings({}))]
     if as_json:
         answer(json.dumps([asdict(row) for row in rows], ensure_ascii=False) + "\n")
-    elif rows:
-        answer(table([HEADINGS, *map(_cells, rows)]))
-    else:
-        note("There are no models on this machine yet. `localllm pull qwen3:0.6b` gets a small one.")
+        return
+    answer(table([HEADINGS, *map(_cells, rows)]))
+    if all(row.source == Source.BUILT_IN for row in rows):
+        note("This one is for demonstration alone. `localllm pull qwen3:0.6b` gets a small one that is of use.")
 
 
 def _cells(row: "Listed") -> tuple[str, ...]:

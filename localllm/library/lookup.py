@@ -18,7 +18,15 @@ BUILT_IN_NAMES = (BUILT_IN, f"{BUILT_IN}:{DEFAULT_TAG}")
 
 def all_models(settings: Settings) -> Iterator[LibraryModel]:
     """Every model on this machine, in the order in which a name is looked up."""
+    yield built_in_model()
     yield from users_models(settings)
+
+
+def built_in_model() -> LibraryModel:
+    """The demonstration model that comes with localllm."""
+    from models import builtin
+
+    return LibraryModel(BUILT_IN_NAMES, Source.BUILT_IN, builtin.path())
 
 
 def users_models(settings: Settings) -> Iterator[LibraryModel]:

@@ -18,7 +18,7 @@ from localllm.library import hub, registry, single_file
 from localllm.library.download import Download
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, PullError
-from localllm.library.lookup import name_of_url
+from localllm.library.lookup import BUILT_IN_NAMES, built_in_model, name_of_url, wanted_names
 from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names
 from localllm.library.names import HUGGING_FACE_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
@@ -50,9 +50,13 @@ PullProgress = Callable[[PullStatus], None]
 def pull(name: str, settings: Settings, progress: PullProgress = lambda _status: None) -> LibraryModel:
     """Bring a model into the store: qwen3:0.6b, host/namespace/model:tag, hf.co/user/repo:Q4_K_M, or a URL.
 
+    The built-in model is here already.
+
     progress is called on this thread, at most ten times a second; an exception that it raises stops the pull. Raises
     PullError or LibraryError; what arrived until then is kept for the next pull.
     """
+    if not wanted_names(name).isdisjoint(BUILT_IN_NAMES):
+        return built_in_model()
     store = OwnStore(own_store(settings))
     store.prepare()
     with new_client() as client:

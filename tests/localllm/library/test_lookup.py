@@ -9,7 +9,7 @@ import pytest
 from localllm.library import resolve
 from localllm.library.entry import Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.lookup import all_models, find
+from localllm.library.lookup import find, users_models
 from localllm.settings import Settings
 from tests.localllm.library.conftest import write_file, write_hugging_face_model, write_ollama_model
 
@@ -55,7 +55,7 @@ def test_names_find_models_of_other_programs(full_home: Path, name: str, source:
 
 
 def test_every_shown_name_is_found(full_home: Path) -> None:
-    models = list(all_models(SETTINGS))
+    models = list(users_models(SETTINGS))
     assert len(models) == 6
     for model in models:
         assert find(model.name, SETTINGS).path == model.path
@@ -113,7 +113,7 @@ def test_variables_and_settings_lead_elsewhere(home: Path, tiny_gguf: bytes, mon
     monkeypatch.setenv("LLAMA_CACHE", str(home / "l"))
     settings = Settings(model_folders=f"{home}/f1{os.pathsep}{home}/f2", model_store=str(home / "own"))
     write_ollama_model(home / "own", "registry.ollama.ai/library/g/1", {"model": tiny_gguf})
-    names = {model.name for model in all_models(settings)}
+    names = {model.name for model in users_models(settings)}
     assert names == {"g:1", "a:1", "hf.co/u/r:Q8_0", "p/q:Q8_0", "d", "e", "f"}
     assert find("f", settings).path.name == "f-00001-of-00002.gguf"
 
@@ -122,14 +122,14 @@ def test_two_files_of_one_quantisation_keep_their_whole_names(home: Path, tiny_g
     hub = home / ".cache/huggingface/hub"
     for file in ("small-Q8_0.gguf", "large-Q8_0.gguf"):
         write_hugging_face_model(hub, "u/r", file, tiny_gguf)
-    assert {model.name for model in all_models(SETTINGS)} == {"hf.co/u/r:small-Q8_0", "hf.co/u/r:large-Q8_0"}
+    assert {model.name for model in users_models(SETTINGS)} == {"hf.co/u/r:small-Q8_0", "hf.co/u/r:large-Q8_0"}
 
 
 def test_damaged_manifests_hide_nobody_else(
     full_home: Path, tiny_gguf: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     ollama = full_home / ".ollama/models"
-    before = len(list(all_models(SETTINGS)))
+    before = len(list(users_models(SETTINGS)))
     layers = [("sha256:../../x", 1), ("sha256:" + "A" * 64, 1), ("sha256:" + "0" * 64, -1), ("sha256:" + "0" * 64, "1")]
     media_type = "application/vnd.ollama.image.model"
     bad = [b"", b"{", b"[]", b'{"layers": 3}', b"\xff", b"[" * 100_000, b'{"layers": [1]}', b" " * (2 << 20)]
@@ -138,7 +138,7 @@ def test_damaged_manifests_hide_nobody_else(
         bad.append(json.dumps({"layers": [layer]}).encode())
     for number, data in enumerate(bad):
         write_file(ollama / f"manifests/registry.ollama.ai/library/bad/{number}", data)
-    assert len(list(all_models(SETTINGS))) == before
+    assert len(list(users_models(SETTINGS))) == before
     assert len(caplog.records) == len(bad)
     assert all("bad/" in record.getMessage() for record in caplog.records)
 
@@ -148,14 +148,14 @@ def test_a_manifest_of_another_program_cannot_link_to_a_file(home: Path, tiny_gg
     manifest = {"layers": [{"mediaType": "application/vnd.localllm.link", "path": str(target)}]}
     for store in (".ollama/models", ".local/share/localllm/models"):
         write_file(home / store / "manifests/registry.ollama.ai/library/x/1", json.dumps(manifest).encode())
-    assert [(model.source, model.path) for model in all_models(SETTINGS)] == [(Source.OWN, target)]
+    assert [(model.source, model.path) for model in users_models(SETTINGS)] == [(Source.OWN, target)]
 
 
 def test_a_manifest_without_its_blobs_is_no_model(home: Path, tiny_gguf: bytes) -> None:
     write_ollama_model(home / ".ollama/models", "registry.ollama.ai/library/x/1", {"model": tiny_gguf})
     for blob in (home / ".ollama/models/blobs").iterdir():
         blob.unlink()
-    assert list(all_models(SETTINGS)) == []
+    assert list(users_models(SETTINGS)) == []
 
 
 def test_a_layer_that_is_no_json_is_named(home: Path, tiny_gguf: bytes) -> None:
@@ -172,7 +172,7 @@ def test_list_shows_all_and_changes_nothing(
     before = snapshot(full_home)
     assert command("list", "--json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert len(rows) == 7
+    assert len(rows) == 8  # with the built-in one
     qwen = rows["qwen3:0.6b"]
     size = Path(qwen["path"]).stat().st_size
     shown = {key: qwen[key] for key in ("source", "size", "quantization", "parameters", "context", "fits", "problem")}
@@ -189,7 +189,7 @@ def test_list_shows_all_and_changes_nothing(
     assert command("list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "FITS"]
-    assert len(lines) == 8
+    assert len(lines) == 9
     assert snapshot(full_home) == before
 
 
