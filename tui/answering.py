@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from localllm.engine.request import FinishReason
 from tui.backend import Answer, AnswerUpdate
@@ -11,7 +12,9 @@ from tui.conversation import Conversation
 from tui.latency import Latency
 from tui.sessions.database import SessionError
 from tui.status import SpeedMeter, Status
-from tui.widgets.message_views import AnswerView
+
+if TYPE_CHECKING:
+    from tui.widgets.answer_view import AnswerView
 
 FLUSH_S = 1 / 25
 SAVE_EVERY_S = 1.0
@@ -19,7 +22,7 @@ SAVE_EVERY_S = 1.0
 
 async def follow(
     answer: Answer,
-    view: AnswerView,
+    view: "AnswerView",
     conversation: Conversation,
     status: Status,
     latency: Latency,
@@ -45,7 +48,7 @@ async def follow(
         await asyncio.sleep(FLUSH_S)
 
 
-def note_end(view: AnswerView, update: AnswerUpdate) -> None:
+def note_end(view: "AnswerView", update: AnswerUpdate) -> None:
     """Write how the answer ended, and its figures, into the message."""
     counts, timings = update.counts, update.timings
     decoded = counts.generated - 1

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable
 
 from textual.app import App, SystemCommand
-from textual.binding import Binding
 from textual.screen import Screen
 
 from tui.backend import Backend
@@ -14,23 +13,9 @@ from tui.commands.table import COMMANDS
 from tui.conversation import Conversation
 from tui.parameters import Parameters
 from tui.screens.chat import ChatScreen
-from tui.screens.inspector import InspectorScreen
-from tui.screens.models import ModelsScreen
-from tui.screens.parameters import ParametersScreen
-from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
 from tui.sessions.database import SessionError
 from tui.themes import THEMES
-from tui.widgets.message_views import MessageView
-from tui.widgets.prompt import Prompt
-
-# Names of everything that has a key, for keys.toml. Names with a dot are told by the place where the key works.
-ACTIONS = tuple(
-    binding.id
-    for owner in (ChatScreen, Prompt, MessageView, SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen)
-    for binding in owner.BINDINGS
-    if isinstance(binding, Binding) and binding.id
-)
 
 # The end of the session, of the terminal or of the machine. Windows' loop cannot be told.
 LEAVE_ON = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)

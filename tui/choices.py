@@ -31,7 +31,7 @@ def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> 
         files = sorted(beside.parent.glob("*.gguf"))
         known += [(str(path), path, str(Source.FOLDER)) for path in files if path not in paths]
     choices = [choice for entry in known if (choice := _choice(*entry, loaded))]
-    return choices + [_to_pull(suggestion) for suggestion in SUGGESTIONS if suggestion.name not in names]
+    return choices + [to_pull(suggestion) for suggestion in SUGGESTIONS if suggestion.name not in names]
 
 
 def _choice(name: str, path: Path, source: str, loaded: Path | None) -> ModelChoice | None:
@@ -53,7 +53,8 @@ def _choice(name: str, path: Path, source: str, loaded: Path | None) -> ModelCho
     )
 
 
-def _to_pull(suggestion: Suggestion) -> ModelChoice:
+def to_pull(suggestion: Suggestion) -> ModelChoice:
+    """A suggestion as the picker shows it."""
     return ModelChoice(
         name=suggestion.name,
         size=suggestion.size,

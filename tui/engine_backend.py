@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from localllm.engine.answer_parts import AnswerSplitter
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
@@ -164,6 +162,8 @@ class EngineBackend:
 
     def memory_bytes(self) -> int | None:
         """Resident memory of this process."""
+        import psutil
+
         return int(psutil.Process().memory_info().rss)
 
     def close(self) -> None:

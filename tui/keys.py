@@ -2,7 +2,6 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 
 import platformdirs
@@ -15,9 +14,25 @@ def keys_path() -> Path:
     return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / "keys.toml"
 
 
-def load_keys(file: Path, actions: Iterable[str]) -> dict[str, str]:
+def actions() -> list[str]:
+    """Names of everything that has a key. Names with a dot are told by the place where the key works."""
+    from textual.binding import Binding
+
+    from tui.screens.chat import ChatScreen
+    from tui.screens.inspector import InspectorScreen
+    from tui.screens.models import ModelsScreen
+    from tui.screens.parameters import ParametersScreen
+    from tui.screens.sessions import SessionsScreen
+    from tui.widgets.message_views import MessageView
+    from tui.widgets.prompt import Prompt
+
+    owners = (ChatScreen, Prompt, MessageView, SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen)
+    bindings = [binding for owner in owners for binding in owner.BINDINGS]
+    return sorted({binding.id for binding in bindings if isinstance(binding, Binding) and binding.id})
+
+
+def load_keys(file: Path) -> dict[str, str]:
     """Read which action has which keys, several separated by commas. Raises SettingsError for an unknown action."""
-    known = sorted(set(actions))
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -26,6 +41,7 @@ def load_keys(file: Path, actions: Iterable[str]) -> dict[str, str]:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}. Check its permissions.") from error
     except ValueError as error:
         raise SettingsError(f"{file}: is not valid TOML: {error}.") from error
+    known = actions()
     for name, key in content.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

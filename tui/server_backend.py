@@ -76,7 +76,11 @@ class ServerAnswer:
                 if parts:
                     # A line is a token, or nearly so; the server's own count comes last.
                     counts, first = Counts(generated=counts.generated + 1), first or now
-                times = Timings(decode_s=now - first if first else 0.0, ttft_s=first - self._began if first else 0.0)
+                times = Timings(
+                    prefill_s=(first or now) - self._began,
+                    decode_s=now - first if first else 0.0,
+                    ttft_s=first - self._began if first else 0.0,
+                )
                 if line.get("done"):
                     last = _end(line, parts, times)
                     break

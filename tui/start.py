@@ -7,7 +7,7 @@ from pathlib import Path
 from textual.logging import TextualHandler
 
 from localllm.settings import Settings, load_settings, read_key
-from tui.app import ACTIONS, ChatApp
+from tui.app import ChatApp
 from tui.backend import Backend
 from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
@@ -26,7 +26,7 @@ def run_chat(
     """
     # A line on stderr would tear the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
-    keys = load_keys(keys_path(), ACTIONS)
+    keys = load_keys(keys_path())
 
     def settings_with(model_settings: Mapping[str, object]) -> Settings:
         return load_settings(flags, model=model_settings)

@@ -32,7 +32,7 @@ class Status:
         segments: list[tuple[int, str, str]] = []
         if self.activity:
             what, share = self.activity
-            segments.append((0, f"{what} {bar(share)} {share:.0%}", "$accent"))
+            segments.append((0, f"{bar(share)} {share:.0%} {what}", "$accent"))
         elif self.answering and self.progress:
             segments.append((0, self._prefill(), "$accent"))
         elif self.answering:

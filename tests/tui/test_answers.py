@@ -10,7 +10,7 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.sessions import SessionStore
-from tui.widgets.message_views import AnswerView
+from tui.widgets.answer_view import AnswerView
 
 
 def shown(answer: AnswerView) -> str:

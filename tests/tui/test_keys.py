@@ -5,19 +5,18 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import SettingsError
-from tui.app import ACTIONS
 from tui.commands.table import COMMANDS
-from tui.keys import load_keys
+from tui.keys import actions, load_keys
 
 
 def test_no_file_changes_nothing(tmp_path: Path) -> None:
-    assert load_keys(tmp_path / "keys.toml", ACTIONS) == {}
+    assert load_keys(tmp_path / "keys.toml") == {}
 
 
 def test_keys_by_action(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('new = "f9"\n"prompt.newline" = "ctrl+k,ctrl+j"\n', encoding="utf-8")
-    assert load_keys(file, ACTIONS) == {"new": "f9", "prompt.newline": "ctrl+k,ctrl+j"}
+    assert load_keys(file) == {"new": "f9", "prompt.newline": "ctrl+k,ctrl+j"}
 
 
 @pytest.mark.parametrize(
@@ -32,8 +31,8 @@ def test_mistakes_are_named(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(SettingsError, match=message):
-        load_keys(file, ACTIONS)
+        load_keys(file)
 
 
 def test_every_command_with_a_key_is_an_action() -> None:
-    assert {command.name for command in COMMANDS if command.key} <= set(ACTIONS)
+    assert {command.name for command in COMMANDS if command.key} <= set(actions())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from localllm.engine.answer_parts import PartKind
-from localllm.engine.request import FinishReason, SamplingParams
+from localllm.engine.request import FinishReason, Progress, SamplingParams
 from tui.backend import AnswerUpdate, ChatRequest, Turn
 from tui.server_backend import ServerAnswer, ServerBackend, ServerError
 
@@ -23,6 +23,7 @@ class Script:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.asked: list[dict[str, Any]] = []
+        self.key = ""
         self.hold = threading.Event()
         self.hold.set()
         self.gone = threading.Event()
@@ -43,7 +44,9 @@ def backend(script: Script) -> Iterator[ServerBackend]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             script.asked.append(body)
-            if body["model"] != "tiny:latest":
+            if script.key and self.headers["Authorization"] != f"Bearer {script.key}":
+                self._json({"error": "an API key is needed"}, 401)
+            elif body["model"] != "tiny:latest":
                 self._json({"error": "model not found"}, 404)
             elif self.path == "/api/show":
                 self._json({"model_info": {"llama.context_length": 512}, "capabilities": ["completion", "thinking"]})
@@ -116,7 +119,8 @@ def test_an_answer_with_thinking_and_the_servers_own_figures(backend: ServerBack
     body = script.asked[-1]
     assert body["messages"] == [{"role": "user", "content": "Hi"}]
     assert body["think"] is True
-    assert body["options"].items() >= {"temperature": 0.5, "seed": 3, "num_predict": 40}.items()
+    # What nobody changed is left to the server, whose model may have parameters of its own.
+    assert body["options"] == {"temperature": 0.5, "seed": 3, "num_predict": 40}
 
 
 def test_cancelling_ends_the_connection(backend: ServerBackend, script: Script) -> None:
@@ -141,6 +145,33 @@ def test_errors_say_what_the_server_said(backend: ServerBackend, script: Script)
     script.lines = [{"message": {"content": "So"}}]
     last = read(backend.submit(asked()))[-1]
     assert (last.finish_reason, last.error) == (FinishReason.ERROR, "The server ended the answer without saying why.")
+
+
+def test_a_server_that_asks_for_a_key(backend: ServerBackend, script: Script) -> None:
+    script.key = "secret"
+    with pytest.raises(ServerError, match=r"an API key is needed \(401\)\. Set LOCALLLM_REMOTE_KEY"):
+        backend.load("tiny:latest", lambda what, share: None)
+    address = f"{backend._host}:{backend._port}"
+    assert ServerBackend(address, "secret").load("tiny:latest", lambda what, share: None).context == 512
+
+
+def test_how_far_the_prompt_is_read_and_what_was_cached(backend: ServerBackend, script: Script) -> None:
+    reading = {"message": {"content": ""}, "progress": {"queue_position": 0, "completed": 512, "total": 2048}}
+    cached = {"prompt_eval_cached_count": 7, "dropped_messages": 2}
+    script.lines = [reading]
+    script.hold.clear()
+    backend.load("tiny:latest", lambda what, share: None)
+    answer = backend.submit(asked())
+    while (update := answer.poll()) is None:
+        time.sleep(0.005)
+    assert script.asked[-1]["progress"] is True
+    assert update.progress == Progress(0, 512, 2048)
+    assert update.timings.prefill_s > 0
+    answer.cancel()
+    script.hold.set()
+    script.lines = [reading, {"message": {"content": "Hello"}}, {"message": {}, **LAST, **cached}]
+    last = read(backend.submit(asked()))[-1]
+    assert (last.progress, last.counts.cached, last.counts.dropped_messages) == (None, 7, 2)
 
 
 def test_models_and_addresses(backend: ServerBackend) -> None:

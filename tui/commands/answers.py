@@ -1,14 +1,15 @@
 """Commands on messages: answer again, go on, edit, copy."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from localllm.errors import RequestError
 from tui.sessions import Role
-from tui.widgets.message_views import AnswerView, MessageView
+from tui.widgets.message_views import MessageView
 
 if TYPE_CHECKING:
     from tui.screens.chat import ChatScreen
+    from tui.widgets.answer_view import AnswerView
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -81,10 +82,8 @@ def _selected(chat: "ChatScreen", role: Role) -> MessageView:
     return view
 
 
-def _answer(chat: "ChatScreen") -> AnswerView:
-    view = _selected(chat, Role.ASSISTANT)
-    assert isinstance(view, AnswerView)
-    return view
+def _answer(chat: "ChatScreen") -> "AnswerView":
+    return cast("AnswerView", _selected(chat, Role.ASSISTANT))
 
 
 def _require_rest(chat: "ChatScreen") -> None:

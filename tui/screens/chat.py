@@ -1,13 +1,13 @@
 """The chat: messages above, the prompt below, and the truth about the machine in one line."""
 
 import asyncio
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import Screen
-from textual.widgets import Footer, Markdown, Static
+from textual.widgets import Footer, Static
 from textual.worker import Worker
 
 from localllm.cli.terminal import harmless
@@ -22,14 +22,17 @@ from tui.conversation import Conversation
 from tui.latency import Latency
 from tui.loading import ModelLoader
 from tui.sessions import Message, Role
-from tui.widgets.message_views import AnswerView, MessageView
+from tui.widgets.message_views import MessageView
 from tui.widgets.prompt import Prompt
 from tui.widgets.status_line import StatusLine
 from tui.widgets.title_bar import TitleBar
 from tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
+    from textual.widgets import Markdown
+
     from tui.app import ChatApp
+    from tui.widgets.answer_view import AnswerView
 
 MEMORY_EVERY_S = 2.0
 
@@ -39,6 +42,7 @@ class ChatScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="stop", priority=True),
+        Binding("escape", "back", "Back", id="back", priority=True),
         *(
             Binding(
                 command.key,
@@ -90,6 +94,9 @@ class ChatScreen(Screen[None]):
         self.prompt.focus()
         await self.show_conversation()
         self.set_interval(MEMORY_EVERY_S, self._measure)
+        self.call_after_refresh(self._first_model)  # what it imports must not hold up the first picture
+
+    def _first_model(self) -> None:
         if self.conversation.model:
             self.loader.begin(self.conversation.model, pull=self.app.model_was_named)
         else:
@@ -165,7 +172,7 @@ class ChatScreen(Screen[None]):
         self.title_bar.title = self.conversation.title
         await self.answer()
 
-    def begin_answer(self, view: AnswerView | None = None) -> None:
+    def begin_answer(self, view: "AnswerView | None" = None) -> None:
         """Start `answer` beside everything else."""
         self._work = self.run_worker(self.answer(view))
 
@@ -176,7 +183,7 @@ class ChatScreen(Screen[None]):
         if self._work:
             await self._work.wait()
 
-    async def answer(self, view: AnswerView | None = None) -> None:
+    async def answer(self, view: "AnswerView | None" = None) -> None:
         """Let the model answer what is shown; with a view, continue its cut answer."""
         facts = self.status_line.facts
         facts.answering, facts.speed, facts.progress = True, 0.0, None
@@ -185,9 +192,7 @@ class ChatScreen(Screen[None]):
         continues = view is not None
         try:
             if view is None:
-                shown = await self.transcript.append(self.conversation.begin_answer())
-                assert isinstance(shown, AnswerView)
-                view = shown
+                view = cast("AnswerView", await self.transcript.append(self.conversation.begin_answer()))
             view.message.finish_reason = None
             self._writing, self._stopping = view.message, False
             await self._model_loaded()
@@ -219,7 +224,7 @@ class ChatScreen(Screen[None]):
         if self.info is None:
             raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
 
-    async def _end_answer(self, view: AnswerView) -> None:
+    async def _end_answer(self, view: "AnswerView") -> None:
         await view.finish()
         try:
             self.conversation.save(view.message)
@@ -250,23 +255,30 @@ class ChatScreen(Screen[None]):
         self.title_bar.title = self.conversation.title
 
     def action_stop(self) -> None:
-        """Stop the answer, else the load; else leave what is being done and go back to the prompt."""
+        """Stop the answer, else the load."""
         if self._answer:
             self._answer.cancel()
         elif self.loader.busy:
             self.loader.stop()
-        elif self.busy:
+        else:
             self._stopping = True
-        elif self.editing:
+        self.prompt.focus()
+
+    def action_back(self) -> None:
+        """Leave what is being done and go back to the prompt."""
+        if self.editing:
             self.editing = None
             self.prompt.accept("")
             self.notify("Editing was given up.")
         self.prompt.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Stop is offered while there is something to stop."""
+        """Stop is offered while there is something to stop, Back while there is somewhere to go back from."""
+        at_work = self.busy or self.loader.busy
         if action == "stop":
-            return self.busy or self.loader.busy or self.editing is not None or self.focused is not self.prompt
+            return at_work
+        if action == "back":
+            return not at_work and (self.editing is not None or self.focused is not self.prompt)
         return True
 
     def action_scroll(self, pages: int) -> None:
@@ -331,9 +343,11 @@ class ChatScreen(Screen[None]):
 
     def show_note(self, markdown: str) -> None:
         """Show something that is no part of the conversation."""
+        from textual.widgets import Markdown
+
         self.run_worker(self._show(Markdown(markdown, classes="note", open_links=False)))
 
-    async def _show(self, note: Static | Markdown) -> None:
+    async def _show(self, note: "Static | Markdown") -> None:
         await self.transcript.query(".note").remove()
         await self.transcript.mount(note)
         self.call_after_refresh(note.scroll_visible, top=True, animate=False)
@@ -349,7 +363,7 @@ class ChatScreen(Screen[None]):
             self.status_line.facts.memory = self.app.backend.memory_bytes()
             self.status_line.redraw()
 
-    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+    def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
         """A link that a model wrote is copied, never opened."""
         self.app.copy_to_clipboard(event.href)
         self.notify(f"Copied {harmless(event.href)}", markup=False)

@@ -1,0 +1,103 @@
+"""What the chat's own engine is asked: cut answers go on, also inside their thoughts, and manifests are followed."""
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localllm.engine.answer_parts import PartKind
+from localllm.engine.backends import BackendChoice
+from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
+from localllm.library.behaviour import Behaviour
+from localllm.settings import Settings
+from tui.backend import ChatRequest, Turn
+from tui.engine_backend import EngineBackend, _place
+
+THINK = (("<think>", "</think>"),)
+
+
+class Engine:
+    """Takes a request and answers with a text."""
+
+    context = 512
+
+    def __init__(self, text: str) -> None:
+        self.requests: list[GenerationRequest] = []
+        self.events = deque([TokenEvent(text=text), TokenEvent(finish_reason=FinishReason.STOP)])
+
+    def submit(self, request: GenerationRequest) -> SimpleNamespace:
+        self.requests.append(request)
+        return SimpleNamespace(poll=lambda: [self.events.popleft()] if self.events else [])
+
+
+class Model:
+    """A loaded model whose tokens are characters and whose template writes the roles in brackets."""
+
+    def __init__(self, text: str, starts_in_reasoning: bool = False) -> None:
+        self.engine = Engine(text)
+        self.template = SimpleNamespace(is_default=False, reasoning_markers=THINK, tool_call_markers=())
+        self.tokenizer = SimpleNamespace(encode=lambda text, **_options: [ord(letter) for letter in text])
+        self.starts_in_reasoning = starts_in_reasoning
+
+    def chat_prompt(self, messages: list[dict[str, str]], **_options: object) -> SimpleNamespace:
+        text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
+        text += "<think>" if self.starts_in_reasoning else ""
+        return SimpleNamespace(
+            tokens=tuple(map(ord, text)), starts_in_reasoning=self.starts_in_reasoning, stop=("[",), messages=()
+        )
+
+
+def ask(model: Any, request: ChatRequest, behaviour: Behaviour | None = None) -> tuple[str, list[tuple[str, str]]]:
+    """The prompt as text, and the answer's parts."""
+    backend = EngineBackend(lambda _: Settings())
+    backend._model, backend._behaviour = model, behaviour or Behaviour()
+    answer = backend.submit(request)
+    parts = []
+    while (update := answer.poll()) is not None:
+        parts += [(str(part.kind), part.text) for part in update.parts]
+    return "".join(map(chr, model.engine.requests[0].prompt)), parts
+
+
+def cut(content: str, reasoning: str) -> ChatRequest:
+    return ChatRequest((Turn("user", "2+2?"), Turn("assistant", content, reasoning)), continues=True)
+
+
+@pytest.mark.parametrize(
+    ("starts_in_reasoning", "content", "reasoning", "prompt", "text", "parts"),
+    [
+        (False, "", "Two and", "<think>Two and", " two</think>Four", [("reasoning", " two"), ("content", "Four")]),
+        (True, "", "Two and", "<think>Two and", " two</think>Four", [("reasoning", " two"), ("content", "Four")]),
+        (True, "", "", "<think>", "Two</think>4", [("reasoning", "Two"), ("content", "4")]),
+        (False, "Fo", "Two", "<think>Two</think>Fo", "ur", [("content", "ur")]),
+        (True, "Fo", "Two", "<think>Two</think>Fo", "ur", [("content", "ur")]),
+        (False, "Fo", "", "Fo", "ur", [("content", "ur")]),
+    ],
+)
+def test_a_cut_answer_goes_on_where_it_was(
+    starts_in_reasoning: bool, content: str, reasoning: str, prompt: str, text: str, parts: list[tuple[str, str]]
+) -> None:
+    asked, said = ask(Model(text, starts_in_reasoning), cut(content, reasoning))
+    assert asked == f"[user]2+2?{prompt}"
+    assert said == parts
+    assert {kind for kind, _ in parts} <= set(PartKind)
+
+
+def test_what_a_manifest_says_is_followed() -> None:
+    behaviour = Behaviour(system="Be a pirate.", stop=("END",), messages=({"role": "user", "content": "Ahoy"},))
+    model = Model("Arr")
+    asked, _ = ask(model, ChatRequest((Turn("user", "Hi"),)), behaviour)
+    assert asked == "[system]Be a pirate.[user]Ahoy[user]Hi"
+    assert model.engine.requests[0].stop == ("[", "END")
+
+
+def test_the_users_system_prompt_replaces_the_manifests() -> None:
+    turns = (Turn("system", "Be brief."), Turn("user", "Hi"))
+    asked, _ = ask(Model("Arr"), ChatRequest(turns), Behaviour(system="Be a pirate."))
+    assert asked == "[system]Be brief.[user]Hi"
+
+
+def test_the_place_tells_layers_on_gpus() -> None:
+    assert _place(BackendChoice("native", "")) == "native, CPU"
+    assert _place(BackendChoice("llama", "")) == "llama.cpp, CPU"
+    assert _place(BackendChoice("llama", "", device_layers=(20, 29))) == "llama.cpp, 20/29 layers on GPU"

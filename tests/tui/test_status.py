@@ -1,0 +1,81 @@
+"""The status line: what it says, in which order, and what gives way where the terminal is narrow."""
+
+from localllm.engine.request import Counts, Progress, Timings
+from localllm.settings import Settings
+from tui.backend import AnswerUpdate
+from tui.parameters import Parameters
+from tui.status import SpeedMeter, Status, bar, human_seconds
+
+
+def a_status() -> Status:
+    return Status(
+        model="qwen3:0.6b",
+        place="llama.cpp, 20/29 layers on GPU",
+        context=4096,
+        counts=Counts(prompt=100, cached_memory=30, cached_disk=60, generated=28),
+        timings=Timings(ttft_s=0.34),
+        memory=3 * 2**30,
+        speed=41.6,
+    )
+
+
+def test_all_facts_where_there_is_room() -> None:
+    assert str(a_status().line(200)) == (
+        "qwen3:0.6b │ llama.cpp, 20/29 layers on GPU │ ctx 128/4096 ▕▎     ▏ │ cached 30 mem + 60 disk │ TTFT 340 ms"
+        " │ 42 tok/s │ 3 GiB"
+    )
+
+
+def test_the_least_important_give_way_first() -> None:
+    shown = [str(a_status().line(width)) for width in (160, 120, 80, 40)]
+    assert [" GiB" in line for line in shown] == [True, False, False, False]
+    assert ["layers on GPU" in line for line in shown] == [True, True, True, False]
+    assert all("ctx 128/4096" in line for line in shown)
+    assert all(len(line) <= width for line, width in zip(shown, (160, 120, 80, 40), strict=True))
+
+
+def test_a_load_tells_what_and_how_far() -> None:
+    status = Status(activity=("pulling qwen3:0.6b, 499 MiB, 12 MiB/s, 30 s left", 0.25))
+    assert str(status.line(80)) == "▕█▌    ▏ 25% pulling qwen3:0.6b, 499 MiB, 12 MiB/s, 30 s left"
+
+
+def test_a_prompt_that_is_read_tells_how_long_it_takes() -> None:
+    status = Status(answering=True, progress=Progress(0, 1024, 4096), counts=Counts(cached_memory=512))
+    assert status.segments()[0][1] == "reading ▕█▌    ▏ 1024/4096"
+    status.timings = Timings(prefill_s=2.0)  # 512 tokens in 2 s: 3072 take 12
+    assert status.segments()[0][1] == "reading ▕█▌    ▏ 1024/4096, 12 s left"
+    status.progress = Progress(3, 0, 4096)
+    assert status.segments()[0][1] == "waiting, place 3"
+
+
+def test_a_context_that_is_nearly_full_warns() -> None:
+    styles = {share: Status(context=100, counts=Counts(prompt=share)).segments()[0][2] for share in (50, 85, 97)}
+    assert styles == {50: "$foreground 60%", 85: "$warning", 97: "$error"}
+
+
+def test_what_did_not_fit_is_told() -> None:
+    assert "2 messages left out" in str(Status(counts=Counts(dropped_messages=2)).line(80))
+
+
+def test_speed_is_that_of_the_last_seconds() -> None:
+    meter = SpeedMeter()
+    speeds = [
+        meter.observe(AnswerUpdate(counts=Counts(generated=tokens), timings=Timings(decode_s=seconds)))
+        for tokens, seconds in ((1, 0.0), (11, 1.0), (21, 2.0), (121, 4.0), (321, 6.0))
+    ]
+    assert speeds[:3] == [0.0, 10.0, 10.0]
+    assert speeds[-1] == 100.0  # 200 tokens in the last 2 s
+
+
+def test_small_things() -> None:
+    assert [human_seconds(seconds) for seconds in (1.25, 0.34, 0.0042)] == ["1.25 s", "340 ms", "4.2 ms"]
+    assert bar(0.5, 4) == "▕██  ▏"
+    assert bar(7.0, 4) == "▕████▏"
+
+
+def test_another_models_defaults_replace_those_that_nobody_changed() -> None:
+    old = Parameters()
+    chosen = old.with_text("temperature", "0.2")
+    new = Parameters.from_settings(Settings(temperature=0.6, top_k=20))
+    rebased = chosen.rebased(old, new)
+    assert (rebased.temperature, rebased.top_k) == (0.2, 20)
