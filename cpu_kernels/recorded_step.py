@@ -53,6 +53,11 @@ class RecordedStep:
     def __init__(self, program: Program, team: ThreadTeam, step: NDArray[np.generic]) -> None:
         self._program, self._team, self._step = program, team, step
 
+    @property
+    def rows(self) -> int:
+        """Rows that the step computes."""
+        return int(self._step[Step.ROWS + Stage.ALL])
+
     def run(self) -> None:
         """Compute the step again: the compiled part of it alone."""
         self._program.run(self._team, self._step)
@@ -62,7 +67,7 @@ class RecordedStep:
 
         Of experts, those that the row chose. Raises ValueError for a step of several rows.
         """
-        if self._step[Step.ROWS + Stage.ALL] != 1:
+        if self.rows != 1:
             raise ValueError("only a step of one row tells what a row costs")
         row, logits = Products(), Products()
         for name, record in zip(self._program.names, self._program.records, strict=True):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.formats.conversions import native_form
 from cpu_kernels.formats.weight_format import WeightFormat
-from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Op
 from cpu_kernels.threads import ThreadTeam
@@ -16,6 +16,7 @@ from gguf_io import ModelFile, TensorInfo
 from models.errors import UnsupportedModelError
 
 _ROWS_CONVERTED_TOGETHER = 1024
+_BYTES_PACKED_TOGETHER = 16 << 20
 ROW_MULTIPLE = 32
 """Outputs are padded to this many values, so that any format's groups fit."""
 
@@ -73,6 +74,7 @@ class WeightLoader:
         self._file = file
         self._team = team
         self._builder = builder
+        self._arena = Arena()
         self._progress = progress
         self._loaded_bytes = 0
         self._matrices: dict[str, Matrix] = {}
@@ -134,21 +136,25 @@ class WeightLoader:
         offsets = np.arange(max(experts, 1))[:, None] * rows
         row_map = np.where(one >= 0, one + offsets, -1).astype(np.int32).reshape(-1)
         groups = len(row_map) // weight_format.group_rows
-        packed = aligned_zeros((groups * weight_format.group_bytes(k),), np.uint8)
+        packed = self._arena.zeros(groups * weight_format.group_bytes(k))
         self._builder.keep(packed)
         op = aligned_zeros((int(Op.SIZE),), np.int64)
-        op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
-            source.ctypes.data,
-            source.shape[1],
-            packed.ctypes.data,
-            weight_format.group_bytes(k),
-            weight_format.group_rows,
-            k,
-            row_map.ctypes.data,
-            groups,
-        )
-        self._team.run_kernel(weight_format.repack, op)
-        self._file.release(tensor.name)
+        group_bytes, group_rows = weight_format.group_bytes(k), weight_format.group_rows
+        together = max(1, _BYTES_PACKED_TOGETHER // (group_rows * source.shape[1]))
+        # Piece by piece, so that little of the file is in memory beside its packed copy.
+        for first in range(0, groups, together):
+            op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
+                source.ctypes.data,
+                source.shape[1],
+                packed.ctypes.data + first * group_bytes,
+                group_bytes,
+                group_rows,
+                k,
+                row_map[first * group_rows :].ctypes.data,
+                min(together, groups - first),
+            )
+            self._team.run_kernel(weight_format.repack, op)
+            self._file.release(tensor.name)
         self._report(tensor)
         return Matrix(weight_format, packed, length, k, experts)
 

@@ -1,0 +1,45 @@
+"""Aligned memory: zero, writable, apart from each other, and taken from the system only where it is touched."""
+
+import resource
+
+import numpy as np
+import pytest
+
+from cpu_kernels.memory import ALIGNMENT, Arena, aligned_zeros
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 1000, 1 << 20, (3 << 20) + 5])
+def test_arrays_are_aligned_zero_and_writable(size: int) -> None:
+    array = aligned_zeros((size,), np.uint8)
+    assert array.shape == (size,)
+    assert array.ctypes.data % ALIGNMENT == 0
+    assert not array.any()
+    array[:] = 7
+    assert (array == 7).all()
+
+
+def test_shapes_and_types() -> None:
+    array = aligned_zeros((3, 5, 7), np.float32)
+    assert (array.shape, array.dtype) == ((3, 5, 7), np.dtype(np.float32))
+
+
+def test_an_arena_hands_out_memory_once() -> None:
+    arena = Arena()
+    sizes = [1, 64, 100, 1 << 20, 65 << 20, 40 << 20, 30 << 20, 3]
+    pieces = [arena.zeros(size) for size in sizes]
+    for number, (piece, size) in enumerate(zip(pieces, sizes, strict=True), start=1):
+        assert len(piece) == size
+        assert piece.ctypes.data % ALIGNMENT == 0
+        assert not piece[:: 1 << 16].any()
+        piece[:: 1 << 16] = piece[-1] = number
+    for number, piece in enumerate(pieces, start=1):
+        assert (piece[:: 1 << 16] == number).all()
+        assert piece[-1] == number
+
+
+def test_a_large_array_costs_what_is_touched() -> None:
+    """One byte in each 2 MiB of 200 MiB: 100 pages of 4 KiB, not the whole."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    array = aligned_zeros((200 << 20,), np.uint8)
+    array[:: 2 << 20] = 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10
