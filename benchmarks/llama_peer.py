@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 if "LOCALLLM_PEER" in os.environ:
     sys.path.insert(0, os.environ["LOCALLLM_PEER"])
 
@@ -34,6 +37,8 @@ class LlamaPeer:
         settings.flash_attn_type = int(flash_attention)
         self._context = self._llama.llama_init_from_model(self._model, settings)
         self._length = 0
+        vocabulary = self._llama.llama_model_get_vocab(self._model)
+        self._vocabulary = int(self._llama.llama_vocab_n_tokens(vocabulary))
 
     def append(self, tokens: Sequence[int]) -> None:
         """Compute tokens after what is there, 512 at a time, with logits of the last."""
@@ -44,6 +49,11 @@ class LlamaPeer:
                 raise RuntimeError("llama_decode failed")
         self._llama.llama_get_logits_ith(self._context, -1)[0]
         self._length += len(tokens)
+
+    def logits(self) -> NDArray[np.float32]:
+        """The logits of the last token: float32[vocabulary], valid until the next call."""
+        row = self._llama.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(row, shape=(self._vocabulary,))
 
     def clear(self) -> None:
         """Forget the sequence."""

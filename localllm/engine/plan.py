@@ -62,9 +62,14 @@ def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
 
 
 class ChunkSize:
-    """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times."""
+    """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times.
+
+    A prompt that is alone may take ALONE_S: only cancelling it, or a newcomer, waits for the step, and long steps read
+    the weights less often.
+    """
 
     TARGET_S = 0.15
+    ALONE_S = 0.5
     SMALLEST = 16
 
     def __init__(self, largest: int) -> None:
@@ -74,7 +79,15 @@ class ChunkSize:
     @property
     def rows(self) -> int:
         """Rows of the next step."""
-        return min(max(int(self._rows_per_s * self.TARGET_S), self.SMALLEST), self._largest)
+        return self._rows_in(self.TARGET_S)
+
+    @property
+    def rows_alone(self) -> int:
+        """Rows of the next step where nobody else is served."""
+        return self._rows_in(self.ALONE_S)
+
+    def _rows_in(self, seconds: float) -> int:
+        return min(max(int(self._rows_per_s * seconds), self.SMALLEST), self._largest)
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step. Small ones tell little: their time is that of reading the weights."""

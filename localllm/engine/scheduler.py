@@ -128,7 +128,9 @@ class Scheduler:
         return [known or guess for known, guess in zip(drafts, guesses, strict=True)]
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
-        budget = min(self.chunk.rows, self._runner.max_rows) - len(plan)
+        alone = len(self.running) + len(self.waiting) == 1
+        rows = self.chunk.rows_alone if alone else self.chunk.rows
+        budget = min(rows, self._runner.max_rows) - len(plan)
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
             members = [generation for generation in group if generation.sequence is not None]
             shares = fair_shares([generation.pending for generation in members], max(budget, 0))

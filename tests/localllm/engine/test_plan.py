@@ -23,6 +23,7 @@ def test_chunks_grow_to_the_target_time() -> None:
     for _ in range(12):
         chunk.observe(chunk.rows, chunk.rows / 1000)
     assert chunk.rows == int(1000 * ChunkSize.TARGET_S)
+    assert chunk.rows_alone == int(1000 * ChunkSize.ALONE_S)
     for _ in range(12):
         chunk.observe(chunk.rows, chunk.rows / 20)
     assert chunk.rows == ChunkSize.SMALLEST

@@ -1,0 +1,228 @@
+"""What our engine costs above llama.cpp: the same file, prompts and greedy tokens with and without us.
+
+    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--http]
+
+In this process: llama.cpp's C interface and an argmax, llama-cpp-python's Llama, and our engine on our runner. With
+--http: llama-cpp-python's server and `localllm serve`, each asked by the same client. One after the other within a
+round, every round with a prompt of its own, so that no cache helps; nobody speculates. CPU seconds are those of the
+whole process that computes, which tell more than the clock where other programs run.
+"""
+
+import argparse
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.engine_tools import GREEDY, table
+from benchmarks.llama_peer import LlamaPeer
+from gguf_io import load_tokenizer, open_model
+from gpu_offload.options import LlamaOptions
+from gpu_offload.runner import LlamaCppRunner
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest
+from localllm.engine.speculation import DraftLength
+from localllm.remote.connection import Endpoint
+from localllm.remote.errors import RemoteError
+from localllm.remote.server import RemoteServer
+
+START_S = 300
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Seconds to the first token and of a token after it: by the clock, and of the CPU."""
+
+    ttft: float
+    per_token: float
+    prompt_cpu: float
+    token_cpu: float
+
+
+# Answers a prompt of token ids with so many tokens; yields at each of them.
+Subject = Callable[[list[int], int], Iterator[object]]
+
+
+def plain(path: Path, context: int, threads: int) -> Subject:
+    """llama.cpp's own functions and nothing else."""
+    peer = LlamaPeer(path, threads, context, flash_attention=True)
+
+    def run(prompt: list[int], count: int) -> Iterator[int]:
+        peer.clear()
+        rows = prompt
+        for _ in range(count):
+            peer.append(rows)
+            rows = [int(peer.logits().argmax())]
+            yield rows[0]
+
+    return run
+
+
+def binding(path: Path, context: int, threads: int) -> Subject:
+    """llama-cpp-python as its users know it."""
+    from llama_cpp import Llama
+
+    options = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": 0, "flash_attn": True}
+    model: Any = Llama(str(path), n_ctx=context, verbose=False, **options)
+
+    def run(prompt: list[int], count: int) -> Iterator[int]:
+        return islice(model.generate(prompt, temp=0.0, repeat_penalty=1.0), count)
+
+    return run
+
+
+def ours(path: Path, context: int, threads: int) -> Subject:
+    """Our engine on our runner."""
+    with open_model(path) as file:
+        tokenizer = load_tokenizer(file)
+        runner = LlamaCppRunner(
+            file, LlamaOptions(context_tokens=context, threads=threads, gpu_layers=0, flash_attention=True)
+        )
+    engine = Engine(runner, tokenizer)
+    engine.start()
+
+    def run(prompt: list[int], count: int) -> Iterator[object]:
+        request = GenerationRequest(tuple(prompt), GREEDY, max_tokens=count, ignore_eos=True)
+        return (event for event in engine.submit(request) if event.token_ids)
+
+    return run
+
+
+def over_http(server: RemoteServer, model: str) -> Subject:
+    """A server; the prompt goes as text, numbers of about three tokens each."""
+
+    def run(prompt: list[int], count: int) -> Iterator[object]:
+        text = " ".join(f"{token % 1000}" for token in prompt[: len(prompt) // 3])
+        options = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "repeat_penalty": 1.0}
+        for update in server.complete(model, text, options):
+            if update.error:
+                raise RuntimeError(update.error)
+            if update.parts:
+                yield update
+
+    return run
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str], port: int, environment: dict[str, str]
+) -> Iterator[tuple[RemoteServer, psutil.Process]]:
+    """A server process that answers."""
+    variables = {**os.environ, **environment}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            server = RemoteServer(Endpoint.parse(f"127.0.0.1:{port}"))
+            for _ in range(START_S * 2):
+                with contextlib.suppress(RemoteError):
+                    server.models()
+                    break
+                time.sleep(0.5)
+            yield server, psutil.Process(process.pid)
+        finally:
+            process.terminate()
+
+
+def cpu_of(process: psutil.Process) -> float:
+    """CPU seconds that the process has taken."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def measure(
+    subjects: dict[str, tuple[Subject, psutil.Process]], arguments: argparse.Namespace
+) -> dict[str, list[Measure]]:
+    """Every subject in turn, each round with another prompt; the first round does not count."""
+    found: dict[str, list[Measure]] = {name: [] for name in subjects}
+    random = np.random.default_rng(1)
+    for at in range(arguments.rounds + 1):
+        prompt = random.integers(1000, 9000, arguments.prompt).tolist()
+        for name, (subject, process) in subjects.items():
+            times = [(time.perf_counter(), cpu_of(process))]
+            for _ in subject(prompt, arguments.answer):
+                times.append((time.perf_counter(), cpu_of(process)))
+            began, first, last = times[0], times[1], times[-1]
+            tokens = len(times) - 2
+            if at:
+                found[name].append(
+                    Measure(
+                        ttft=first[0] - began[0],
+                        per_token=(last[0] - first[0]) / tokens,
+                        prompt_cpu=first[1] - began[1],
+                        token_cpu=(last[1] - first[1]) / tokens,
+                    )
+                )
+    return found
+
+
+def show(found: dict[str, list[Measure]]) -> None:
+    """Medians, and what each takes more than the first, from the ratios within a round."""
+    base = [astuple(figure) for figure in next(iter(found.values()))]
+    rows = []
+    for name, figures in found.items():
+        values = [astuple(figure) for figure in figures]
+        ratios = [[a / b - 1 for a, b in zip(own, first, strict=True)] for own, first in zip(values, base, strict=True)]
+        cells: list[object] = [name]
+        for column, ratio in zip(zip(*values, strict=True), zip(*ratios, strict=True), strict=True):
+            cells.append(f"{statistics.median(column):.4g} ({100 * statistics.median(ratio):+.1f} %)")
+        rows.append(cells)
+    table(("seconds", "TTFT", "a token", "CPU of the prompt", "CPU of a token"), rows)
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--answer", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--http", action="store_true")
+    arguments = parser.parse_args()
+    context = 2 * (arguments.prompt + arguments.answer) + 256
+    sys.stdout.write(f"{arguments.model.name}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f}\n\n")
+    if arguments.http:
+        with contextlib.ExitStack() as stack:
+            show(measure(_servers(stack, arguments, context), arguments))
+        return
+    DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
+    here = psutil.Process()
+    made = {"llama.cpp": plain, "llama-cpp-python": binding, "our engine": ours}
+    subjects = {name: (make(arguments.model, context, arguments.threads), here) for name, make in made.items()}
+    show(measure(subjects, arguments))
+
+
+def _servers(
+    stack: contextlib.ExitStack, arguments: argparse.Namespace, context: int
+) -> dict[str, tuple[Subject, psutil.Process]]:
+    path, threads = str(arguments.model), str(arguments.threads)
+    theirs, own = _free_port(), _free_port()
+    python = [sys.executable, "-m", "llama_cpp.server", "--model", path, "--model_alias", arguments.model.stem]
+    python += ["--port", str(theirs), "--n_ctx", str(context), "--n_threads", threads, "--n_threads_batch", threads]
+    python += ["--n_gpu_layers", "0", "--flash_attn", "true"]
+    localllm = [sys.executable, "-m", "benchmarks.serve_plainly", "serve", "--model", path, "--port", str(own)]
+    localllm += ["--backend", "llama", "--threads", threads, "--ctx", str(context)]
+    found: dict[str, tuple[Subject, psutil.Process]] = {}
+    for name, command, port in (("llama-cpp-python's server", python, theirs), ("localllm serve", localllm, own)):
+        server, process = stack.enter_context(started(command, port, {"LOCALLLM_DISK_CACHE": "false"}))
+        found[name] = over_http(server, arguments.model.stem), process
+    return found
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()
