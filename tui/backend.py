@@ -6,11 +6,12 @@ Two implementations: `engine_backend.EngineBackend` and `server_backend.ServerBa
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
+from localllm.engine.tool_calls import ToolCall
 from localllm.errors import LocalLLMError
 from localllm.settings import Settings
 
@@ -30,6 +31,12 @@ class Turn:
     role: str
     content: str
     reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    def call_objects(self) -> list[dict[str, Any]]:
+        """The calls of tools as templates and servers take them."""
+        calls = ({"name": call.name, "arguments": call.arguments} for call in self.calls)
+        return [{"type": "function", "function": call} for call in calls]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,8 @@ class ModelInfo:
     """The model that answers. context is in tokens; notice is something the user should know about it.
 
     place says where it is computed, e.g. "llama.cpp, 20/29 layers on GPU". converses is False for a model that only
-    continues text. settings are the user's with the model's own below them, None where they are not known.
+    continues text, titles for one that is too small to name a conversation. settings are the user's with the model's
+    own below them, None where they are not known.
     """
 
     name: str
@@ -95,6 +103,7 @@ class ModelInfo:
     context: int | None
     converses: bool = True
     can_think: bool = False
+    titles: bool = True
     notice: str | None = None
     settings: Settings | None = None
 

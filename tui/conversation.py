@@ -96,7 +96,7 @@ class Conversation:
     def request(self, continues: bool = False) -> ChatRequest:
         """What the model is asked: all that is shown, without the empty answer that waits to be filled."""
         shown = self.messages if continues else self.messages[:-1]
-        turns = [Turn(message.role, message.for_model(), message.reasoning) for message in shown]
+        turns = [Turn(message.role, message.for_model(), message.reasoning, message.calls) for message in shown]
         parameters = self.parameters
         if parameters.system:
             turns.insert(0, Turn("system", parameters.system))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localllm.engine.answer_parts import AnswerSplitter
 from localllm.engine.inspection import EngineSnapshot
@@ -201,6 +201,7 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
         context=model.engine.context,
         converses=converses,
         can_think=converses and model.template.supports_thinking,
+        titles=found.source is not Source.BUILT_IN,
         notice=notice,
         settings=settings,
     )
@@ -226,12 +227,16 @@ def _limits(request: ChatRequest) -> GenerationRequest:
     )
 
 
-def _message(turn: Turn) -> dict[str, str]:
-    message = {"role": turn.role, "content": turn.content}
-    return message | {"reasoning_content": turn.reasoning} if turn.reasoning else message
+def _message(turn: Turn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = turn.call_objects()
+    return message
 
 
-def _opened(behaviour: "Behaviour", messages: list[dict[str, str]]) -> list[dict[str, str]]:
+def _opened(behaviour: "Behaviour", messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A conversation with what the model's manifest begins it with; the user's system prompt replaces the model's."""
     system = [message for message in messages if message["role"] == "system"]
     if behaviour.system and not system:

@@ -37,9 +37,10 @@ class ModelLoader:
         """
         self._end()
         self._name, self._fallback, self.busy = name, fallback, True
-        self._show_activity("loading", 0.0)
+        self._show_activity(f"loading {name.rpartition('/')[2]}", 0.0)
         self._chat.refresh_bindings()
-        self._work = self._chat.run_worker(self._load(name, pull, self._stopped), group="load")
+        # What loading imports must not hold up the first picture.
+        self._chat.call_after_refresh(self._start, name, pull, self._stopped)
 
     def stop(self) -> None:
         """Give the load up. The model before it stays, unless it has been freed already."""
@@ -77,6 +78,10 @@ class ModelLoader:
         if self._work is not None:
             self._work.cancel()
         self.busy = False
+
+    def _start(self, name: str, pull: bool, stopped: threading.Event) -> None:
+        if not stopped.is_set():
+            self._work = self._chat.run_worker(self._load(name, pull, stopped), group="load")
 
     async def _load(self, name: str, pull: bool, stopped: threading.Event) -> None:
         told = ("", 0.0)

@@ -2,8 +2,10 @@
 
 from time import monotonic
 
-from localllm.cli.pull import Meter, obtain
+from localllm.cli.pull import Meter
 from localllm.library.entry import LibraryModel
+from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
+from localllm.library.lookup import find
 from localllm.library.pull import PullStatus, pull
 from localllm.settings import Settings
 from tui.backend import LoadProgress
@@ -19,4 +21,11 @@ def find_or_pull(name: str, settings: Settings, progress: LoadProgress) -> Libra
         else:
             progress(f"asking for {name}", 0.0)
 
-    return obtain(name, settings, lambda wanted, chosen: pull(wanted, chosen, told))
+    try:
+        return find(name, settings)
+    except ModelNotFoundError:
+        pass  # then it is pulled
+    try:
+        return pull(name, settings, told)
+    except LibraryError as error:
+        raise PullError(f"{name} is not on this machine and cannot be pulled: {error}") from error

@@ -217,9 +217,13 @@ class ServerBackend:
         return f"{self._host}:{self._port}"
 
 
-def _message(turn: Turn) -> dict[str, str]:
-    message = {"role": turn.role, "content": turn.content}
-    return message | {"thinking": turn.reasoning} if turn.reasoning else message
+def _message(turn: Turn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.reasoning:
+        message["thinking"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = turn.call_objects()
+    return message
 
 
 def _parts(message: dict[str, Any]) -> tuple[AnswerPart, ...]:

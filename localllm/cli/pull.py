@@ -11,8 +11,6 @@ from localllm.cli.options import Debug
 from localllm.cli.terminal import StatusLine, human_bytes, note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from localllm.library.entry import LibraryModel
     from localllm.library.pull import PullStatus
     from localllm.settings import Settings
@@ -34,13 +32,8 @@ def pull(name: Name, debug: Debug = False) -> None:
     note(f'{model.name} is here. Try: localllm run {model.name} "Hello"')
 
 
-def obtain(
-    name: str, settings: "Settings", bring: "Callable[[str, Settings], LibraryModel] | None" = None
-) -> "LibraryModel":
-    """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError.
-
-    bring pulls and shows how far it is; without one, a line on stderr does.
-    """
+def obtain(name: str, settings: "Settings") -> "LibraryModel":
+    """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError."""
     from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
     from localllm.library.lookup import find
 
@@ -49,7 +42,7 @@ def obtain(
     except ModelNotFoundError as error:
         missing = error
     try:
-        return (bring or pull_with_progress)(name, settings)
+        return pull_with_progress(name, settings)
     except LibraryError as error:
         raise PullError(f"{missing} It was tried: {error}") from error
 

@@ -53,10 +53,27 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    environment = {"XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    stores = {name: str(tmp_path / "none") for name in ("OLLAMA_MODELS", "HF_HUB_CACHE", "LLAMA_CACHE")}
+    environment = {
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.environ["PATH"],
+    } | stores
     opened = Terminal(tmp_path / "tmux", 80, 24, environment)
     yield opened
     opened.close()
+
+
+def test_the_first_start_offers_a_model_and_the_built_in_one_answers(terminal: Terminal) -> None:
+    terminal.keys(f"{sys.executable} -c 'from tui.main import main; main()'", "Enter")
+    terminal.wait_for("No model is here yet")
+    assert "qwen3:0.6b" in terminal.screen()
+    terminal.keys("Enter")
+    terminal.keys("Tell me a story about a fox", "Enter")
+    terminal.wait_for("tokens  ·", 300)  # kernels are compiled where nobody has used such a model before
+    assert "builtin" in terminal.screen()
+    terminal.keys("C-q")
+    terminal.wait_until_gone("Ask anything")
 
 
 def test_ask_stop_quit_and_come_back(terminal: Terminal, data_dir: Path) -> None:

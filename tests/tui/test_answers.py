@@ -4,11 +4,13 @@ import asyncio
 
 from textual.widgets import Collapsible, Markdown, Static
 
-from localllm.engine.answer_parts import PartKind
+from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.request import FinishReason
+from localllm.engine.tool_calls import ToolCall
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
+from tui.backend import AnswerUpdate
 from tui.sessions import SessionStore
 from tui.widgets.answer_view import AnswerView
 
@@ -117,6 +119,27 @@ def test_thinking_is_folded_and_kept_apart(make_app: MakeApp) -> None:
             assert str(view.query_one(".reasoning", Static).content) == "Let me see"
 
     asyncio.run(flow())
+
+
+def test_tools_that_are_asked_for_stand_apart_and_go_back_as_calls(make_app: MakeApp, store: SessionStore) -> None:
+    call = ToolCall("weather", {"city": "Köln"})
+    asks = AnswerUpdate((AnswerPart(PartKind.TOOL_CALLS, "<tool_call>...", (call,)),))
+    backend = FakeBackend([said("I look."), asks, ended()], [said("Rain."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            message = await ask(pilot, "Does it rain?")
+            assert message.content == "I look."
+            calls = chat.transcript.views[-1].query_one(".calls", Static)
+            assert str(calls.content) == '⚙ weather {"city": "Köln"}'
+            await ask(pilot, "It does.")
+
+    asyncio.run(flow())
+    assert store.path(store.sessions()[0].id)[1].calls == (call,)
+    turn = backend.requests[1].turns[1]
+    function = {"name": "weather", "arguments": {"city": "Köln"}}
+    assert (turn.content, turn.call_objects()) == ("I look.", [{"type": "function", "function": function}])
 
 
 def test_control_characters_of_a_model_do_not_reach_the_terminal(make_app: MakeApp) -> None:

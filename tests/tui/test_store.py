@@ -13,6 +13,7 @@ from tests.tui.chatting import answered, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.sessions import Message, Role, SessionStore
 from tui.sessions.database import SessionError
+from tui.sessions.migrations import m001_sessions, m002_remembered
 from tui.sessions.store import UNDO_S
 
 
@@ -105,3 +106,30 @@ def test_choosing_a_variant_shows_the_newest_path_below_it(store: SessionStore) 
     assert [message.content for message in store.path(session)] == ["Question", "First"]
     store.select(session, second.id)
     assert store.path(session)[-1].id == later.id
+
+
+def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    db.execute("CREATE TABLE migration (name TEXT PRIMARY KEY)")
+    for step in (m001_sessions, m002_remembered):
+        step(db)
+        db.execute("INSERT INTO migration VALUES (?)", (step.__name__,))
+    db.execute("INSERT INTO session (id, title, model, created, updated, leaf) VALUES (1, 'Old', 'm', 1, 1, 1)")
+    db.execute("INSERT INTO message (id, session_id, role, content, created) VALUES (1, 1, 'user', 'Hello', 1)")
+    db.close()
+    store = SessionStore(tmp_path / "s.db")
+    (message,) = store.path(1)
+    assert (message.content, message.calls) == ("Hello", ())
+    store.close()
+
+
+def test_a_file_that_another_program_writes_at_the_start_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    SessionStore(path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(SessionError, match=r"s\.db: sessions cannot be kept: .* Another program holds it"):
+        SessionStore(path)
+    other.execute("ROLLBACK")
+    other.close()
+    SessionStore(path).close()

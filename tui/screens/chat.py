@@ -94,13 +94,10 @@ class ChatScreen(Screen[None]):
         self.prompt.focus()
         await self.show_conversation()
         self.set_interval(MEMORY_EVERY_S, self._measure)
-        self.call_after_refresh(self._first_model)  # what it imports must not hold up the first picture
-
-    def _first_model(self) -> None:
         if self.conversation.model:
             self.loader.begin(self.conversation.model, pull=self.app.model_was_named)
         else:
-            self.run_worker(self.loader.offer())
+            self.call_after_refresh(lambda: self.run_worker(self.loader.offer()))
 
     def on_unmount(self) -> None:
         """Leave nothing behind: the load ends, the answer is kept as far as it has come."""
@@ -232,7 +229,8 @@ class ChatScreen(Screen[None]):
         except LocalLLMError as error:
             self.show_error(str(error))
             return
-        if view.message.finish_reason == FinishReason.STOP and self.info and self.info.converses:
+        info = self.info
+        if view.message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
             self.run_worker(self._make_title(), exclusive=True, group="title")
 
     async def _make_title(self) -> None:

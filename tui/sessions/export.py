@@ -18,6 +18,8 @@ def as_markdown(title: str, messages: Sequence[Message]) -> str:
         if message.reasoning:
             parts.append(f"<details><summary>Thinking</summary>\n\n{message.reasoning.strip()}\n\n</details>\n")
         parts.append(f"{message.content.strip()}\n")
+        for call in message.calls:
+            parts.append(f"```json\n{json.dumps(asdict(call), ensure_ascii=False)}\n```\n")
     return "\n".join(parts)
 
 

@@ -50,7 +50,12 @@ def m002_remembered(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE prompt (id INTEGER PRIMARY KEY, text TEXT NOT NULL)")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_sessions, m002_remembered)
+def m003_tool_calls(db: sqlite3.Connection) -> None:
+    """Calls of tools, apart from what an answer says."""
+    db.execute("ALTER TABLE message ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (m001_sessions, m002_remembered, m003_tool_calls)
 
 
 def migrate(db: sqlite3.Connection) -> list[str]:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from localllm.engine.tool_calls import ToolCall
+
 
 class Role(StrEnum):
     """Who wrote a message."""
@@ -25,7 +27,8 @@ class Attachment:
 class Message:
     """One node of a conversation's tree: messages with one parent are variants of each other.
 
-    stats are an answer's figures as `tui.answering` notes them: counts, timings and speed.
+    stats are an answer's figures as `tui.answering` notes them: counts, timings and speed. calls are the tools that it
+    asks for.
     """
 
     id: int
@@ -39,6 +42,7 @@ class Message:
     model: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
     attachments: tuple[Attachment, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     created: float = 0.0
 
     def for_model(self) -> str:

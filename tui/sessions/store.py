@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from localllm.engine.tool_calls import ToolCall
 from tui.sessions.database import connect, explained
 from tui.sessions.records import Attachment, Message, Role, SessionSummary
 
@@ -84,7 +85,7 @@ class SessionStore:
                 """
                 INSERT INTO message
                 (session_id, parent_id, role, content, reasoning, finish_reason, error, model, stats, attachments,
-                 created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                 calls, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
                 """,
                 (message.session_id, message.parent_id, message.role, *_changing(message), now),
             )
@@ -104,7 +105,7 @@ class SessionStore:
         self._execute(
             """
             UPDATE message SET content = ?, reasoning = ?, finish_reason = ?, error = ?, model = ?, stats = ?,
-            attachments = ? WHERE id = ?
+            attachments = ?, calls = ? WHERE id = ?
             """,
             (*_changing(message), message.id),
         )
@@ -233,6 +234,7 @@ def _changing(message: Message) -> tuple[Any, ...]:
         message.model,
         json.dumps(message.stats),
         json.dumps([asdict(file) for file in message.attachments]),
+        json.dumps([asdict(call) for call in message.calls]),
     )
 
 
@@ -241,4 +243,5 @@ def _message(row: sqlite3.Row) -> Message:
     values["role"] = Role(values["role"])
     values["stats"] = json.loads(values["stats"])
     values["attachments"] = tuple(Attachment(**file) for file in json.loads(values["attachments"]))
+    values["calls"] = tuple(ToolCall(**call) for call in json.loads(values["calls"]))
     return Message(**values)

@@ -27,6 +27,7 @@ class AnswerView(MessageView):
         with Collapsible(title="Thinking", classes="thinking", collapsed=True):
             yield Static("", classes="reasoning", markup=False)
         yield Markdown(harmless(self.message.content), open_links=False)
+        yield Static("", classes="calls")
         yield Static("", classes="error", markup=False)
         yield Static("", classes="figures")
 
@@ -34,6 +35,7 @@ class AnswerView(MessageView):
         """Show what is there already."""
         self.query_one(Collapsible).display = bool(self.message.reasoning)
         self._show_thinking(done=True)
+        self._show_calls()
         self.show_end()
 
     async def add(self, parts: tuple[AnswerPart, ...]) -> None:
@@ -43,14 +45,11 @@ class AnswerView(MessageView):
                 self.message.reasoning += part.text
                 self._show_thinking(done=False)
                 continue
-            text = part.text
             if part.kind is PartKind.TOOL_CALLS:
-                text = "".join(
-                    f"\n```json\n{call.name}({json.dumps(call.arguments, ensure_ascii=False)})\n```\n"
-                    for call in part.tool_calls
-                )
-            if not self.message.content:
-                text = text.lstrip("\n")
+                self.message.calls += part.tool_calls
+                self._show_calls()
+                continue
+            text = part.text if self.message.content else part.text.lstrip("\n")
             self.message.content += text
             if self._streaming is None:
                 self._streaming = Markdown.get_stream(self.query_one(Markdown))
@@ -90,6 +89,19 @@ class AnswerView(MessageView):
         thinking.title = f"{'Thought' if done else 'Thinking …'} · {words} words"
         if not thinking.collapsed:
             thinking.query_one(".reasoning", Static).update(harmless(self.message.reasoning.strip()))
+
+    def _show_calls(self) -> None:
+        """The tools that the model asks for; nobody here runs them."""
+        calls = self.query_one(".calls", Static)
+        calls.display = bool(self.message.calls)
+        lines = [
+            Content.assemble(
+                (f"⚙ {harmless(call.name)} ", "bold $secondary"),
+                harmless(json.dumps(call.arguments, ensure_ascii=False)),
+            )
+            for call in self.message.calls
+        ]
+        calls.update(Content("\n").join(lines))
 
     def _figures(self) -> Content:
         stats = self.message.stats

@@ -42,6 +42,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """Show a message that was added at the end, and go there. The first of a long window are unmounted."""
         view = view_of(message, self._variant(message))
         await self.query(Welcome).remove()
+        await self.query(".note").remove()  # the user has read it and goes on
         await self.mount(view)
         excess = self.views[: -2 * WINDOW]
         self._first += len(excess)
