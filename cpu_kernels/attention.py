@@ -1,92 +1,102 @@
-"""Attention over pages of 16 tokens with a running softmax.
+"""Attention over pages of 16 tokens.
 
-A column is one query head of one row; a kernel works on up to 16 columns that share a key-value head. Tokens are taken
-in chunks of 8 pages and spans of 64, both counted from position 0, and partial results are merged in that order: so a
-row's result depends neither on the other rows nor on how a prompt was cut. Scores are in base 2.
+A column is one query head of one row; a tile is up to 16 columns that share a key-value head. The tokens are taken in
+spans of fixed places, counted from position 0: each span has a softmax of its own, and the results are added up in
+their order. So a row's result depends neither on the other rows nor on how a prompt was cut, and the spans of a tile
+may be computed by different threads. A step of few tiles is shared out by spans, any other by tiles.
 """
 
 from typing import Any
 
 import numpy as np
 
-from cpu_kernels.attention_span import (
-    CHUNK_BYTES,
-    CHUNK_PAGES,
-    LOWEST,
+from cpu_kernels import attention_f16, attention_q8_0
+from cpu_kernels.attention_shape import (
+    HEADER_BYTES,
     MAX_COLUMNS,
+    SPAN_BYTES,
     SPAN_PAGES,
-    STATE_BYTES,
-    attend_span,
-    merge,
+    SPAN_TOKENS,
+    WIDTHS,
 )
+from cpu_kernels.attention_span import TOTAL_BYTES, add_part, clear, softmax
 from cpu_kernels.kernel import Kernel, inner
-from cpu_kernels.records import Step, argument, field, scratch
-from cpu_kernels.rope import PAGE_TOKENS, owner, rotate_head
+from cpu_kernels.kv_types import PAGE_TOKENS, KVType
+from cpu_kernels.records import Step, argument, field, scratch, share
+from cpu_kernels.rope import rotate_head
 from cpu_kernels.simd.arithmetic import mul_f32
-from cpu_kernels.simd.tiles import tile_width, zero_tile_f32
-from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32, zero_f32
+from cpu_kernels.simd.threads import atomic_add, atomic_store
+from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
 
 _ONE = np.float32(1.0)
 _SEGMENTS, _SEGMENT_COUNT, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT), int(Step.ROPE_TABLES)
+_PARTS = int(Step.PARTS)
 _SEGMENT_FIELDS = 4
+_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
+
+# Scratch of a thread: scales of queries, the state of sums, scores, what weighing needs, a part, totals, queries, one
+# query. What depends on D comes last.
+_STATE = MAX_COLUMNS * 4
+_SCORES = _STATE + TOTAL_BYTES
+_WEIGHING = _SCORES + MAX_COLUMNS * SPAN_BYTES
+_PART = _WEIGHING + (attention_q8_0.MEMORY_BYTES + 63) // 64 * 64
 
 
 def scratch_bytes(padded: int) -> int:
     """Scratch that a thread needs for heads of `padded` values."""
-    return MAX_COLUMNS * (3 * padded * 4 + CHUNK_BYTES) + STATE_BYTES
+    return _PART + HEADER_BYTES + (3 * MAX_COLUMNS + 1) * padded * 4
 
 
 @inner
-def _attend(
-    zero: Any, op: int, step: int, segment: int, first: int, count: int, head: int, block: int, memory: int
-) -> None:
-    """Rows first..first+count-1 of a segment against one key-value head; `block` is the block of its query heads."""
-    padded, size, group = argument(op, 6), argument(op, 7), argument(op, 10)
-    kv_heads, cap, window = argument(op, 5), get_f32(argument(op, 12)), argument(op, 13)
-    row = field(segment, 0) + first
-    position = field(segment, 2) + first
-    mine = min(MAX_COLUMNS, group - block * MAX_COLUMNS)
-    head0 = head * group + block * MAX_COLUMNS
-    queries = memory
-    outputs = queries + MAX_COLUMNS * padded * 4
-    totals = outputs + MAX_COLUMNS * padded * 4
-    state = totals + MAX_COLUMNS * padded * 4 + MAX_COLUMNS * CHUNK_BYTES
-    for i in range(0, tile_width(zero) * padded, 16):
-        store_f32(queries + i * 4, zero_f32())
-        store_f32(totals + i * 4, zero_f32())
-    tables = field(step, _ROPE_TABLES + argument(op, 8))
-    for r in range(count):
-        for g in range(mine):
-            source = argument(op, 0) + ((row + r) * kv_heads * group + head0 + g) * padded * 4
-            table = tables + (position + r) * padded * 4
-            scale, epsilon = get_f32(argument(op, 11)), get_f32(argument(op, 9))
-            to = queries + (r * mine + g) * padded * 4
-            rotate_head(source, argument(op, 2), table, padded, size, epsilon, scale, to)
-    store_f32(state + 192, splat_f32(LOWEST))
-    store_f32(state + 256, zero_f32())
-    end = (position + count - 1) // PAGE_TOKENS + 1
-    begin = max(0, position - window + 1) // PAGE_TOKENS if window > 0 else 0
-    for span in range(begin // SPAN_PAGES * SPAN_PAGES, end, SPAN_PAGES):
-        start = max(span, begin // CHUNK_PAGES * CHUNK_PAGES)
-        attend_span(
-            zero,
-            (field(segment, 3), start, min(end, span + SPAN_PAGES)),
-            (
-                argument(op, 3) + head * argument(op, 14),
-                argument(op, 4) + head * argument(op, 14),
-                padded * PAGE_TOKENS * 2,
-                padded,
-            ),
-            count * mine,
-            mine,
-            (position, window),
-            cap,
-            memory,
-        )
-        merge(count * mine, padded, outputs, totals, state)
-    for c in range(count * mine):
-        inverse = _ONE / get_f32(state + 256 + 4 * c)
-        out = argument(op, 1) + ((row + c // mine) * kv_heads * group + head0 + c % mine) * size * 4
+def _part_bytes(padded: int) -> int:
+    """Bytes of a span's result: header, and outputs of sixteen columns of D values."""
+    return HEADER_BYTES + MAX_COLUMNS * padded * 4
+
+
+def parts_bytes(spans: int, padded: int) -> int:
+    """Room for the results of so many spans."""
+    return spans * (HEADER_BYTES + MAX_COLUMNS * padded * 4)
+
+
+def tiles_of(rows: int, group: int) -> int:
+    """Tiles of a segment for one key-value head."""
+    together = max(1, MAX_COLUMNS // group)
+    return -(-rows // together) * -(-group // MAX_COLUMNS)
+
+
+def spans_of(tokens: int) -> int:
+    """Spans of so many tokens, the most that a tile of them is split into."""
+    return -(-tokens // SPAN_TOKENS)
+
+
+@inner
+def _first_span(position: int, window: int) -> int:
+    """The first span that a row sees something of."""
+    return max(0, position - window + 1) // SPAN_TOKENS if window > 0 else 0
+
+
+@inner
+def _rotate(op: int, step: int, place: Any, column: int, out: int) -> None:
+    """A column's query, normalised, turned and scaled."""
+    segment, first, _, head0, mine = place
+    padded = argument(op, 6)
+    row = first + column // mine
+    source = argument(op, 0) + ((field(segment, 0) + row) * argument(op, 5) * argument(op, 10)) * padded * 4
+    source += (head0 + column % mine) * padded * 4
+    table = field(step, _ROPE_TABLES + argument(op, 8)) + (field(segment, 2) + row) * padded * 4
+    epsilon, scale = get_f32(argument(op, 9)), get_f32(argument(op, 11))
+    rotate_head(source, argument(op, 2), table, padded, argument(op, 7), epsilon, scale, out)
+
+
+@inner
+def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
+    """Totals divided by their sums into the rows of attended values."""
+    segment, first, _, head0, mine = place
+    padded, size = argument(op, 6), argument(op, 7)
+    for c in range(columns):
+        inverse = _ONE / get_f32(state + 64 + 4 * c)
+        row = field(segment, 0) + first + c // mine
+        out = argument(op, 1) + (row * argument(op, 5) * argument(op, 10) + head0 + c % mine) * size * 4
         source = totals + c * padded * 4
         if size % 16 == 0:
             for i in range(0, size * 4, 64):
@@ -96,46 +106,130 @@ def _attend(
                 put_f32(out + i, get_f32(source + i) * inverse)
 
 
-def attention_kernel(narrow: int, one_row: bool) -> Kernel:
+def _tile(width: int, keys: KVType, values: KVType) -> Any:
+    """Function that attends with the columns of a tile, `width` of them side by side."""
+    put_query = _TYPES[keys].queries(width)
+    score = _TYPES[keys].scores(width, _TYPES[values].VALUE_LINES)
+    weigh = _TYPES[values].outputs(width)
+    key_bytes, value_bytes = _TYPES[keys].PAGE_BYTES_PER_VALUE, _TYPES[values].PAGE_BYTES_PER_VALUE
+
+    @inner
+    def attend(op: int, step: int, place: Any, head: int, spans: Any, parts: int, memory: int) -> None:
+        """Compute spans first..last-1 of begin..end-1 and, where they are the last to be computed, the tile's rows.
+
+        place: (segment, first row in it, rows, first query head, query heads). parts: where the results of all spans
+        are gathered, 0 where this call computes them all.
+        """
+        segment, first, count, _, mine = place
+        begin, end, first_span, last_span = spans
+        padded, window = argument(op, 6), argument(op, 13)
+        position = field(segment, 2) + first
+        columns = count * mine
+        part = memory + _PART
+        size = _part_bytes(padded)
+        totals = part + size
+        state = memory + _STATE
+        queries = totals + MAX_COLUMNS * padded * 4
+        query = queries + MAX_COLUMNS * padded * 4
+        for c in range(columns):
+            _rotate(op, step, place, c, query)
+            put_query(query, c, padded, queries, memory)
+        key_pages = argument(op, 3) + head * argument(op, 14)
+        value_pages = argument(op, 4) + head * argument(op, 15)
+        storage = (key_pages, value_pages, padded * key_bytes, padded * value_bytes, padded)
+        last_page = (position + count - 1) // PAGE_TOKENS + 1
+        clear(columns, padded, totals, state)
+        for span in range(first_span, last_span):
+            page = span * SPAN_PAGES
+            pages = (field(segment, 3) + 4 * page, min(SPAN_PAGES, last_page - page), last_page - page)
+            where = (span * SPAN_TOKENS, position, window)
+            to = part if parts == 0 else parts + (span - begin) * size
+            score(pages, storage, columns, queries, memory, memory + _SCORES)
+            softmax(columns, mine, pages[1], where, get_f32(argument(op, 12)), memory + _SCORES, to)
+            weigh(pages, storage, columns, mine, where, memory + _SCORES, to + HEADER_BYTES, memory + _WEIGHING)
+            if parts == 0:
+                add_part(columns, padded, to, totals, state)
+        complete = parts == 0
+        if parts != 0:
+            computed = last_span - first_span
+            complete = atomic_add(parts, computed) + computed == end - begin
+            if complete:
+                atomic_store(parts, 0)
+                for span in range(end - begin):
+                    add_part(columns, padded, parts + span * size, totals, state)
+        if complete:
+            _finish(op, place, columns, totals, state)
+
+    return attend
+
+
+@inner
+def _spans_of_step(op: int, step: int) -> int:
+    """Spans of all tiles of a step."""
+    group, window = argument(op, 10), argument(op, 13)
+    together = max(1, MAX_COLUMNS // group)
+    total = 0
+    for s in range(field(step, _SEGMENT_COUNT)):
+        segment = field(step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
+        for first in range(0, field(segment, 1), together):
+            count = min(together, field(segment, 1) - first)
+            position = field(segment, 2) + first
+            total += (position + count - 1) // SPAN_TOKENS + 1 - _first_span(position, window)
+    return total * argument(op, 5) * ((group + MAX_COLUMNS - 1) // MAX_COLUMNS)
+
+
+def _attention(keys: KVType, values: KVType) -> Kernel:
     """Attention of all segments of a step.
 
-    narrow: columns for segments of one row, at least the query heads that share a key-value head (or 16). one_row: the
-    variant for steps of a single row, without the code for wider segments.
     Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages,
     4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
     11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 window or 0,
-    14 bytes from one kv head's pages to the next's.
+    14 and 15 bytes from one kv head's pages of keys and of values to the next's.
+
+    Where the step has room for parts, the spans of all tiles, one tile's after the other's, are cut into equal shares.
+    Else tiles are dealt to the threads forth and back, since later ones are longer.
     """
+    one, two, four = (_tile(width, keys, values) for width in WIDTHS[:3])
+    widest = _tile(WIDTHS[3], keys, values) if len(WIDTHS) > 3 else four
 
     def attention(op: int, step: int, thread: int, threads: int) -> None:
-        kv_heads, group = argument(op, 5), argument(op, 10)
+        group, window, parts = argument(op, 10), argument(op, 13), field(step, _PARTS)
+        together = max(1, MAX_COLUMNS // group)
+        total = _spans_of_step(op, step) if parts != 0 else 0
+        mine, others = share(total, thread, threads), share(total, thread + 1, threads)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
-        rows_together = max(1, MAX_COLUMNS // group)
-        memory = scratch(step, thread)
-        item = 0
-        for s in range(field(step, _SEGMENT_COUNT)):
-            segment = field(step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
-            rows = field(segment, 1)
-            for first in range(0, rows, rows_together):
-                count = min(rows_together, rows - first)
-                for head in range(kv_heads):
-                    for block in range(blocks):
-                        if owner(item, threads) == thread:
-                            if one_row or count == 1:
-                                _attend(zero_tile_f32(narrow), op, step, segment, first, count, head, block, memory)
-                            else:
-                                _attend(zero_tile_f32(16), op, step, segment, first, count, head, block, memory)
-                        item += 1
+        tile, before = 0, 0
+        for part_of_head in range(argument(op, 5) * blocks):
+            head, low = part_of_head // blocks, part_of_head % blocks * MAX_COLUMNS
+            used = min(MAX_COLUMNS, group - low)
+            for s in range(field(step, _SEGMENT_COUNT)):
+                segment = field(step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
+                for first in range(0, field(segment, 1), together):
+                    count = min(together, field(segment, 1) - first)
+                    position = field(segment, 2) + first
+                    begin, end = _first_span(position, window), (position + count - 1) // SPAN_TOKENS + 1
+                    spans = (begin, end, max(begin, begin + mine - before), min(end, begin + others - before))
+                    gathered = parts + before * _part_bytes(argument(op, 6))
+                    if parts == 0:
+                        turn = tile % (2 * threads)
+                        spans = (begin, end, begin, end if turn in (thread, 2 * threads - 1 - thread) else begin)
+                        gathered = 0
+                    place = (segment, first, count, head * group + low, used)
+                    before += end - begin
+                    tile += 1
+                    if spans[2] >= spans[3]:
+                        continue
+                    if count * used == 1:
+                        one(op, step, place, head, spans, gathered, scratch(step, thread))
+                    elif count * used == 2:
+                        two(op, step, place, head, spans, gathered, scratch(step, thread))
+                    elif count * used <= 4:
+                        four(op, step, place, head, spans, gathered, scratch(step, thread))
+                    else:
+                        widest(op, step, place, head, spans, gathered, scratch(step, thread))
 
-    return Kernel(attention, f"attention.{'row' if one_row else 'rows'}_{narrow}")
+    return Kernel(attention, f"attention.{keys}_{values}")
 
 
-NARROW = (1, 2, 4, 8, 16)
-ONE_ROW = {narrow: attention_kernel(narrow, one_row=True) for narrow in NARROW}
-MANY_ROWS = {narrow: attention_kernel(narrow, one_row=False) for narrow in NARROW}
-
-
-def attention_kernels(group: int) -> tuple[Kernel, Kernel]:
-    """The kernels for one row and for many, for models with `group` query heads to a key-value head."""
-    narrow = next((n for n in NARROW if n >= group), MAX_COLUMNS)
-    return ONE_ROW[narrow], MANY_ROWS[narrow]
+KERNELS = {(keys, values): _attention(keys, values) for keys in KVType for values in KVType}
+"""By the types of keys and values."""

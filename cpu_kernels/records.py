@@ -29,6 +29,7 @@ class Step(IntEnum):
     SCRATCH = 19
     SCRATCH_STRIDE = 20
     PARKED = 21
+    PARTS = 22
     SIZE = 32
 
 

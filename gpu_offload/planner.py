@@ -18,13 +18,14 @@ _CHAT = 8192  # tokens that are worth keys and values of half the size
 class PlanRequest:
     """What is asked for. None leaves the choice to the planner.
 
-    context_tokens: cells for all sequences together. kv_type: ggml type of keys and values. gpu_layers and
-    cpu_expert_layers as in LlamaOptions. reserve_bytes: left free on every GPU. draft: a model that runs beside, whole
-    on the main GPU. projector_bytes: an image projector, on the main GPU. base: everything else.
+    context_tokens: cells for all sequences together. kv_types: ggml types of keys and of values; where only one is
+    given, the other is f16. gpu_layers and cpu_expert_layers as in LlamaOptions. reserve_bytes: left free on every GPU.
+    draft: a model that runs beside, whole on the main GPU. projector_bytes: an image projector, on the main GPU.
+    base: everything else.
     """
 
     context_tokens: int | None = None
-    kv_type: str | None = None
+    kv_types: tuple[str | None, str | None] = (None, None)
     gpu_layers: int | None = None
     cpu_expert_layers: int | None = None
     reserve_bytes: int = DEFAULT_RESERVE
@@ -118,25 +119,25 @@ class _Planner:
     def _candidates(self) -> Iterator[LlamaOptions]:
         """Contexts and KV types in the order of preference, all layers and experts in place."""
         asked = self.request
-        for context, kv_type in self._wishes():
+        for context, (type_k, type_v) in self._wishes():
             yield replace(
                 asked.base,
                 context_tokens=context,
-                type_k=kv_type,
-                type_v=kv_type,
+                type_k=type_k,
+                type_v=type_v,
                 cpu_expert_layers=asked.cpu_expert_layers or 0,
             )
 
-    def _wishes(self) -> list[tuple[int, str]]:
+    def _wishes(self) -> list[tuple[int, tuple[str, str]]]:
         asked, longest = self.request, self.needs.trained_context
         contexts = [context for context in _CONTEXTS if context <= longest] or [longest]
         if asked.context_tokens:
             contexts = [asked.context_tokens]
-        if asked.kv_type:
-            return [(context, asked.kv_type) for context in contexts]
-        plain = [(context, "f16") for context in contexts]
+        if any(asked.kv_types):
+            return [(context, (asked.kv_types[0] or "f16", asked.kv_types[1] or "f16")) for context in contexts]
+        plain = [(context, ("f16", "f16")) for context in contexts]
         long = [wish for wish in plain if wish[0] >= _CHAT] or plain[:1]
-        smaller = [(context, "q8_0") for context in contexts] if self._can_quantise() else []
+        smaller = [(context, ("q8_0", "q8_0")) for context in contexts] if self._can_quantise() else []
         return [*long, *smaller, *plain[len(long) :]]
 
     def _can_quantise(self) -> bool:
@@ -145,7 +146,7 @@ class _Planner:
 
     def _partly(self, options: LlamaOptions) -> Plan:
         """Give up experts, then layers, until the rest fits; what q8_0 keys and values would save is not worth it."""
-        if self.request.kv_type is None:
+        if not any(self.request.kv_types):
             options = replace(options, type_k="f16", type_v="f16")
         if self.request.cpu_expert_layers is None and any(layer.experts for layer in self.needs.layers):
             for kept in range(1, self.needs.layer_count + 1):

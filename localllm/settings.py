@@ -26,6 +26,7 @@ OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 Backend = Literal["auto", "native", "llama"]
+KVType = Literal["f16", "q8_0"]
 
 _LEAST = {
     "gpu_layers": 0,
@@ -53,7 +54,8 @@ class Settings:
     n_cpu_moe counts layers whose experts stay in main memory; lora lists adapters, FILE or FILE:WEIGHT, separated by
     commas. remote is the address of a server that computes instead, remote_key the key that it asks for, or the file it
     stands in.
-    ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB; parallel is
+    ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB, kv_type_k
+    and kv_type_v say how keys and values are stored (where the model decides, the native engine takes f16); parallel is
     how many requests run at once; draft names a small model that guesses ahead; disk_cache keeps conversations' KV
     across restarts; model_store is the folder of pulled models, model_folders further ones to look for GGUF files in,
     separated as in PATH. Of the server: host and port to listen on; api_key, or the file it stands in; allow_hosts and
@@ -82,6 +84,8 @@ class Settings:
     repeat_penalty: float = 1.0
     seed: int | None = None
     kv_mib: int | None = None
+    kv_type_k: KVType | None = None
+    kv_type_v: KVType | None = None
     parallel: int = 8
     draft: str | None = None
     disk_cache: bool = True

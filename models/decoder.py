@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import activations, attention, rope
+from cpu_kernels import activations, attention, kv_store
 from cpu_kernels.program import ProgramBuilder
-from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
+from cpu_kernels.records import Barrier, Form, Stage
 from models.architecture import Architecture, Gate, RopePairs
 from models.buffers import Rows, packed_activations
 from models.config import ModelConfig
@@ -106,21 +106,20 @@ class DecoderRecorder:
             self._product(matrix, rows, addend=(address, 0), last=last)
         slides = config.window > 0 and self._architecture.slides(config, layer)
         table = LOCAL_ROPE if slides and self._architecture.local_rope_base else GLOBAL_ROPE
-        pages = (self._store.address(layer, value=False), self._store.address(layer, value=True))
+        pages = self._store.addresses(layer)
         shape = (config.kv_heads, config.padded_head, config.head_size, table, self._epsilon)
         self._builder.add(
-            rope.store_kv,
+            kv_store.KERNELS[self._store.types],
             self._keys.address,
             self._values.address,
             self._head_norm(prefix + "attn_k_norm.weight"),
             *pages,
             *shape,
-            self._store.head_bytes,
-            barrier=Barrier.MANY_ROWS,
+            *self._store.head_bytes,
+            barrier=Barrier.ALWAYS,
         )
-        one_row, many_rows = attention.attention_kernels(config.group)
         self._builder.add(
-            {width: one_row if width == 1 else many_rows for width in TILE_WIDTHS},
+            attention.KERNELS[self._store.types],
             self._queries.address,
             self._attended.address,
             self._head_norm(prefix + "attn_q_norm.weight"),
@@ -130,7 +129,7 @@ class DecoderRecorder:
             self._attention_scale,
             self._attention_cap,
             config.window if slides else 0,
-            self._store.head_bytes,
+            *self._store.head_bytes,
             barrier=Barrier.ALWAYS,
         )
         out = loader.matrix(prefix + "attn_output.weight", config.embedding, config.heads * config.head_size)

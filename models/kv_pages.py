@@ -1,11 +1,12 @@
 """Storage of keys and values: a pool of pages, counted references, and each sequence's table of pages.
 
-Each kv head of each layer has its own run of pages: keys lie in a page as [value][token], values as [token][value], so
-that a vector of the kernels is 16 tokens of a key's value, or 16 values of a token. All runs use the same page numbers.
-Pages are handed out lowest first, so that a sequence's pages mostly follow each other and attention reads one stream.
+Each kv head of each layer has its own run of pages of keys and one of values; cpu_kernels.kv_types says how a page is
+laid out. All runs use the same page numbers. Pages are handed out lowest first, so that a sequence's pages mostly
+follow each other and attention reads one stream.
 """
 
 import heapq
+import math
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.kv_types import PAGE_TOKENS, KVType, key_layout, value_layout
 from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.rope import PAGE_TOKENS
 
 _TABLE_STEP = 64
 
@@ -35,16 +36,29 @@ class Sequence:
 class PageStore:
     """Pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe."""
 
-    def __init__(self, layers: int, kv_heads: int, padded_head: int, budget_bytes: int) -> None:
-        """budget_bytes bounds the pool; memory is taken from the system only as pages are first written."""
-        self.bytes_per_token = layers * 2 * kv_heads * padded_head * 2
-        self.total = max(1, budget_bytes // (self.bytes_per_token * PAGE_TOKENS))
-        # [layer][key or value][head][page][...]
-        self._data = aligned_zeros((layers, 2, kv_heads, self.total, padded_head * PAGE_TOKENS), np.float16)
+    def __init__(
+        self, layers: int, kv_heads: int, padded_head: int, budget_bytes: int, types: tuple[KVType, KVType]
+    ) -> None:
+        """budget_bytes bounds the pool; memory is taken from the system only as pages are first written.
+
+        types: of keys and of values.
+        """
+        self.types = types
+        layouts = key_layout(types[0], padded_head), value_layout(types[1], padded_head)
+        page_bytes = layers * kv_heads * sum(layout.page_bytes for layout in layouts)
+        self.bytes_per_token = page_bytes // PAGE_TOKENS
+        self.total = max(1, budget_bytes // page_bytes)
+        # Keys and values: [layer][head][page][...]
+        self._pages = tuple(
+            np.asarray(aligned_zeros((layers, kv_heads, self.total, layout.page_bytes), np.uint8), np.uint8)
+            for layout in layouts
+        )
+        self._planes = [
+            (pages, plane) for pages, layout in zip(self._pages, layouts, strict=True) for plane in layout.planes
+        ]
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
-        self._shape = (kv_heads, padded_head)
 
     @property
     def free(self) -> int:
@@ -52,13 +66,15 @@ class PageStore:
         return self.total - self._untouched + len(self._free_again)
 
     @property
-    def head_bytes(self) -> int:
-        """Bytes from one head's pages to the next's."""
-        return int(self._data.strides[2])
+    def head_bytes(self) -> tuple[int, int]:
+        """Bytes from one head's pages of keys, and of values, to the next's."""
+        keys, values = self._pages
+        return keys.strides[1], values.strides[1]
 
-    def address(self, layer: int, value: bool) -> int:
-        """Address of page 0 of a layer's keys or values."""
-        return int(self._data[layer, int(value)].ctypes.data)
+    def addresses(self, layer: int) -> tuple[int, int]:
+        """Addresses of page 0 of a layer's keys and values."""
+        keys, values = self._pages
+        return keys[layer].ctypes.data, values[layer].ctypes.data
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Pages that appending tokens takes: new ones, and a copy of a shared last page."""
@@ -73,7 +89,8 @@ class PageStore:
             last = sequence.pages - 1
             shared = int(sequence.table[last])
             sequence.table[last] = copy = self._take()
-            self._data[:, :, :, copy] = self._data[:, :, :, shared]
+            for pages in self._pages:
+                pages[:, :, copy] = pages[:, :, shared]
             self._references[shared] -= 1
         end = -(-(sequence.length + tokens) // PAGE_TOKENS)
         if end > len(sequence.table):
@@ -100,35 +117,31 @@ class PageStore:
         sequence.length = length
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
-        """Keys and values of positions start..stop-1 as bytes: [layer][K, V][head][token][value], checksum first."""
-        heads, size = self._shape
-        first, last = start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)
-        pages = np.asarray(sequence.table[first:last])
-        shape = (len(self._data), heads, len(pages))
-        keys = self._data[:, 0][:, :, pages].reshape(*shape, size, PAGE_TOKENS).swapaxes(-1, -2)
-        values = self._data[:, 1][:, :, pages].reshape(*shape, PAGE_TOKENS, size)
-        cut = slice(start - first * PAGE_TOKENS, stop - first * PAGE_TOKENS)
-        both = [part.reshape(len(self._data), heads, -1, size)[:, :, cut] for part in (keys, values)]
-        payload = np.stack(both, axis=1).tobytes()
+        """Keys and values of positions start..stop-1 as bytes, checksum first.
+
+        For each plane of pages of keys, then of values: [layer][head][token][what a token has].
+        """
+        numbers = np.asarray(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)])
+        cut = slice(start % PAGE_TOKENS, start % PAGE_TOKENS + stop - start)
+        payload = b"".join(plane.tokens(pages[:, :, numbers])[:, :, cut].tobytes() for pages, plane in self._planes)
         return struct.pack("<I", zlib.crc32(payload)) + payload
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes) -> None:
         """Store what `read` gave at positions start..stop-1, whose pages exist. Raises ValueError if it is damaged."""
-        heads, size = self._shape
         payload = memoryview(data)[4:]
         expected = (stop - start) * self.bytes_per_token
         if len(payload) != expected or struct.unpack_from("<I", data)[0] != zlib.crc32(payload):
             raise ValueError(f"stored KV of {stop - start} tokens is damaged or has the wrong size")
-        both = np.frombuffer(payload, np.float16).reshape(len(self._data), 2, heads, stop - start, size)
-        for page in range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)):
-            low, high = max(start, page * PAGE_TOKENS), min(stop, (page + 1) * PAGE_TOKENS)
-            number = int(sequence.table[page])
-            slots = slice(low - page * PAGE_TOKENS, high - page * PAGE_TOKENS)
-            piece = both[:, :, :, low - start : high - start]
-            keys = self._data[:, 0, :, number].reshape(-1, heads, size, PAGE_TOKENS)
-            keys[..., slots] = piece[:, 0].swapaxes(-1, -2)
-            values = self._data[:, 1, :, number].reshape(-1, heads, PAGE_TOKENS, size)
-            values[:, :, slots] = piece[:, 1]
+        at = 0
+        for pages, plane in self._planes:
+            shape = (*pages.shape[:2], stop - start, *plane.token_shape)
+            tokens = np.frombuffer(payload, plane.dtype, math.prod(shape), at).reshape(shape)
+            at += tokens.nbytes
+            for page in range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)):
+                first = page * PAGE_TOKENS
+                low, high = max(start, first), min(stop, first + PAGE_TOKENS)
+                slots = np.arange(low - first, high - first)
+                plane.put(pages[:, :, int(sequence.table[page])], slots, tokens[:, :, low - start : high - start])
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise RuntimeError unless reference counts and free pages are exactly what these sequences account for."""
@@ -148,7 +161,8 @@ class PageStore:
         if self._free_again:
             page = heapq.heappop(self._free_again)
             # Masked tokens still multiply what lies in their place by zero, so it must be finite.
-            self._data[:, :, :, page] = 0
+            for pages in self._pages:
+                pages[:, :, page] = 0
         else:
             page = self._untouched
             self._untouched += 1

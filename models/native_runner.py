@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from cpu_kernels import attention
 from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
 from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS, Stage, Step
-from cpu_kernels.rope import PAGE_TOKENS
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.architecture import Architecture
@@ -30,7 +30,9 @@ LoadProgress = Callable[[str, float], None]
 
 MAX_ROWS = 512
 MAX_SEQUENCES = 1024
-_LAYOUT_VERSION = 1
+# With fewer tiles of attention than this, threads would wait for the one with the longest.
+TILES_A_THREAD = 8
+_LAYOUT_VERSION = 2
 _SEGMENT_FIELDS = 4
 
 
@@ -47,21 +49,24 @@ class NativeRunner:
         kv_bytes: int,
         threads: int | None = None,
         context: int | None = None,
+        kv_types: tuple[str, str] = ("f16", "f16"),
         progress: LoadProgress | None = None,
     ) -> None:
         """Load and pack the weights and compile what they need. The file may be closed afterwards.
 
         kv_bytes: budget of the page pool. threads: None for all cores this process may use; never more than run at
         once. context: the longest sequence that will be asked for, which some models' rotation depends on; None for
-        what they were trained for. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
+        what they were trained for. kv_types: how keys and values are stored, "f16" or "q8_0" each. Raises
+        UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
         self._config = config = read_config(file)
         self._threads = min(threads or usable_cores(), usable_processors())
-        self._store = PageStore(config.layers, config.kv_heads, config.padded_head, kv_bytes)
+        types = _kv_type(kv_types[0], "keys", config), _kv_type(kv_types[1], "values", config)
+        self._store = PageStore(config.layers, config.kv_heads, config.padded_head, kv_bytes, types)
         self._sequences: dict[int, Sequence] = {}
         self._next_handle = 0
-        self._identity = f"{file.identity()}:native-{_LAYOUT_VERSION}:f16:f16"
+        self._identity = f"{file.identity()}:native-{_LAYOUT_VERSION}:{types[0]}:{types[1]}"
         self._team = ThreadTeam(self._threads)
         try:
             self._load(file, architecture, context or config.context, progress)
@@ -94,6 +99,7 @@ class NativeRunner:
         self._scratch = self._field(Step.SCRATCH, scratch * self._threads, np.uint8)
         self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
+        self._parts = aligned_zeros((0,), np.uint8)
 
     def _field(self, index: Step, size: int, dtype: type[np.generic]) -> NDArray[np.generic]:
         """A new array whose address stands in the step record."""
@@ -215,6 +221,7 @@ class NativeRunner:
         set_stage(step, Stage.WANTED, len(wanted), choose_width(len(wanted)))
         set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
         self._reserve_logits(len(wanted))
+        self._share_attention(segments)
         self._program.run(self._team, step)
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
 
@@ -301,6 +308,20 @@ class NativeRunner:
             table.reserve(positions)
             self._step[Step.ROPE_TABLES + index] = table.address
 
+    def _share_attention(self, segments: list[tuple[int, int, int]]) -> None:
+        """Have a step of few tiles shared out by spans, and make room for their results."""
+        heads, group, padded_head = self._config.kv_heads, self._config.group, self._config.padded_head
+        tiles = [heads * attention.tiles_of(count, group) for _, _, count in segments]
+        self._step[Step.PARTS] = 0
+        if self._threads == 1 or sum(tiles) >= TILES_A_THREAD * self._threads:
+            return
+        lengths = [self._sequences[handle].length for handle, _, _ in segments]
+        spans = sum(count * attention.spans_of(length) for count, length in zip(tiles, lengths, strict=True))
+        room = attention.parts_bytes(spans, padded_head)
+        if room > len(self._parts):
+            self._parts = aligned_zeros((2 * room,), np.uint8)
+        self._step[Step.PARTS] = self._parts.ctypes.data
+
     def _reserve_logits(self, rows: int) -> None:
         """Make room for logits of this many rows, in whole tiles."""
         room = rows + TILE_WIDTHS[-1]
@@ -311,6 +332,22 @@ class NativeRunner:
         self._program.set_argument(operations.product, 5, self._logits.ctypes.data)
         if operations.cap is not None:
             self._program.set_argument(operations.cap, 0, self._logits.ctypes.data)
+
+
+def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
+    """The type of that name. Raises UnsupportedModelError where there is none, or the model's heads do not fit it."""
+    names = [kind.value for kind in KVType]
+    if name not in names:
+        raise UnsupportedModelError(
+            f"The native engine cannot store {what} as {name!r}. There are: {', '.join(names)}."
+        )
+    kind = KVType(name)
+    if kind is KVType.Q8_0 and config.head_size % SCALED_TOGETHER:
+        raise UnsupportedModelError(
+            f"{what} of heads of {config.head_size} numbers cannot be stored as {name}, which takes "
+            f"{SCALED_TOGETHER} together. Store them as f16."
+        )
+    return kind
 
 
 def _rope_tables(

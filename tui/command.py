@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import Backend, CpuMoe, Debug, GpuLayers, Lora, MainGpu, Remote, SplitMode
+from localllm.cli.options import (
+    Backend,
+    CpuMoe,
+    Debug,
+    GpuLayers,
+    KVTypeK,
+    KVTypeV,
+    Lora,
+    MainGpu,
+    Remote,
+    SplitMode,
+)
 from localllm.errors import RequestError
 
 
@@ -19,6 +30,8 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     lora: Lora = None,
+    kv_type_k: KVTypeK = None,
+    kv_type_v: KVTypeV = None,
     remote: Remote = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ask a server, localllm's or Ollama's.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
@@ -36,6 +49,8 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "split_mode": split_mode,
         "n_cpu_moe": n_cpu_moe,
         "lora": ",".join(lora) if lora else None,
+        "kv_type_k": kv_type_k,
+        "kv_type_v": kv_type_v,
         "remote": remote,
     }
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, MainGpu, Model, SplitMode
+from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, KVTypeK, KVTypeV, MainGpu, Model, SplitMode
 from localllm.cli.terminal import answer
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     main_gpu: MainGpu = None,
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
-    kv_type: Annotated[str | None, typer.Option(help="Type of keys and values, such as f16 or q8_0.")] = None,
+    kv_type_k: KVTypeK = None,
+    kv_type_v: KVTypeV = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -44,7 +45,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from gguf_io import open_model
     from gpu_offload.known_gpus import imagined_gpu
     from gpu_offload.planner import plan as make_plan
-    from localllm.engine.backends import choose_backend, plan_request
+    from localllm.engine.backends import choose_backend, native_kv_types, plan_request
     from localllm.errors import RequestError
     from localllm.library import resolve
     from localllm.settings import load_settings
@@ -55,16 +56,20 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "main_gpu": main_gpu,
         "split_mode": split_mode,
         "n_cpu_moe": n_cpu_moe,
+        "kv_type_k": kv_type_k,
+        "kv_type_v": kv_type_v,
     }
     settings = load_settings(flags)
     gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
-    request = replace(plan_request(settings), context_tokens=context, kv_type=kv_type)
+    request = replace(plan_request(settings), context_tokens=context)
     with open_model(resolve(model)) as file:
         choice = None if gpu_memory else choose_backend(file, settings)
+        if choice and choice.backend == "native":
+            request = replace(request, kv_types=native_kv_types(settings))
         try:
             made = make_plan(file, gpus, psutil.virtual_memory().available, request)
         except ValueError as error:
-            raise RequestError(f"{error}. Choose another --kv-type.") from error
+            raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
     if as_json:
         here = {"backend": choice.name, "backend_reason": choice.reason} if choice else {}
         answer(json.dumps({**asdict(made), "fits": made.fits, **here}) + "\n")

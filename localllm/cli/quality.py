@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, GpuLayers, Lora, MainGpu, Model, SplitMode
+from localllm.cli.options import (
+    AsJson,
+    Backend,
+    CpuMoe,
+    Debug,
+    GpuLayers,
+    KVTypeK,
+    KVTypeV,
+    Lora,
+    MainGpu,
+    Model,
+    SplitMode,
+)
 from localllm.cli.terminal import StatusLine, answer, human_bytes, note
 
 if TYPE_CHECKING:
@@ -35,6 +47,8 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     lora: Lora = None,
+    kv_type_k: KVTypeK = None,
+    kv_type_v: KVTypeV = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -60,6 +74,8 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             "split_mode": split_mode,
             "n_cpu_moe": n_cpu_moe,
             "lora": ",".join(lora) if lora else None,
+            "kv_type_k": kv_type_k,
+            "kv_type_v": kv_type_v,
         }
     )
     try:

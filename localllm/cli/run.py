@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, GpuLayers, Lora, MainGpu, Model, Remote, SplitMode
+from localllm.cli.options import (
+    AsJson,
+    Backend,
+    CpuMoe,
+    Debug,
+    GpuLayers,
+    KVTypeK,
+    KVTypeV,
+    Lora,
+    MainGpu,
+    Model,
+    Remote,
+    SplitMode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,6 +61,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     lora: Lora = None,
+    kv_type_k: KVTypeK = None,
+    kv_type_v: KVTypeV = None,
     remote: Remote = None,
     draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that guesses ahead.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache on disk.")] = False,
@@ -84,6 +99,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "split_mode": split_mode,
         "n_cpu_moe": n_cpu_moe,
         "lora": ",".join(lora) if lora else None,
+        "kv_type_k": kv_type_k,
+        "kv_type_v": kv_type_v,
         "remote": remote,
         "draft": draft,
         "disk_cache": False if no_cache else None,

@@ -4,7 +4,17 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import Backend, CpuMoe, Debug, GpuLayers, Lora, MainGpu, SplitMode
+from localllm.cli.options import (
+    Backend,
+    CpuMoe,
+    Debug,
+    GpuLayers,
+    KVTypeK,
+    KVTypeV,
+    Lora,
+    MainGpu,
+    SplitMode,
+)
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
@@ -29,6 +39,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     lora: Lora = None,
+    kv_type_k: KVTypeK = None,
+    kv_type_v: KVTypeV = None,
     debug: Debug = False,
 ) -> None:
     """Serve Ollama's, OpenAI's and Anthropic's protocols over HTTP.
@@ -62,6 +74,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "split_mode": split_mode,
         "n_cpu_moe": n_cpu_moe,
         "lora": ",".join(lora) if lora else None,
+        "kv_type_k": kv_type_k,
+        "kv_type_v": kv_type_v,
     }
     settings = load_settings(flags, with_ollama_variables(os.environ))
     options = server_options(settings)

@@ -112,13 +112,33 @@ def plan_request(settings: Settings) -> "PlanRequest":
     # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
     cells = None if settings.ctx is None else 2 * settings.ctx
     return PlanRequest(
-        context_tokens=cells, gpu_layers=settings.gpu_layers, cpu_expert_layers=settings.n_cpu_moe, base=base
+        context_tokens=cells,
+        kv_types=(settings.kv_type_k, settings.kv_type_v),
+        gpu_layers=settings.gpu_layers,
+        cpu_expert_layers=settings.n_cpu_moe,
+        base=base,
     )
 
 
+def native_kv_types(settings: Settings) -> tuple[str, str]:
+    """How the native engine stores keys and values."""
+    return settings.kv_type_k or "f16", settings.kv_type_v or "f16"
+
+
+def native_kv_bytes(file: ModelFile, settings: Settings) -> int:
+    """Bytes a token of them. Raises RequestError where the model's heads do not fit the types."""
+    from gpu_offload.memory import kv_bytes_per_token
+
+    try:
+        return kv_bytes_per_token(file, *native_kv_types(settings))
+    except ValueError as error:
+        raise RequestError(f"{file.path.name}: {error}. Store keys and values as f16: kv_type_k, kv_type_v.") from error
+
+
 def for_draft(settings: Settings) -> Settings:
-    """The same settings for a second, small model, to which the wishes about devices and adapters do not belong."""
-    return replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="")
+    """The same settings for a second, small model, to which wishes about devices, adapters and types do not belong."""
+    plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="")
+    return replace(plain, kv_type_k=None, kv_type_v=None)
 
 
 def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
@@ -177,12 +197,18 @@ def _llama_is_here() -> bool:
 
 
 def _open_native(file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None) -> Runner:
-    from gpu_offload.memory import kv_bytes_per_token
     from models import NativeRunner
 
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
-    plan = plan_memory(file.size_bytes, kv_bytes_per_token(file, "f16", "f16"), budget)
-    return NativeRunner(file, kv_bytes=plan.kv, threads=settings.threads, context=settings.ctx, progress=progress)
+    plan = plan_memory(file.size_bytes, native_kv_bytes(file, settings), budget)
+    return NativeRunner(
+        file,
+        kv_bytes=plan.kv,
+        threads=settings.threads,
+        context=settings.ctx,
+        kv_types=native_kv_types(settings),
+        progress=progress,
+    )
 
 
 def _open_llama(file: ModelFile, settings: Settings, choice: BackendChoice) -> tuple[Runner, BackendChoice]:

@@ -5,8 +5,7 @@ from dataclasses import replace
 import psutil
 
 from gguf_io import ModelFile, open_model
-from gpu_offload.memory import kv_bytes_per_token
-from localllm.engine.backends import choose_backend
+from localllm.engine.backends import choose_backend, native_kv_bytes
 from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.memory_plan import plan_memory
 from localllm.errors import OutOfMemoryError
@@ -45,7 +44,7 @@ class MemoryLoader:
         if choose_backend(file, settings).backend == "llama":
             return settings
         room = self._room(beside)
-        per_token = kv_bytes_per_token(file, "f16", "f16")
+        per_token = native_kv_bytes(file, settings)
         kv = None if settings.kv_mib is None else settings.kv_mib * MIB
         try:
             plan = plan_memory(file.size_bytes, per_token, kv, room)

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 from urllib.parse import urlsplit
 
 from localllm.errors import SettingsError
-from localllm.settings import PREFIX, Settings, read_key
+from localllm.settings import PREFIX, KVType, Settings, read_key
 
 FOREVER = float("inf")
 
@@ -100,8 +101,12 @@ def with_ollama_variables(environment: Mapping[str, str]) -> dict[str, str]:
             found[ours] = environment[theirs]
     if address := environment.get("OLLAMA_HOST"):
         found |= _host_and_port(address)
-    if environment.get("OLLAMA_KV_CACHE_TYPE", "f16") not in ("", "f16"):
-        raise SettingsError("OLLAMA_KV_CACHE_TYPE: keys and values are stored as f16 here; unset it.")
+    if kind := environment.get("OLLAMA_KV_CACHE_TYPE"):
+        if kind not in get_args(KVType):
+            raise SettingsError(
+                f"OLLAMA_KV_CACHE_TYPE is {kind!r}; keys and values are stored as {' or '.join(get_args(KVType))}."
+            )
+        found |= {"KV_TYPE_K": kind, "KV_TYPE_V": kind}
     return {f"{PREFIX}{name}": value for name, value in found.items()} | dict(environment)
 
 

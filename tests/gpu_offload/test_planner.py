@@ -86,7 +86,7 @@ def test_no_gpu_overflows_and_no_layer_that_fits_is_left_out(dense, gib, context
         more = replace(
             request,
             context_tokens=found.options.context_tokens,
-            kv_type="f16",
+            kv_types=("f16", "f16"),
             gpu_layers=found.options.gpu_layers + 1,
         )
         assert not plan(dense, [gpu(gib)], RAM, more).fits
@@ -101,7 +101,9 @@ def test_a_mixture_gives_up_no_more_experts_than_it_must(mixture, gib):
     if found.options.gpu_layers < found.layers:
         assert kept == found.layers - 1
     elif kept:
-        less = PlanRequest(context_tokens=4096, kv_type="f16", gpu_layers=found.layers, cpu_expert_layers=kept - 1)
+        less = PlanRequest(
+            context_tokens=4096, kv_types=("f16", "f16"), gpu_layers=found.layers, cpu_expert_layers=kept - 1
+        )
         assert not plan(mixture, [gpu(gib)], RAM, less).fits
 
 
@@ -149,8 +151,9 @@ def test_rows_are_split_in_proportion_to_free_memory(dense):
 
 
 def test_what_was_asked_for_is_planned_even_if_it_does_not_fit(dense):
-    found = plan(dense, [gpu(4)], RAM, PlanRequest(context_tokens=8192, kv_type="q8_0", gpu_layers=33))
-    assert (found.options.gpu_layers, found.options.context_tokens, found.options.type_k) == (33, 8192, "q8_0")
+    found = plan(dense, [gpu(4)], RAM, PlanRequest(context_tokens=8192, kv_types=("q8_0", None), gpu_layers=33))
+    options = found.options
+    assert (options.gpu_layers, options.context_tokens, options.type_k, options.type_v) == (33, 8192, "q8_0", "f16")
     assert not found.fits
     assert any("lacks" in note for note in found.notes)
 
@@ -173,7 +176,7 @@ def test_drafts_and_projectors_take_their_part(folder, dense):
 def test_a_type_that_does_not_fit_the_heads_is_refused(folder):
     path = sparse_models.write(replace(sparse_models.TINY_QWEN3, head_length=80), folder / "odd.gguf")
     with open_model(path) as model, pytest.raises(ValueError, match="no multiple of 32"):
-        plan(model, [], RAM, PlanRequest(kv_type="q8_0"))
+        plan(model, [], RAM, PlanRequest(kv_types=("q8_0", "q8_0")))
 
 
 def test_the_table_has_a_row_a_place_and_adds_up(dense):

@@ -12,18 +12,28 @@ from tests.models.synthetic import MODELS, write
 
 LENGTH = 300
 NAMES = ("llama", "qwen3", "gemma2", "mixtral")
+KVTypes = tuple[str, str]
+KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))
+CASES = (
+    [(name, KV_TYPES[0]) for name in NAMES] + [("llama", types) for types in KV_TYPES[1:]] + [("gemma2", KV_TYPES[1])]
+)
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    name = request.param
-    return write(MODELS[name], tmp_path_factory.mktemp("models") / f"{name}.gguf")
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'-'.join(case[1])}")
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, KVTypes]:
+    name, types = request.param
+    return write(MODELS[name], tmp_path_factory.mktemp("models") / f"{name}.gguf"), types
+
+
+def open_runner(case: tuple[Path, KVTypes], threads: int | None = None) -> NativeRunner:
+    path, types = case
+    with open_model(path) as file:
+        return NativeRunner(file, kv_bytes=16 << 20, kv_types=types, threads=threads)
 
 
 @pytest.fixture
-def runner(path: Path) -> Iterator[NativeRunner]:
-    with open_model(path) as file:
-        runner = NativeRunner(file, kv_bytes=16 << 20)
+def runner(case: tuple[Path, KVTypes]) -> Iterator[NativeRunner]:
+    runner = open_runner(case)
     yield runner
     runner.check_integrity()
     runner.close()
@@ -55,9 +65,8 @@ def test_chunks(runner: NativeRunner, chunk: int) -> None:
     np.testing.assert_array_equal(np.concatenate(pieces), whole(runner, tokens))
 
 
-def test_threads(path: Path, runner: NativeRunner) -> None:
-    with open_model(path) as file:
-        alone = NativeRunner(file, kv_bytes=16 << 20, threads=1)
+def test_threads(case: tuple[Path, KVTypes], runner: NativeRunner) -> None:
+    alone = open_runner(case, threads=1)
     np.testing.assert_array_equal(whole(alone, tokens_of(2)), whole(runner, tokens_of(2)))
     alone.close()
 

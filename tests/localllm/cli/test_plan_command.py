@@ -43,6 +43,17 @@ def test_json_names_every_sum(plan: Callable[..., int], capsys: pytest.CaptureFi
     assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * 64 * 2 * 2 * 256
 
 
+def test_keys_and_values_are_planned_in_their_own_types(
+    plan: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for gpu in ((), ("--gpu-memory", "8GiB")):
+        assert plan(*gpu, "--kv-type-k", "q8_0", "--ctx", "256", "--json") == 0
+        made = json.loads(capsys.readouterr().out)
+        assert (made["options"]["type_k"], made["options"]["type_v"]) == ("q8_0", "f16")
+        # 2 layers x 2 kv heads x (64 bytes and 2 scales of 2 bytes, and 64 values of 2 bytes) x 256 tokens
+        assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * (64 + 4 + 128) * 256
+
+
 def test_it_says_who_would_compute_here(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--backend", "native", "--ctx", "256") == 0
     assert capsys.readouterr().out.endswith("native: chosen by the backend setting\n")
@@ -70,5 +81,5 @@ def test_one_gpu_of_several_takes_it_all(plan: Callable[..., int], capsys: pytes
 def test_what_cannot_fit_is_refused(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--gpu-memory", "64MiB", "--gpu-layers", "3") == 2
     assert "lacks" in capsys.readouterr().out
-    assert plan("--kv-type", "nonsense") == 2
-    assert "--kv-type" in capsys.readouterr().err
+    assert plan("--kv-type-k", "q4_0") == 2
+    assert "kv_type_k should be 'f16' or 'q8_0' and is 'q4_0'" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Which backend computes a model, and why."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from gguf_io import ModelFile, open_model
 from gpu_offload import devices
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
-from localllm.engine.backends import choose_backend, open_runner, plan_request
+from localllm.engine.backends import choose_backend, for_draft, open_runner, plan_request
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
@@ -122,3 +123,27 @@ def test_what_the_native_engine_turns_out_not_to_know_goes_to_llama_cpp(
         assert "its rope is of another kind" in choice.why
         with pytest.raises(UnsupportedModelError):
             open_runner(file, Settings(backend="native"), None)
+
+
+def test_keys_and_values_are_stored_as_the_settings_say(known: ModelFile) -> None:
+    for settings, types in (
+        (Settings(backend="native", kv_mib=16), ("f16", "f16")),
+        (Settings(backend="native", kv_mib=16, kv_type_v="q8_0"), ("f16", "q8_0")),
+    ):
+        runner, _ = open_runner(known, settings, None)
+        per_value = {"f16": 2 * 64, "q8_0": 64 + 4}
+        assert runner.kv_identity.endswith(":".join(types))
+        assert runner.kv_bytes_per_token == 2 * 2 * sum(per_value[kind] for kind in types)  # layers, heads
+        runner.close()
+    request = plan_request(Settings(kv_type_k="q8_0"))
+    assert request.kv_types == ("q8_0", None)
+    assert plan_request(for_draft(Settings(kv_type_k="q8_0"))).kv_types == (None, None)
+
+
+def test_heads_that_do_not_fit_a_type_are_refused(tmp_path: Path) -> None:
+    odd = replace(MODELS["llama"], head=80, extra={"rope.dimension_count": 80})
+    with (
+        open_model(write(odd, tmp_path / "odd.gguf")) as file,
+        pytest.raises(RequestError, match=r"odd\.gguf: heads of 80"),
+    ):
+        open_runner(file, Settings(backend="native", kv_type_k="q8_0", kv_mib=16), None)

@@ -1,0 +1,102 @@
+"""Scores of keys and sums of values in half precision: products and sums in single precision, token by token."""
+
+from typing import Any
+
+from cpu_kernels.attention_shape import SPAN_BYTES, VECTORS
+from cpu_kernels.kernel import inner
+from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.simd.cross import cross_fma_f16, cross_store, no_rows, page_rows, prefetch_rows, spaced_rows
+from cpu_kernels.simd.tiles import zero_tile_f32
+from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_f32, scatter_f16, store_f16
+
+PAGE_BYTES_PER_VALUE = 32
+"""Bytes of a page for each of D."""
+
+VALUE_LINES = 2
+"""Cache lines of a page that belong to four values of a head."""
+
+
+@inner
+def store_key(key: int, page: int, slot: int, padded: int, memory: int) -> None:
+    """Write a token's key, D floats, into its page."""
+    for i in range(0, padded, 16):
+        scatter_f16(page + i * PAGE_TOKENS * 2 + slot * 2, PAGE_TOKENS * 2, load_f32(key + i * 4))
+
+
+@inner
+def store_value(value: int, page: int, slot: int, padded: int, memory: int) -> None:
+    """Write a token's value, D floats, into its page."""
+    for i in range(0, padded, 16):
+        store_f16(page + i * PAGE_TOKENS * 2 + slot * 32, load_f32(value + i * 4))
+
+
+def queries(columns: int) -> Any:
+    """Function that puts a query of D floats into its column, [group of columns][D][column]; scales are not used."""
+
+    @inner
+    def put(query: int, column: int, padded: int, to: int, scales: int) -> None:
+        place = to + (column // columns * padded * columns + column % columns) * 4
+        for d in range(padded):
+            put_f32(place + d * columns * 4, get_f32(query + d * 4))
+
+    return put
+
+
+def scores(columns: int, value_lines: int) -> Any:
+    """Function that computes a span's scores, [column][token], and asks for the pages that come next.
+
+    value_lines: cache lines of a page of values that belong to four values of a head.
+    """
+    rows, tile = VECTORS // columns, VECTORS
+
+    @inner
+    def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int) -> None:
+        table, count, ahead = pages
+        keys, values, key_bytes, value_bytes, padded = storage
+        for p in range(0, count, rows):
+            at = table + 4 * p
+            key = page_rows(no_rows(rows), at, count - 1 - p, keys, key_bytes)
+            following = page_rows(no_rows(rows), at + 4 * rows, ahead - 1 - p - rows, keys, key_bytes)
+            value = page_rows(no_rows(rows), at, count - 1 - p, values, value_bytes)
+            for g in range((used + columns - 1) // columns):
+                acc = zero_tile_f32(tile)
+                query = queries + g * padded * columns * 4
+                for d in range(0, padded, 4):
+                    if g == 0:
+                        prefetch_rows(following, d * 32, 2)
+                        prefetch_rows(value, d * (16 * value_lines), value_lines)
+                    acc = cross_fma_f16(acc, key, d * 32, query + d * 4 * columns, 4)
+                    acc = cross_fma_f16(acc, key, d * 32 + 32, query + d * 4 * columns + 4 * columns, 4)
+                    acc = cross_fma_f16(acc, key, d * 32 + 64, query + d * 4 * columns + 8 * columns, 4)
+                    acc = cross_fma_f16(acc, key, d * 32 + 96, query + d * 4 * columns + 12 * columns, 4)
+                place = out + g * columns * SPAN_BYTES + p * PAGE_TOKENS * 4
+                cross_store(acc, spaced_rows(no_rows(rows), place, PAGE_TOKENS * 4, rows), SPAN_BYTES)
+
+    return score
+
+
+def outputs(columns: int) -> Any:
+    """Function that computes outputs [column][D] = weights [column][token] . values of a span."""
+    rows, tile = VECTORS // columns, VECTORS
+
+    @inner
+    def weigh(pages: Any, storage: Any, used: int, group: int, place: Any, weights: int, out: int, memory: int) -> None:
+        table, count, _ = pages
+        _, values, _, value_bytes, padded = storage
+        vectors = padded // 16
+        for j in range(0, vectors, rows):
+            for g in range((used + columns - 1) // columns):
+                acc = zero_tile_f32(tile)
+                for p in range(count):
+                    page = values + get_i32(table + 4 * p) * value_bytes + j * PAGE_TOKENS * 32
+                    value = spaced_rows(no_rows(rows), page, PAGE_TOKENS * 32, vectors - 1 - j)
+                    weight = weights + g * columns * SPAN_BYTES + p * PAGE_TOKENS * 4
+                    for token in range(0, PAGE_TOKENS, 4):
+                        acc = cross_fma_f16(acc, value, token * 32, weight + token * 4, SPAN_BYTES)
+                        acc = cross_fma_f16(acc, value, token * 32 + 32, weight + token * 4 + 4, SPAN_BYTES)
+                        acc = cross_fma_f16(acc, value, token * 32 + 64, weight + token * 4 + 8, SPAN_BYTES)
+                        acc = cross_fma_f16(acc, value, token * 32 + 96, weight + token * 4 + 12, SPAN_BYTES)
+                to = out + g * columns * padded * 4 + j * 64
+                cross_store(acc, spaced_rows(no_rows(rows), to, 64, vectors - 1 - j), padded * 4)
+
+    return weigh

@@ -1,0 +1,51 @@
+"""Keys and values on their way into pages, in the types that they are stored in."""
+
+import numpy as np
+
+from cpu_kernels import attention_f16, attention_q8_0
+from cpu_kernels.kernel import Kernel
+from cpu_kernels.kv_types import PAGE_TOKENS, KVType
+from cpu_kernels.records import Step, argument, field, scratch, share, stage_rows
+from cpu_kernels.rope import rotate_head
+from cpu_kernels.simd.vectors import get_f32, get_i32
+
+_ONE = np.float32(1.0)
+_POSITIONS, _ROW_TABLES, _ROPE_TABLES = int(Step.POSITIONS), int(Step.ROW_TABLES), int(Step.ROPE_TABLES)
+_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
+
+
+def _store(keys: KVType, values: KVType) -> Kernel:
+    """Normalise and rotate keys, and write keys and values of all rows into their pages.
+
+    Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages, 4 value pages, 5 kv heads,
+    6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 bytes from one head's pages of keys and of
+    values to the next's. Threads share out the heads of all rows.
+    """
+    store_key, store_value = _TYPES[keys].store_key, _TYPES[values].store_value
+    key_bytes, value_bytes = _TYPES[keys].PAGE_BYTES_PER_VALUE, _TYPES[values].PAGE_BYTES_PER_VALUE
+
+    def store_kv(op: int, step: int, thread: int, threads: int) -> None:
+        heads, padded = argument(op, 5), argument(op, 6)
+        turned = scratch(step, thread)
+        memory = turned + padded * 4
+        tables = field(step, _ROPE_TABLES + argument(op, 8))
+        epsilon = get_f32(argument(op, 9))
+        items = stage_rows(op, step) * heads
+        for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
+            row, head = item // heads, item % heads
+            position = get_i32(field(step, _POSITIONS) + 4 * row)
+            page = get_i32(field(field(step, _ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+            slot = position % PAGE_TOKENS
+            key, value = argument(op, 0) + item * padded * 4, argument(op, 1) + item * padded * 4
+            table = tables + position * padded * 4
+            rotate_head(key, argument(op, 2), table, padded, argument(op, 7), epsilon, _ONE, turned)
+            place = argument(op, 3) + head * argument(op, 10) + page * padded * key_bytes
+            store_key(turned, place, slot, padded, memory)
+            place = argument(op, 4) + head * argument(op, 11) + page * padded * value_bytes
+            store_value(value, place, slot, padded, memory)
+
+    return Kernel(store_kv, f"kv_store.{keys}_{values}")
+
+
+KERNELS = {(keys, values): _store(keys, values) for keys in KVType for values in KVType}
+"""By the types of keys and values."""

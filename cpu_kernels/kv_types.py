@@ -1,0 +1,96 @@
+"""The types that keys and values may be stored in, and how a page of 16 tokens of one head is laid out in each.
+
+A vector of the kernels is sixteen tokens of a page for keys, sixteen values of a head for values. D is the size of a
+head, padded to a multiple of 32.
+
+f16    keys [D][token], values [D / 16][token][16], in half precision.
+q8_0   32 values of a token share a scale in half precision, their largest magnitude / 127, as in a Q8_0 block; the
+       others are signed bytes. Bytes come in pairs, whose products with pairs of words are added by one instruction:
+       keys [D / 2][token][2], values [D / 16][token / 2][16][2]. Behind them the scales, [D / 32][token].
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE_TOKENS = 16
+SCALED_TOGETHER = 32
+
+
+class KVType(StrEnum):
+    """How a number of a key or a value is stored."""
+
+    F16 = "f16"
+    Q8_0 = "q8_0"
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A part of a page: an array at an offset in bytes, in which these axes together count the tokens."""
+
+    offset: int
+    dtype: type[np.generic]
+    shape: tuple[int, ...]
+    token_axes: tuple[int, ...]
+
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """What one token has."""
+        return tuple(size for axis, size in enumerate(self.shape) if axis not in self.token_axes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in a page."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def tokens(self, pages: NDArray[np.uint8]) -> NDArray[np.generic]:
+        """What the tokens of pages [layer][head][page][bytes] have, as [layer][head][token][...]."""
+        layers, heads, count, _ = pages.shape
+        return self._by_token(pages).reshape(layers, heads, count * PAGE_TOKENS, *self.token_shape)
+
+    def put(self, page: NDArray[np.uint8], slots: NDArray[np.intp], tokens: NDArray[np.generic]) -> None:
+        """Write what some tokens have, [layer][head][token][...], into page [layer][head][bytes]."""
+        places: Any = np.unravel_index(slots, [self.shape[axis] for axis in self.token_axes])
+        self._by_token(page)[:, :, *places] = tokens
+
+    def _by_token(self, pages: NDArray[np.uint8]) -> NDArray[np.generic]:
+        """A view of the plane in pages [...][bytes] with the axes that count tokens before the others."""
+        part = pages[..., self.offset : self.offset + self.nbytes].view(self.dtype)
+        lead = pages.ndim - 1
+        axes = [lead + axis for axis in self.token_axes]
+        return np.moveaxis(part.reshape(*pages.shape[:-1], *self.shape), axes, range(lead, lead + len(axes)))
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """The planes of a page of keys or of values."""
+
+    planes: Sequence[Plane]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one head's page."""
+        return sum(plane.nbytes for plane in self.planes)
+
+
+def key_layout(kind: KVType, padded: int) -> PageLayout:
+    """How a page of keys of heads of D values is laid out."""
+    if kind is KVType.F16:
+        return PageLayout([Plane(0, np.float16, (padded, PAGE_TOKENS), (1,))])
+    return PageLayout([Plane(0, np.uint16, (padded // 2, PAGE_TOKENS), (1,)), _scales(padded)])
+
+
+def value_layout(kind: KVType, padded: int) -> PageLayout:
+    """How a page of values of heads of D values is laid out."""
+    if kind is KVType.F16:
+        return PageLayout([Plane(0, np.float16, (padded // 16, PAGE_TOKENS, 16), (1,))])
+    return PageLayout([Plane(0, np.int8, (padded // 16, PAGE_TOKENS // 2, 16, 2), (1, 3)), _scales(padded)])
+
+
+def _scales(padded: int) -> Plane:
+    return Plane(padded * PAGE_TOKENS, np.float16, (padded // SCALED_TOGETHER, PAGE_TOKENS), (1,))

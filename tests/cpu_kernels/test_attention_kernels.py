@@ -1,0 +1,189 @@
+"""Keys and values into pages, and attention over them, against NumPy, for every pair of types."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cpu_kernels import attention, kv_store
+from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
+from cpu_kernels.records import Step
+from tests.cpu_kernels.kernel_harness import Floats, address, aligned, operation, record
+
+TYPES = [(keys, values) for keys in KVType for values in KVType]
+# Sums in single precision; queries rounded to 16 bits; and the weights, of which a span has hundreds. What storing
+# values in q8_0 loses is not in it: that alone is 6e-3 for these values.
+TOLERANCE = dict(zip(TYPES, (5e-6, 1e-3, 3e-4, 1e-3), strict=True))
+SCALE = 0.2
+THREADS = 7
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A sequence whose last rows attend. window 0 and cap 0 for none."""
+
+    heads: int
+    group: int
+    size: int
+    tokens: int
+    rows: int
+    window: int = 0
+    cap: float = 0.0
+
+    @property
+    def padded(self) -> int:
+        return -(-self.size // 32) * 32
+
+
+SHAPES = [
+    Shape(heads=2, group=1, size=32, tokens=300, rows=1),
+    Shape(heads=1, group=2, size=128, tokens=600, rows=1),
+    Shape(heads=2, group=3, size=64, tokens=17, rows=17),
+    Shape(heads=1, group=7, size=96, tokens=530, rows=21),
+    Shape(heads=1, group=20, size=64, tokens=40, rows=3),
+    Shape(heads=2, group=4, size=64, tokens=700, rows=9, window=100),
+    Shape(heads=1, group=8, size=64, tokens=260, rows=5, cap=3.0),
+]
+
+
+class Case:
+    """Random queries, keys and values of a shape; keys and values are stored by the kernel, in pages out of order."""
+
+    def __init__(self, shape: Shape, types: tuple[KVType, KVType]) -> None:
+        self.shape, self.types = shape, types
+        random = np.random.default_rng(shape.tokens)
+        heads, padded = shape.heads, shape.padded
+        self.keys, self.values = (self._padded(random, shape.tokens, heads) for _ in range(2))
+        self.queries = self._padded(random, shape.rows, heads * shape.group)
+        count = -(-shape.tokens // PAGE_TOKENS)
+        self.layouts = key_layout(types[0], padded), value_layout(types[1], padded)
+        self.pages = [aligned(heads * count * layout.page_bytes).reshape(heads, count, -1) for layout in self.layouts]
+        self.table = aligned(count, np.int32)
+        self.table[:] = random.permutation(count)
+        self.ropes = aligned(shape.tokens * padded, np.float32).reshape(-1, padded)
+        self.ropes[:, : padded // 2] = 1
+        self.numbers = aligned(3, np.float32)
+        self.numbers[:] = (1e-5, SCALE if shape.cap else SCALE * np.log2(np.e), shape.cap)
+        self.scratch = aligned(THREADS * (attention.scratch_bytes(padded) + 64))
+        self.parts = aligned(attention.parts_bytes(100, padded))
+
+    def _padded(self, random: np.random.Generator, rows: int, heads: int) -> Floats:
+        data = aligned(rows * heads * self.shape.padded, np.float32).reshape(rows, heads, self.shape.padded)
+        data[..., : self.shape.size] = random.standard_normal((rows, heads, self.shape.size))
+        return data
+
+    def step(self, **fields: int) -> NDArray[np.int64]:
+        base = {
+            Step.SCRATCH: address(self.scratch),
+            Step.SCRATCH_STRIDE: len(self.scratch) // THREADS // 64 * 64,
+            Step.ROPE_TABLES: address(self.ropes),
+        }
+        return record(Step.SIZE, {int(k): v for k, v in base.items()} | {int(Step[k]): v for k, v in fields.items()})
+
+    def store(self, threads: int = 1) -> None:
+        shape = self.shape
+        positions = np.arange(shape.tokens, dtype=np.int32)
+        tables = np.full(shape.tokens, address(self.table), np.int64)
+        step = self.step(ROWS=shape.tokens, POSITIONS=address(positions), ROW_TABLES=address(tables))
+        op = operation(
+            *(address(self.keys), address(self.values), 0, address(self.pages[0]), address(self.pages[1])),
+            *(shape.heads, shape.padded, shape.size, 0, address(self.numbers)),
+            *(pages.strides[0] for pages in self.pages),
+        )
+        for thread in range(threads):
+            kv_store.KERNELS[self.types](address(op), address(step), thread, threads)
+
+    def stored(self) -> list[Floats]:
+        """Keys and values as they stand in the pages: [token][head][value]."""
+        shape = (self.shape.heads, -1, self.shape.padded)
+        result = []
+        for pages, layout in zip(self.pages, self.layouts, strict=True):
+            ordered = pages[None][:, :, self.table]
+            numbers, *scales = (
+                plane.tokens(ordered)[0].reshape(*shape[:2], *plane_shape(plane)) for plane in layout.planes
+            )
+            numbers = (numbers.view(np.int8) if scales else numbers).astype(np.float32).reshape(shape)
+            factor = np.repeat(scales[0].astype(np.float32), 32, axis=-1) if scales else 1
+            result.append((numbers * factor)[:, : self.shape.tokens].transpose(1, 0, 2))
+        return result
+
+    def attend(self, threads: int = 1, split: bool = False) -> Floats:
+        shape = self.shape
+        position = shape.tokens - shape.rows
+        segments = np.array([0, shape.rows, position, address(self.table)], np.int64)
+        parts = address(self.parts) if split else 0
+        step = self.step(SEGMENTS=address(segments), SEGMENT_COUNT=1, PARTS=parts)
+        out = aligned(shape.rows * shape.heads * shape.group * shape.size, np.float32)
+        epsilon = address(self.numbers)
+        op = operation(
+            *(address(self.queries), address(out), 0, address(self.pages[0]), address(self.pages[1])),
+            *(shape.heads, shape.padded, shape.size, 0, epsilon, shape.group, epsilon + 4, epsilon + 8, shape.window),
+            *(pages.strides[0] for pages in self.pages),
+        )
+        for thread in range(threads):
+            attention.KERNELS[self.types](address(op), address(step), thread, threads)
+        return out.reshape(shape.rows, shape.heads * shape.group, shape.size)
+
+    def expected(self) -> NDArray[np.float64]:
+        """Attention in float64 over what is stored."""
+        shape = self.shape
+        keys, values = (np.repeat(part.astype(np.float64), shape.group, axis=1) for part in self.stored())
+        scores = np.einsum("rhd,thd->rht", self.queries.astype(np.float64), keys) * SCALE
+        if shape.cap:
+            scores = shape.cap * np.tanh(scores / shape.cap)
+        rows = np.arange(shape.tokens - shape.rows, shape.tokens)[:, None]
+        tokens = np.arange(shape.tokens)
+        seen = (tokens <= rows) & ((tokens > rows - shape.window) | (shape.window == 0))
+        scores = np.where(seen[:, None], scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return np.einsum("rht,thd->rhd", weights, values)[..., : shape.size]
+
+
+def plane_shape(plane: Any) -> tuple[int, ...]:
+    """What a token has in a plane, in numbers: pairs of bytes are one of its entries."""
+    return (int(np.prod(plane.token_shape)),)
+
+
+@pytest.mark.parametrize("types", TYPES, ids="-".join)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_is_numpy_s(shape: Shape, types: tuple[KVType, KVType]) -> None:
+    case = Case(shape, types)
+    case.store()
+    whole = case.attend()
+    np.testing.assert_allclose(whole, case.expected(), atol=TOLERANCE[types])
+    for threads in (1, 2, THREADS):
+        np.testing.assert_array_equal(case.attend(threads, split=True), whole)
+        np.testing.assert_array_equal(case.attend(threads), whole)
+    assert not case.parts.view(np.int64)[:: attention.parts_bytes(1, shape.padded) // 8].any()  # all counters are 0
+
+
+@pytest.mark.parametrize("types", TYPES, ids="-".join)
+def test_pages_hold_what_the_types_say(types: tuple[KVType, KVType]) -> None:
+    case = Case(Shape(heads=2, group=1, size=64, tokens=37, rows=1), types)
+    case.keys[3] = 0
+    case.store(threads=3)
+    for kind, given, stored in zip(types, (case.keys, case.values), case.stored(), strict=True):
+        if kind is KVType.F16:
+            expected = given.astype(np.float16)
+        else:
+            blocks = gguf.quants.quantize(given.reshape(-1, 64), gguf.GGMLQuantizationType.Q8_0)
+            expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0).reshape(given.shape)
+        np.testing.assert_array_equal(stored, expected)
+
+
+def test_what_is_not_seen_does_not_matter() -> None:
+    """Tokens behind a row, left over from a longer sequence, change nothing, however large they are."""
+    case = Case(Shape(heads=1, group=4, size=64, tokens=40, rows=1), (KVType.Q8_0, KVType.Q8_0))
+    case.store()
+    before = case.attend()
+    layout: PageLayout = case.layouts[1]
+    behind = np.arange(40 % PAGE_TOKENS, PAGE_TOKENS)
+    page = case.pages[1][None, :, int(case.table[2])]
+    for plane in layout.planes:
+        filler = np.full((1, 1, len(behind), *plane.token_shape), 100, plane.dtype)
+        plane.put(page, behind, filler)
+    np.testing.assert_array_equal(case.attend(), before)
