@@ -31,6 +31,7 @@ class Limits:
     context_limit: int | None = None
     policy: ContextPolicy = ContextPolicy.REFUSE
     background: bool = False
+    adapters: tuple[tuple[int, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:
         context_limit=limits.context_limit,
         context_policy=limits.policy,
         background=limits.background,
+        adapters=limits.adapters,
         messages=prompt.messages,
         constraint=constraint,
     )
@@ -120,6 +122,7 @@ def prepare_text(model: LoadedModel, tokens: Sequence[int], limits: Limits, form
         context_limit=limits.context_limit,
         context_policy=limits.policy,
         background=limits.background,
+        adapters=limits.adapters,
         constraint=constraint_of(model, format),
     )
     return Prepared(request)

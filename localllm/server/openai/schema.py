@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from localllm.server.limits import (
+    MAX_ADAPTERS,
     MAX_CHOICES,
     MAX_EMBED_TEXTS,
     MAX_INT,
@@ -28,8 +29,18 @@ class Body(BaseModel):
     model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
 
 
+class AppliedAdapter(Body):
+    """A LoRA adapter that the server was started with, by number, as llama.cpp's server has it."""
+
+    id: Count
+    scale: Number = 1.0
+
+
 class Extensions(Body):
-    """What OpenAI lacks: context limit, time to stay loaded, whether old messages may go, samplers, progress events."""
+    """What OpenAI lacks: context limit, time to stay loaded, whether old messages may go, samplers, progress events.
+
+    lora takes other adapters than the usual ones; an empty list takes none.
+    """
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     keep_alive: Number | str | None = None
@@ -38,6 +49,7 @@ class Extensions(Body):
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
     min_p: Number | None = None
     repeat_penalty: Number | None = None
+    lora: Annotated[list[AppliedAdapter], Field(max_length=MAX_ADAPTERS)] | None = None
 
 
 class StreamOptions(Body):

@@ -56,6 +56,7 @@ def limits_of(
         stop=(*stop_strings(stop or []), *behaviour.stop),
         context_limit=own.get("ctx") if body.num_ctx is None else body.num_ctx,
         policy=ContextPolicy.DROP_MESSAGES if body.truncate else ContextPolicy.REFUSE,
+        adapters=None if body.lora is None else tuple((entry.id, entry.scale) for entry in body.lora),
     )
 
 

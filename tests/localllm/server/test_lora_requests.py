@@ -1,0 +1,51 @@
+"""Requests that choose among the LoRA adapters of a running server."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.gpu_offload import lora_files
+from tests.localllm.server.conftest import StartServer
+from tests.oracle import llama_oracle
+
+pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama]
+MODEL = "stories260K-F32"
+PROMPT = "Once upon a time"
+
+
+def test_each_request_is_computed_with_its_own(start_server: StartServer, model_files: Path, tmp_path: Path) -> None:
+    path = model_files / f"{MODEL}.gguf"
+    one, two = lora_files.factors(path, 1), lora_files.factors(path, 2)
+    files = {"plain": path}
+    for name, weighted in {"usual": [(one, 0.5)], "other": [(two, 1.0)]}.items():
+        files[name] = lora_files.merge(path, tmp_path / f"{name}.gguf", *weighted)
+    first = lora_files.write(tmp_path / "one.gguf", one)
+    second = lora_files.write(tmp_path / "two.gguf", two)
+    ids = llama_oracle.tokenize(path, PROMPT)
+    expected = {
+        name: llama_oracle.detokenize(file, llama_oracle.greedy(file, ids, 12)).decode(errors="replace").strip()
+        for name, file in files.items()
+    }
+    assert len(set(expected.values())) == 3
+
+    flags = ("--lora", f"{first}:0.5", "--lora", f"{second}:0", "--ctx", "256")
+    with start_server(*flags, models=(MODEL,), LOCALLLM_BACKEND="llama", LOCALLLM_GPU_LAYERS="0") as server:
+
+        def ask(**more: object) -> httpx.Response:
+            body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **more}
+            return httpx.post(f"{server.url}/v1/completions", json=body, timeout=300)
+
+        asked = [
+            ("usual", {}),
+            ("plain", {"lora": []}),
+            ("other", {"lora": [{"id": 1}]}),
+            ("usual", {"lora": [{"id": 0, "scale": 0.5}]}),
+            ("plain", {"lora": [{"id": 0, "scale": 0}]}),
+        ]
+        for name, more in asked:
+            assert ask(**more).json()["choices"][0]["text"].strip() == expected[name], (name, more)
+        refused = ask(lora=[{"id": 2}])
+        assert (refused.status_code, "no adapter 2" in refused.text) == (400, True)
+        (row,) = httpx.get(f"{server.url}/api/ps").json()["models"]
+        assert row["backend"] == "llama.cpp"
