@@ -1,5 +1,6 @@
 """Figures for Prometheus. Nothing in them tells what was asked or answered."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
 import psutil
@@ -50,13 +51,14 @@ class Metrics:
             self._itl.observe(last.timings.decode_s / (last.counts.generated - 1))
 
     def text(self) -> bytes:
-        """All figures in Prometheus' text format."""
+        """All figures in Prometheus' text format; call it on the event loop."""
         return generate_latest(self.registry)
 
 
 _GAUGES = {
     "running": ("localllm_running_requests", "Requests that compute."),
     "waiting": ("localllm_waiting_requests", "Requests in the queue."),
+    "cached_prefixes": ("localllm_cached_prefixes", "Prefixes kept for later."),
     "cached_tokens": ("localllm_cached_tokens", "Tokens whose keys and values are kept for later."),
     "pages_total": ("localllm_kv_pages", "Pages of keys and values in the budget."),
     "pages_free": ("localllm_kv_pages_free", "Pages that are not used."),
@@ -99,6 +101,7 @@ class _Engines(Collector):
             for tier, field in _TIERS.items():
                 hits.add_metric([model, tier], getattr(stats, field))
         yield hits
+        yield GaugeMetricFamily("localllm_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
         yield GaugeMetricFamily("localllm_models_loaded", "Models in memory.", value=len(loaded))
         yield GaugeMetricFamily(
             "localllm_memory_bytes", "Memory that the process holds.", value=psutil.Process().memory_info().rss

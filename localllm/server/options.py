@@ -19,7 +19,8 @@ _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
 class ServerOptions:
     """keep_alive_s and grace_s are seconds; memory_bytes None is what the machine has free.
 
-    hosts are further names that the Host header may carry, origins those of foreign pages that may call.
+    hosts are further names that the Host header may carry, origins those of foreign pages that may call, where * stands
+    for anything.
     """
 
     host: str = "127.0.0.1"
@@ -112,8 +113,8 @@ def with_ollama_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _host_and_port(address: str) -> dict[str, str]:
     """What OLLAMA_HOST says: a host, a port, both, or a URL."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
     try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise SettingsError(f"OLLAMA_HOST: {address!r} is no address: {error}.") from error

@@ -10,6 +10,7 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -34,7 +35,7 @@ class Gate:
         self._app = app
         self._key = options.api_key.encode() if options.api_key else None
         self._hosts = frozenset({options.host.lower(), *(host.lower() for host in options.hosts), *_own_names()})
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in options.origins)
+        self._origins = [origin.lower().rstrip("/") for origin in options.origins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, or pass on with the body read."""
@@ -85,9 +86,9 @@ class Gate:
     def _knows_origin(self, origin: str, host: str) -> bool:
         """A page of this server itself, or one that the user has named."""
         origin = origin.lower().rstrip("/")
-        return origin in self._origins or (
-            bool(host) and origin in (f"http://{host.lower()}", f"https://{host.lower()}")
-        )
+        if host and origin in (f"http://{host.lower()}", f"https://{host.lower()}"):
+            return True
+        return any(fnmatchcase(origin, pattern) for pattern in self._origins)
 
     def _has_key(self, path: str, headers: dict[bytes, str]) -> bool:
         if self._key is None or path in OPEN_PATHS:
