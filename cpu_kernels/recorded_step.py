@@ -58,6 +58,11 @@ class RecordedStep:
         """Rows that the step computes."""
         return int(self._step[Step.ROWS + Stage.ALL])
 
+    @property
+    def threads(self) -> int:
+        """Threads that compute it."""
+        return self._team.threads
+
     def run(self) -> None:
         """Compute the step again: the compiled part of it alone."""
         self._program.run(self._team, self._step)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli import terminal
+from localllm.cli.bench import bench
 from localllm.cli.config import config
 from localllm.cli.create import create
 from localllm.cli.doctor import doctor
@@ -38,6 +39,7 @@ app.command("rm")(remove)
 app.command("cp")(copy)
 app.command()(verify)
 app.command()(create)
+app.command()(bench)
 app.command()(perplexity)
 app.command()(quantize)
 app.command()(ps)

@@ -1,0 +1,86 @@
+"""localllm bench: how fast a model is here, and how near that is to what the machine can do."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.exit_code import ExitCode
+from localllm.cli.options import AsJson, Backend, Debug, Model
+from localllm.cli.terminal import StatusLine, answer, note
+
+if TYPE_CHECKING:
+    from localllm.roofline.report import Report
+    from localllm.roofline.speeds import Wish
+    from localllm.settings import Settings
+
+
+def bench(
+    model: Model,
+    threads: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Numbers of threads, measured one by one (one a core).")
+    ] = None,
+    prompt: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of the prompt.")] = 512,
+    depth: Annotated[str, typer.Option(metavar="N[,N...]", help="Decode after so many tokens, such as 0,4096.")] = "0",
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to decode.")] = 64,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds, after one that does not count.")] = 5,
+    backend: Backend = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a model's speed, and how near it comes to this machine's limits.
+
+    Prompt and decoding are timed in rounds that alternate with the limits: reading memory, and multiplying bytes and
+    floats, on the same threads. The table shows medians; --json has everything. Models that llama.cpp computes get
+    their speed alone.
+
+    localllm bench model.gguf --threads 1,2 --depth 0,4096
+
+    Exits with 0 when done, 2 for what cannot be measured, 130 when stopped by Ctrl-C.
+    """
+    from localllm.roofline.speeds import Wish
+    from localllm.settings import load_settings
+
+    wish = Wish(prompt, _numbers(depth, "--depth", 0), tokens, rounds)
+    settings = load_settings({"backend": backend})
+    counts = (settings.threads,) if threads is None else _numbers(threads, "--threads", 1)
+    with ThreadPoolExecutor(1, "bench") as worker, StatusLine() as status:
+        measuring = worker.submit(_measure, model, settings, counts, wish, status)
+        try:
+            report = measuring.result()
+        except KeyboardInterrupt:
+            status.clear()
+            note("Stopped; nothing was kept.")
+            # The kernels cannot be stopped and may run for seconds; they hold nothing that would have to be saved.
+            os._exit(ExitCode.INTERRUPTED)
+    from localllm.roofline.report import as_data, as_text
+
+    answer(json.dumps(as_data(report)) + "\n" if as_json else as_text(report))
+
+
+def _measure(
+    model: str, settings: "Settings", counts: "tuple[int | None, ...]", wish: "Wish", status: StatusLine
+) -> "Report":
+    from gguf_io import open_model
+    from localllm.cli.pull import obtain
+    from localllm.roofline.bench import bench as run_bench
+
+    with open_model(obtain(model, settings).path) as file:
+        report = run_bench(file, settings, counts, wish, status.show)
+    status.clear()
+    return report
+
+
+def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:
+    """The different numbers of a list with commas, in its order. Raises RequestError."""
+    from localllm.errors import RequestError
+
+    try:
+        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise RequestError(f"{option} is {text!r}; give whole numbers with commas between, such as 1,2.") from None
+    if min(numbers) < least:
+        raise RequestError(f"{option} is {text!r}; the least is {least}.")
+    return numbers

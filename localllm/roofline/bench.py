@@ -1,0 +1,139 @@
+"""The benchmark of one model: limits and speeds in turn, for each number of threads."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import cast
+
+import psutil
+
+from cpu_kernels.cores import usable_cores
+from cpu_kernels.isa import ISA
+from gguf_io import ModelFile, load_tokenizer
+from gpu_offload.memory import kv_bytes_per_token
+from localllm.engine.backends import open_runner
+from localllm.engine.runner import Runner
+from localllm.errors import RequestError
+from localllm.roofline.decode_step import DecodeStep, MeasuredRunner, measure_steps
+from localllm.roofline.limits import LimitProbes
+from localllm.roofline.report import Measure, Report, ThreadReport
+from localllm.roofline.speeds import Seconds, SpeedTest, Wish
+from localllm.roofline.work import ModelWork, windows
+from localllm.settings import Settings
+
+# Steps of which the parts are told: enough for a median.
+_MOST_STEPS = 32
+
+Tell = Callable[[str], None]
+
+
+def bench(
+    file: ModelFile,
+    settings: Settings,
+    threads: Sequence[int | None],
+    wish: Wish,
+    tell: Tell,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Report:
+    """Measure a model with each number of threads (None: as the runner chooses). tell hears what is being done.
+
+    Raises RequestError where the wish exceeds the model's context, and what open_runner raises.
+    """
+    context = file.metadata.get_int(f"{file.architecture}.context_length", wish.longest)
+    if wish.longest > context:
+        raise RequestError(
+            f"{wish.longest} tokens are to be measured and the model's context is {context}. "
+            "Choose a smaller --prompt, --depth or --tokens."
+        )
+    others = OthersTime(clock)
+    reports, backend = [], ""
+    for count in threads:
+        report, backend = _bench_threads(file, replace(settings, threads=count), wish, tell, clock)
+        reports.append(report)
+    return Report(
+        model=file.path.name,
+        architecture=file.architecture,
+        backend=backend,
+        instruction_set=str(ISA),
+        rounds=wish.rounds,
+        others_cores=others.cores(),
+        threads=tuple(reports),
+    )
+
+
+class OthersTime:
+    """How many cores other programs keep busy, from now on."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = self._now()
+
+    def cores(self) -> float:
+        """Busy cores on average, not counting this process."""
+        at, busy = (now - before for now, before in zip(self._now(), self._start, strict=True))
+        return max(0.0, busy / at) if at else 0.0
+
+    def _now(self) -> tuple[float, float]:
+        times = psutil.cpu_times()
+        own = psutil.Process().cpu_times()
+        return self._clock(), times.user + times.system - own.user - own.system
+
+
+def _bench_threads(
+    file: ModelFile, settings: Settings, wish: Wish, tell: Tell, clock: Callable[[], float]
+) -> tuple[ThreadReport, str]:
+    needed = -(-wish.kv_tokens * kv_bytes_per_token(file, "f16", "f16") // 2**20)
+    settings = replace(settings, ctx=wish.kv_tokens, kv_mib=needed)
+    with ExitStack() as stack:
+        runner, choice = open_runner(file, settings, lambda what, share: tell(f"{what}: {share:.0%}"))
+        stack.callback(runner.close)
+        native = choice.backend == "native"
+        count = cast("MeasuredRunner", runner).last_step().threads if native else settings.threads or usable_cores()
+        probes = LimitProbes(count, clock) if native else None
+        if probes is not None:
+            stack.callback(probes.close)
+        test = _rounds(runner, probes, wish, tell, clock)
+        work = _work(file, cast("MeasuredRunner", runner)) if native else None
+        steps: tuple[DecodeStep, ...] = ()
+        if native:
+            tell("where a token's time goes")
+            prompts = [(depth, test.tokens[: max(1, depth)]) for depth in wish.depths]
+            count_steps = min(wish.tokens, _MOST_STEPS)
+            measured = cast("MeasuredRunner", runner)
+            steps = tuple(measure_steps(measured, load_tokenizer(file), prompts, count_steps, clock))
+        limits = None if probes is None else probes.limits()
+        return ThreadReport(count, limits, _measures(test.seconds, wish, work, runner.max_rows), steps), choice.name
+
+
+def _rounds(
+    runner: Runner, probes: LimitProbes | None, wish: Wish, tell: Tell, clock: Callable[[], float]
+) -> SpeedTest:
+    """All rounds after one that warms up, the limits before each."""
+    number = 0
+    test = SpeedTest(runner, wish, clock, lambda what: tell(f"round {number} of {wish.rounds}: {what}"))
+    for number in range(wish.rounds + 1):
+        if probes is not None and number:
+            probes.sample()
+        test.round(counts=number > 0)
+    test.close()
+    return test
+
+
+def _work(file: ModelFile, runner: MeasuredRunner) -> ModelWork:
+    """What a token costs, told by a step of one row."""
+    sequence = runner.create_sequence()
+    runner.run([0], [0], [sequence], [0])
+    row, logits = runner.last_step().products()
+    runner.free_sequence(sequence)
+    return ModelWork(row, logits, runner.kv_bytes_per_token, windows(file))
+
+
+def _measures(seconds: Seconds, wish: Wish, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:
+    """What was timed, with what it took."""
+    prompt = None if work is None else work.prefill(wish.prompt, max_rows)
+    found = [Measure(f"prefill {wish.prompt}", wish.prompt, 0, tuple(seconds.prefill), prompt)]
+    for depth, times in seconds.decode.items():
+        token = None if work is None else work.decode(depth, wish.tokens)
+        found.append(Measure(f"decode at {depth}", wish.tokens, depth, tuple(times), token))
+    return tuple(found)

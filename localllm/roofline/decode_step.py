@@ -1,0 +1,85 @@
+"""Where the time of one decoded token goes, in an engine that serves one request as it always does."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cpu_kernels.recorded_step import OperationKind, RecordedStep
+from localllm.engine.engine import Engine
+from localllm.engine.generation import Vocabulary
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.runner import Runner
+
+PYTHON = "Python"
+
+
+class MeasuredRunner(Runner, Protocol):
+    """A runner that lets its latest step be looked at."""
+
+    def last_step(self) -> RecordedStep:
+        """The latest `run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """Medians in seconds. parts: by kind of operation, and what is not in compiled operations: PYTHON."""
+
+    depth: int
+    seconds: float
+    parts: dict[str, float]
+
+    def share(self, part: str) -> float:
+        """A part of the whole, 0 to 1."""
+        return self.parts[part] / self.seconds
+
+
+def measure_steps(
+    runner: MeasuredRunner,
+    vocabulary: Vocabulary,
+    depths: Sequence[tuple[int, Sequence[int]]],
+    steps: int,
+    clock: Callable[[], float],
+) -> list[DecodeStep]:
+    """Time an engine's steps at each depth, whose prompt stands beside it; the engine closes the runner at the end.
+
+    After each step its compiled part runs twice more: whole, and in pieces by kind. Python's part is what the step
+    took longer than the whole. Steps that compute guessed tokens are left out.
+    """
+    engine = Engine(runner, vocabulary)
+    try:
+        return [_measure(engine, runner, depth, prompt, steps, clock) for depth, prompt in depths]
+    finally:
+        engine.close()
+
+
+def _measure(
+    engine: Engine, runner: MeasuredRunner, depth: int, prompt: Sequence[int], steps: int, clock: Callable[[], float]
+) -> DecodeStep:
+    request = GenerationRequest(
+        tuple(prompt), SamplingParams(temperature=0), max_tokens=steps + 1, ignore_eos=True, persist=False
+    )
+    stream = engine.submit(request)
+    python: list[float] = []
+    kinds: dict[OperationKind, list[float]] = {kind: [] for kind in OperationKind}
+    finished = False
+    while not finished:
+        began = clock()
+        engine.step()
+        took = clock() - began
+        events = stream.poll()
+        finished = any(event.finish_reason is not None for event in events)
+        step = runner.last_step()
+        if step.rows == 1 and any(event.token_ids for event in events):
+            python.append(took - _repeated(step, clock))
+            for kind, seconds in step.profile(clock).items():
+                kinds[kind].append(seconds)
+    parts = {str(kind): statistics.median(seconds) for kind, seconds in kinds.items()}
+    parts[PYTHON] = max(0.0, statistics.median(python))
+    return DecodeStep(depth, sum(parts.values()), parts)
+
+
+def _repeated(step: RecordedStep, clock: Callable[[], float]) -> float:
+    began = clock()
+    step.run()
+    return clock() - began

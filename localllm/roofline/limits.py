@@ -1,0 +1,55 @@
+"""The limits of this machine, measured on as many threads as a model is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from cpu_kernels.roofline import Probe, float_probes, int8_probes, largest_cache, read_probe
+from cpu_kernels.threads import ThreadTeam
+from localllm.roofline.spread import Spread
+
+# A buffer of so many times the largest cache, and at least so many bytes: what is left in the cache hardly counts.
+_CACHES, _LEAST_BYTES = 4, 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes read from memory a second; operations a second on bytes and on floats, a multiply-add being two."""
+
+    read: Spread
+    int8: Spread
+    floats: Spread
+
+
+class LimitProbes:
+    """Measures the limits, a sample of each at a time, so that they can alternate with what is compared with them."""
+
+    def __init__(self, threads: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._team = ThreadTeam(threads)
+        size = min(max(_CACHES * largest_cache(), _LEAST_BYTES), psutil.virtual_memory().available // 4)
+        self._probes = {
+            "read": [read_probe(self._team, size)],
+            "int8": int8_probes(self._team),
+            "floats": float_probes(self._team),
+        }
+        self._samples: dict[str, list[float]] = {name: [] for name in self._probes}
+
+    def sample(self) -> None:
+        """Measure everything once; of several ways to do the same, the fastest counts."""
+        for name, probes in self._probes.items():
+            self._samples[name].append(max(self._rate(probe) for probe in probes))
+
+    def limits(self) -> Limits:
+        """What the samples say. Raises ValueError before the first one."""
+        return Limits(**{name: Spread.of(samples) for name, samples in self._samples.items()})
+
+    def close(self) -> None:
+        """Stop the threads. Idempotent."""
+        self._team.close()
+
+    def _rate(self, probe: Probe) -> float:
+        began = self._clock()
+        probe.run()
+        return probe.amount / (self._clock() - began)

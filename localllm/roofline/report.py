@@ -1,0 +1,212 @@
+"""The report of a benchmark: figures with their units, as a table for people and as plain data for programs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from localllm.roofline.decode_step import DecodeStep
+from localllm.roofline.limits import Limits
+from localllm.roofline.spread import Spread
+from localllm.roofline.work import Work
+
+GIGA = 1e9
+# More than this between rounds, as Spread.deviation tells it, and the figures are those of a busy machine.
+LARGE_DEVIATION = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One thing measured: tokens, and the seconds that they took in each round. depth: tokens that came before.
+
+    work: what a token takes; None where nobody counted.
+    """
+
+    name: str
+    tokens: int
+    depth: int
+    seconds: tuple[float, ...]
+    work: Work | None
+
+    @property
+    def speed(self) -> Spread:
+        """Tokens a second."""
+        return Spread.of(self.tokens / seconds for seconds in self.seconds)
+
+    @property
+    def read_rate(self) -> float | None:
+        """Bytes a second, from the median speed."""
+        return None if self.work is None else self.work.read * self.speed.median
+
+    @property
+    def compute_rate(self) -> float | None:
+        """Operations of matrix products a second, from the median speed."""
+        return None if self.work is None else (self.work.int8 + self.work.floats) * self.speed.median
+
+    def of_read(self, limits: Limits | None) -> float | None:
+        """Share of the read bandwidth, 0 to 1; more than 1 where what is read stays in a cache."""
+        return self.read_rate / limits.read.median if limits and self.read_rate is not None else None
+
+    def of_compute(self, limits: Limits | None) -> float | None:
+        """Share of the multiply-adds: how long they would take at the limits, against how long the tokens took."""
+        if self.work is None or limits is None:
+            return None
+        least = self.work.int8 / limits.int8.median + self.work.floats / limits.floats.median
+        return least * self.speed.median
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadReport:
+    """Everything measured with one number of threads. limits and steps: of the native engine only."""
+
+    threads: int
+    limits: Limits | None
+    measures: tuple[Measure, ...]
+    steps: tuple[DecodeStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A benchmark of one model. others_cores: how many cores other programs kept busy meanwhile, on average."""
+
+    model: str
+    architecture: str
+    backend: str
+    instruction_set: str
+    rounds: int
+    others_cores: float
+    threads: tuple[ThreadReport, ...]
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the rounds differ so much that something else was running."""
+        speeds = [measure.speed for report in self.threads for measure in report.measures]
+        return any(speed.deviation > LARGE_DEVIATION for speed in speeds)
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """Plain data. Rates are in 10^9 bytes or operations a second, shares from 0 to 1; null where nobody counted."""
+    return {
+        "model": report.model,
+        "architecture": report.architecture,
+        "backend": report.backend,
+        "instruction_set": report.instruction_set,
+        "rounds": report.rounds,
+        "other_programs_cores": report.others_cores,
+        "runs": [_run_data(run) for run in report.threads],
+    }
+
+
+def _run_data(run: ThreadReport) -> dict[str, Any]:
+    limits = run.limits
+    return {
+        "threads": run.threads,
+        "limits": limits
+        and {
+            "read_gb_s": _in_giga(limits.read),
+            "int8_gop_s": _in_giga(limits.int8),
+            "f32_gop_s": _in_giga(limits.floats),
+        },
+        "measures": [
+            {
+                "measure": measure.name,
+                "tokens": measure.tokens,
+                "depth": measure.depth,
+                "tokens_per_s": asdict(measure.speed),
+                "bytes_per_token": measure.work and measure.work.read,
+                "operations_per_token": measure.work and measure.work.int8 + measure.work.floats,
+                "read_gb_s": measure.read_rate and measure.read_rate / GIGA,
+                "gop_s": measure.compute_rate and measure.compute_rate / GIGA,
+                "of_read_limit": measure.of_read(limits),
+                "of_compute_limit": measure.of_compute(limits),
+            }
+            for measure in run.measures
+        ],
+        "decode_steps": [
+            {"depth": step.depth, "seconds": step.seconds, "shares": {part: step.share(part) for part in step.parts}}
+            for step in run.steps
+        ],
+    }
+
+
+def _in_giga(spread: Spread) -> dict[str, float]:
+    return {name: value / GIGA for name, value in asdict(spread).items()}
+
+
+_HEADINGS = ("threads", "measure", "tok/s", "±", "GB/s", "of read", "GOP/s", "of multiply")
+
+
+def as_text(report: Report) -> str:
+    """The tables and what must be known to read them."""
+    lines = [f"{report.model}: {report.architecture} on {report.backend} ({report.instruction_set})", ""]
+    rows = [_row(run, measure) for run in report.threads for measure in run.measures]
+    lines += [*_aligned([_HEADINGS, *rows]), ""]
+    for run in report.threads:
+        lines += _limits(run)
+    for run in report.threads:
+        lines += [_step(run.threads, step) for step in run.steps]
+    lines += ["", f"Medians of {report.rounds} rounds; ± is half of the way from the slowest to the fastest."]
+    if any(run.limits for run in report.threads):
+        lines.append(
+            "Read: weights and keys and values; what lies in a cache may exceed the limit. GOP: matrix products."
+        )
+    lines.append(f"Other programs kept {report.others_cores:.1f} cores busy meanwhile.")
+    if report.noisy:
+        lines.append("The rounds differ by more than 10 %: close other programs, or take more rounds.")
+    return "\n".join(lines) + "\n"
+
+
+def _row(run: ThreadReport, measure: Measure) -> tuple[str, ...]:
+    speed = measure.speed
+    return (
+        str(run.threads),
+        measure.name,
+        f"{speed.median:.1f}",
+        f"{speed.deviation:.0%}",
+        _rate(measure.read_rate),
+        _share(measure.of_read(run.limits)),
+        _rate(measure.compute_rate),
+        _share(measure.of_compute(run.limits)),
+    )
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value / GIGA:.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _limits(run: ThreadReport) -> list[str]:
+    if run.limits is None:
+        return []
+    parts = (
+        (f"{spread.median / GIGA:.1f} {unit} (±{spread.deviation:.0%})", what)
+        for spread, unit, what in (
+            (run.limits.read, "GB/s", "read"),
+            (run.limits.int8, "GOP/s", "int8"),
+            (run.limits.floats, "GOP/s", "f32"),
+        )
+    )
+    return [f"limits, {_threads(run.threads)}: " + ", ".join(f"{what} {figure}" for figure, what in parts)]
+
+
+def _step(threads: int, step: DecodeStep) -> str:
+    shares = ", ".join(f"{part} {step.share(part):.1%}" for part in step.parts)
+    return f"a token after {step.depth}, {_threads(threads)}: {step.seconds * 1000:.2f} ms: {shares}"
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" + ("s" if count != 1 else "")
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width: words to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 1 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

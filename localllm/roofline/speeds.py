@@ -1,0 +1,93 @@
+"""How long a runner takes for prompts and for tokens after them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from localllm.engine.runner import Runner
+
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to measure. Lengths in tokens; depths: lengths of the sequence before the first decoded token."""
+
+    prompt: int
+    depths: tuple[int, ...]
+    tokens: int
+    rounds: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.prompt, max(self.depths) + self.tokens)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of the sequences that are alive at once, with pages that are not full."""
+        return max(self.depths) + max(self.prompt, self.tokens) + 1024
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Seconds of each round: of whole prompts, and of `tokens` decoded at each depth."""
+
+    prefill: list[float] = field(default_factory=list)
+    decode: dict[int, list[float]] = field(default_factory=dict)
+
+
+class SpeedTest:
+    """Measures one runner, a round at a time. Every round computes the same tokens, random ones of a fixed seed."""
+
+    def __init__(self, runner: Runner, wish: Wish, clock: Callable[[], float], tell: Callable[[str], None]) -> None:
+        """tell is called with what is being done. Fills a sequence for each depth."""
+        self._runner, self._wish, self._clock, self._tell = runner, wish, clock, tell
+        self.seconds = Seconds(decode={depth: [] for depth in wish.depths})
+        generator = np.random.default_rng(_SEED)
+        self.tokens: list[int] = generator.integers(0, runner.vocab_size, wish.longest).tolist()
+        self._filled: dict[int, int] = {}
+        longest = runner.create_sequence()
+        for depth in sorted(wish.depths):
+            tell(f"filling the sequence to {depth} tokens")
+            self._append(longest, self.tokens[runner.sequence_length(longest) : depth])
+            self._filled[depth] = runner.fork_sequence(longest, depth)
+        runner.free_sequence(longest)
+
+    def round(self, counts: bool = True) -> None:
+        """Measure everything once; a round that does not count warms up."""
+        self._tell(f"prefill of {self._wish.prompt} tokens")
+        sequence = self._runner.create_sequence()
+        took = self._timed(sequence, [self.tokens[: self._wish.prompt]])
+        if counts:
+            self.seconds.prefill.append(took)
+        for depth, filled in self._filled.items():
+            self._tell(f"decode after {depth} tokens")
+            sequence = self._runner.fork_sequence(filled, depth)
+            took = self._timed(sequence, [[token] for token in self.tokens[depth : depth + self._wish.tokens]])
+            if counts:
+                self.seconds.decode[depth].append(took)
+
+    def close(self) -> None:
+        """Free the sequences."""
+        for sequence in self._filled.values():
+            self._runner.free_sequence(sequence)
+        self._filled.clear()
+
+    def _timed(self, sequence: int, pieces: Sequence[Sequence[int]]) -> float:
+        """Seconds to append pieces one after the other to a sequence, which is freed."""
+        began = self._clock()
+        for piece in pieces:
+            self._append(sequence, piece)
+        took = self._clock() - began
+        self._runner.free_sequence(sequence)
+        return took
+
+    def _append(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Compute tokens, as many at a time as the runner takes, with logits of the last."""
+        for first in range(0, len(tokens), self._runner.max_rows):
+            piece = tokens[first : first + self._runner.max_rows]
+            start, last = self._runner.sequence_length(sequence), first + len(piece) == len(tokens)
+            wanted = [len(piece) - 1] if last else []
+            self._runner.run(piece, range(start, start + len(piece)), [sequence] * len(piece), wanted)

@@ -1,0 +1,61 @@
+"""How much reading and computing a token takes, whoever does it how fast."""
+
+from dataclasses import dataclass
+
+from cpu_kernels.recorded_step import Products
+from gguf_io import ModelFile
+from models.config import read_config
+from models.registry import find_architecture
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes read and operations of matrix products (a multiply-add is two), on bytes and on floats."""
+
+    read: float
+    int8: float
+    floats: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What a row, the logits of a row, and stored tokens cost.
+
+    row, logits: as RecordedStep.products tells them. windows: for each layer, the most tokens that a row looks back.
+    """
+
+    row: Products
+    logits: Products
+    kv_bytes_per_token: int
+    windows: tuple[float, ...]
+
+    def decode(self, depth: int, tokens: int) -> Work:
+        """A token of `tokens` that are decoded one by one after `depth` others, on average."""
+        stored = sum(self._kv(depth + 1 + i) for i in range(tokens)) / tokens
+        both = self.row + self.logits
+        return Work(both.weight_bytes + stored, both.int8_operations, both.float_operations)
+
+    def prefill(self, tokens: int, max_rows: int) -> Work:
+        """A token of a prompt of `tokens`, computed max_rows at a time, on average; of the last one come logits.
+
+        Read are the weights, and the keys and values so far, once a pass: the least that it takes. A pass may use
+        more experts than the one row by which they were counted.
+        """
+        passes = -(-tokens // max_rows)
+        stored = sum(self._kv(min(tokens, (i + 1) * max_rows)) for i in range(passes))
+        read = passes * self.row.weight_bytes + self.logits.weight_bytes + stored
+        int8 = tokens * self.row.int8_operations + self.logits.int8_operations
+        floats = tokens * self.row.float_operations + self.logits.float_operations
+        return Work(read / tokens, int8 / tokens, floats / tokens)
+
+    def _kv(self, length: int) -> float:
+        """Bytes of keys and values that a row at the end of so many tokens looks at."""
+        seen = sum(min(length, window) for window in self.windows) / len(self.windows)
+        return self.kv_bytes_per_token * seen
+
+
+def windows(file: ModelFile) -> tuple[float, ...]:
+    """For each layer, how many tokens a row looks back: infinity, or the width of a sliding window."""
+    config, architecture = read_config(file), find_architecture(file.architecture)
+    slides = [config.window > 0 and architecture.slides(config, layer) for layer in range(config.layers)]
+    return tuple(float(config.window) if one else float("inf") for one in slides)

@@ -1,0 +1,104 @@
+"""localllm bench: what it refuses, and a whole run on a tiny model as a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localllm.cli.main import main
+
+COMMAND = [sys.executable, "-c", "from localllm.cli.main import main; main()", "bench"]
+
+
+@pytest.fixture
+def model(data_dir: Path) -> Path:
+    return data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Away from this user's settings."""
+    return {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "LOCALLLM_BACKEND": "native"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--threads", "1,x"], "--threads is '1,x'; give whole numbers"),
+        (["--threads", "0"], "--threads is '0'; the least is 1"),
+        (["--depth", "-1"], "--depth is '-1'; the least is 0"),
+        (["--depth", ""], "--depth is ''; give whole numbers"),
+        ([], "nowhere.gguf"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["localllm", "bench", "./nowhere.gguf", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert exit_info.value.code == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.slow
+def test_a_tiny_model(model: Path, environment: dict[str, str]) -> None:
+    arguments = [str(model), "--threads", "2,1", "--prompt", "40", "--depth", "0,20", "--tokens", "4", "--rounds", "1"]
+    done = subprocess.run([*COMMAND, *arguments, "--json"], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    assert (report["model"], report["backend"], report["rounds"]) == (model.name, "native", 1)
+    for run in report["runs"]:
+        assert [measure["measure"] for measure in run["measures"]] == ["prefill 40", "decode at 0", "decode at 20"]
+        for measure in run["measures"]:
+            assert measure["tokens_per_s"]["median"] > 0
+            assert measure["of_read_limit"] > 0
+            assert measure["of_compute_limit"] > 0
+        assert run["measures"][2]["bytes_per_token"] > run["measures"][1]["bytes_per_token"]
+        assert [step["depth"] for step in run["decode_steps"]] == [0, 20]
+        for step in run["decode_steps"]:
+            assert sum(step["shares"].values()) == pytest.approx(1)
+    assert report["runs"][-1]["threads"] == 1
+
+
+def test_more_than_the_context_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["localllm", "bench", str(model), "--depth", "0,100000"])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert exit_info.value.code == 2
+    said = capsys.readouterr().err
+    assert "100064 tokens are to be measured and the model's context is" in said
+    assert "--depth" in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_at_once(model: Path, environment: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, str(model), "--rounds", "100000"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while not any(line.startswith("bench") for line in _threads(process.pid)):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, err) == ("", "Stopped; nothing was kept.\n")
+
+
+def _threads(pid: int) -> list[str]:
+    """Names of a process's threads."""
+    return [(task / "comm").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
