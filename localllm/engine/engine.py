@@ -131,21 +131,24 @@ class Engine:
         plan = self._scheduler.schedule()
         if not plan.parts:
             return self._settle() or plan.again or self._spill()
-        began = time.monotonic()
         try:
-            logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
+            logits = self._run(plan)
         except LocalLLMError as error:
             return self._fail(plan, error)
-        took = time.monotonic() - began
-        self._scheduler.chunk.observe(len(plan), took)
-        if all(part.count == 1 for part in plan.parts):
-            self._scheduler.costs.observe(len(plan), took)
-        self._journal.note(plan, time.monotonic() - began)
         self._commit(plan, logits)
         self._steps += 1
         if self._steps % SPILL_EVERY == 0:
             self._spill()
         return True
+
+    def _run(self, plan: Plan) -> NDArray[np.float32]:
+        """Compute the plan's rows, and learn from the time that it took."""
+        began = time.monotonic()
+        logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
+        took = time.monotonic() - began
+        self._scheduler.observe(plan, took)
+        self._journal.note(plan, took)
+        return logits
 
     def _spill(self) -> bool:
         return self._kv.spiller is not None and self._kv.spiller.spill()

@@ -65,11 +65,11 @@ class ChunkSize:
     """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times.
 
     A prompt that is alone may take ALONE_S: only cancelling it, or a newcomer, waits for the step, and long steps read
-    the weights less often.
+    the weights less often. Both may wait a quarter of a second, no longer.
     """
 
     TARGET_S = 0.15
-    ALONE_S = 0.5
+    ALONE_S = 0.22
     SMALLEST = 16
 
     def __init__(self, largest: int) -> None:

@@ -63,6 +63,12 @@ class Scheduler:
             plan.again = True
         return plan
 
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """Learn from a step's time how long the next ones may be, and what speculation costs."""
+        self.chunk.observe(len(plan), seconds)
+        if all(part.count == 1 for part in plan.parts):
+            self.costs.observe(len(plan), seconds)
+
     def _admit(self) -> None:
         """Let waiting requests run, in order, while there is room. Those whose readers are behind make room."""
         waiting = [generation for generation in self.waiting if not generation.stream.full]

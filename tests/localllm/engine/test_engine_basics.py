@@ -147,13 +147,18 @@ def test_cancel_in_queue_prefill_and_decode() -> None:
 
 
 def test_short_request_overtakes_a_long_prefill() -> None:
-    engine = Engine(FakeRunner(pages=400, max_rows=32), FakeVocabulary())
-    long = engine.submit(request(*([1, 2, 3, 4, 5, 6, 7] * 100)))
-    engine.step()
-    short = engine.submit(request(9, 8, 7, 6, 5, 4, 3, 2, 1, 10, 11, 12))
-    engine.step()
-    assert short.poll()[-1].token_ids
-    assert long.poll()[-1].progress is not None
+    runner = FakeRunner(pages=1200, max_rows=32)
+    engine = Engine(runner, FakeVocabulary())
+    long = engine.submit(request(*([1, 2, 3, 4, 5, 6, 7, 8] * 500)))
+    for _ in range(5):
+        engine.step()
+    short = engine.submit(request(*range(40, 10, -1)))
+    before = len(runner.batches)
+    while not any(event.token_ids for event in short.poll()):
+        engine.step()
+    assert len(runner.batches) - before <= 3
+    progress = long.poll()[-1].progress
+    assert progress is not None and progress.prefilled < 300 < progress.total
 
 
 def test_slow_reader_pauses_only_its_own() -> None:
