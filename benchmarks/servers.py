@@ -1,0 +1,95 @@
+"""Servers as processes of their own, for benchmarks that speak HTTP to them."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+START_S = 600
+STOP_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that listens, and its process. model: the name to ask it for."""
+
+    name: str
+    url: str
+    model: str
+    process: subprocess.Popen[bytes]
+
+
+@contextlib.contextmanager
+def localllm(model: Path, threads: int, kv_mib: int | None = None) -> Iterator[Server]:
+    """`localllm serve` of one file, away from this user's settings, models and cached keys and values."""
+    command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "serve", "--model", str(model)]
+    command += ["--threads", str(threads), "--keep-alive", "-1"]
+    with tempfile.TemporaryDirectory() as home:
+        own = {"HOME": home, **{f"XDG_{kind}_HOME": home for kind in ("CONFIG", "DATA", "CACHE")}}
+        own |= {"LOCALLLM_KERNEL_CACHE": str(_kernels()), "LOCALLLM_DISK_CACHE": "false"}
+        own |= {"LOCALLLM_KV_MIB": str(kv_mib)} if kv_mib else {}
+        with _running("localllm", command, own, "/health", model.name.removesuffix(".gguf")) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def llama_cpp(python: str, model: Path, threads: int, context: int) -> Iterator[Server]:
+    """llama-cpp-python's own server of the same file. python: an interpreter that has it with its `server` extra."""
+    command = [python, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", str(context)]
+    command += ["--n_threads", str(threads), "--n_threads_batch", str(threads)]
+    # By default a request ends the one before it.
+    command += ["--interrupt_requests", "false", "--verbose", "false"]
+    with _running("llama-cpp-python", command, {}, "/v1/models", "peer") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(name: str, command: list[str], variables: dict[str, str], path: str, model: str) -> Iterator[Server]:
+    port = _free_port()
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("LOCALLLM_", "OLLAMA_"))}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)], env=inherited | variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(process, url + path)
+            yield Server(name, url, model, process)
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read()[-40_000:].decode(errors="replace"))
+            raise
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            process.kill()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=10).status_code == httpx.codes.OK:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"the server at {url} did not start")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _kernels() -> Path:
+    """Where compiled kernels lie: compiling them anew is no part of any figure."""
+    return Path(os.environ.get("LOCALLLM_KERNEL_CACHE", Path.home() / ".cache" / "localllm" / "kernels"))

@@ -1,0 +1,72 @@
+"""Who may talk to the server at all, without a server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from localllm.server.options import ServerOptions
+from localllm.server.security import Gate
+
+
+def status(options: ServerOptions, path: str = "/api/tags", **headers: str) -> int:
+    """The status that a request without a body gets, 200 where it is let through."""
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "server": ("127.0.0.1", 11434),
+        "headers": [(name.encode(), value.encode()) for name, value in {"host": "localhost", **headers}.items()],
+    }
+    told: list[int] = []
+
+    async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        told.extend([message["status"]] if message["type"] == "http.response.start" else [])
+
+    asyncio.run(Gate(answer, options)(scope, receive, send))
+    return told[0]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "expected"),
+    [
+        ("*", "https://anybody.example", 200),
+        ("https://*.example", "https://a.example", 200),
+        ("https://*.example", "https://a.example.evil", 403),
+        ("https://*.example", "http://a.example", 403),
+        ("vscode-webview://*", "vscode-webview://12ab", 200),
+        ("HTTPS://App.Example/", "https://app.example", 200),
+        ("https://app.example", "https://app.example.evil", 403),
+        ("", "https://app.example", 403),
+        ("", "http://localhost", 200),
+        ("", "http://localhost:81", 403),
+        ("", "null", 403),
+    ],
+)
+def test_origins(allowed: str, origin: str, expected: int) -> None:
+    options = ServerOptions(origins=(allowed,) if allowed else ())
+    assert status(options, origin=origin) == expected
+
+
+def test_a_pattern_of_origins_opens_no_host() -> None:
+    assert status(ServerOptions(origins=("*",)), host="evil.example", origin="http://evil.example") == 403
+
+
+@pytest.mark.parametrize("given", ["sesame", "Sesame2", "", "s\xe9same"])
+def test_a_wrong_key(given: str) -> None:
+    options = ServerOptions(api_key="sesame2")
+    assert status(options, authorization=f"Bearer {given}") == 401
+    assert status(options, **{"x-api-key": given}) == 401
+    assert status(options, path="/health", authorization=f"Bearer {given}") == 200
+
+
+def test_a_right_key() -> None:
+    options = ServerOptions(api_key="sesame2")
+    assert status(options, authorization="bearer sesame2") == status(options, **{"x-api-key": "sesame2"}) == 200
+    assert status(options, path="/health/../api/tags") == 401
