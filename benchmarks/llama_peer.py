@@ -21,7 +21,7 @@ if "LOCALLLM_PEER" in os.environ:
 class LlamaPeer:
     """One sequence of a model on llama.cpp."""
 
-    def __init__(self, path: Path, threads: int, context: int, *, flash_attention: bool) -> None:
+    def __init__(self, path: Path, threads: int, context: int, *, flash_attention: bool, sequences: int = 1) -> None:
         from gpu_offload.library import llama
         from gpu_offload.loading import can_repack
 
@@ -33,6 +33,7 @@ class LlamaPeer:
         self._model = self._llama.llama_model_load_from_file(str(path).encode(), params)
         settings = self._llama.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = context, 512, 512
+        settings.n_seq_max = sequences
         settings.n_threads = settings.n_threads_batch = threads
         settings.flash_attn_type = int(flash_attention)
         self._context = self._llama.llama_init_from_model(self._model, settings)

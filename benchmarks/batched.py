@@ -1,0 +1,132 @@
+"""Eight sequences decoded together, on our engine's runner and on llama.cpp, alternating; prints medians and ratios.
+
+    batched.py MODEL.gguf ... [--threads 1,2] [--sequences 8] [--prompt 32] [--decode 16] [--rounds 5]
+
+All sequences have the same prompt and then tokens of their own. llama.cpp decodes them in one llama_decode a step, with
+and without flash attention; its better median counts. Ours alone is one sequence of the same length.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.engine_tools import medians, table
+from benchmarks.llama_peer import LlamaPeer
+from gguf_io import open_model
+from models import NativeRunner
+
+
+class Batch(Protocol):
+    """Several sequences that grow together."""
+
+    def step(self, tokens: list[int], position: int) -> None:
+        """Compute one token for each sequence, with logits of all."""
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+
+
+class Ours:
+    """Sequences on the native runner."""
+
+    def __init__(self, path: Path, threads: int, sequences: int, context: int) -> None:
+        with open_model(path) as file:
+            self.runner = NativeRunner(file, kv_bytes=sequences * context * 400_000, threads=threads)
+        self._sequences = [self.runner.create_sequence() for _ in range(sequences)]
+
+    def step(self, tokens: list[int], position: int) -> None:
+        """Compute one token for each of the first len(tokens) sequences."""
+        rows = len(tokens)
+        self.runner.run(tokens, [position] * rows, self._sequences[:rows], range(rows))
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        for sequence in self._sequences:
+            self.runner.truncate_sequence(sequence, 0)
+
+
+class LlamaBatch(LlamaPeer):
+    """Sequences on llama.cpp, whose rows go into one batch."""
+
+    def __init__(self, path: Path, threads: int, sequences: int, context: int, *, flash_attention: bool) -> None:
+        super().__init__(path, threads, sequences * context, flash_attention=flash_attention, sequences=sequences)
+        self._batch: Any = self._llama.llama_batch_init(sequences, 0, 1)
+
+    def step(self, tokens: list[int], position: int) -> None:
+        """Compute one token for each sequence."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for row, token in enumerate(tokens):
+            batch.token[row], batch.pos[row], batch.logits[row] = token, position, 1
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = row
+        if self._llama.llama_decode(self._context, batch):
+            raise RuntimeError("llama_decode failed")
+        self._llama.llama_get_logits_ith(self._context, -1)[0]
+
+    def close(self) -> None:
+        """Free the batch, the context and the model."""
+        self._llama.llama_batch_free(self._batch)
+        super().close()
+
+
+def speed(batch: Batch, tokens: list[list[int]], prompt: int) -> float:
+    """Tokens a second of all sequences after a prompt. tokens: those of each step, one for each sequence."""
+    batch.clear()
+    for position, step in enumerate(tokens[:prompt]):
+        batch.step(step, position)
+    began = time.perf_counter()
+    for position, step in enumerate(tokens[prompt:], start=prompt):
+        batch.step(step, position)
+    return sum(map(len, tokens[prompt:])) / (time.perf_counter() - began)
+
+
+def compare(path: Path, threads: int, arguments: argparse.Namespace) -> tuple[object, ...]:
+    """Measure one file at one number of threads; a row of the table."""
+    sequences, prompt = arguments.sequences, arguments.prompt
+    steps = np.random.default_rng(1).integers(100, 20_000, (prompt + arguments.decode, sequences)).tolist()
+    single = [step[:1] for step in steps]
+    context = len(steps) + 64
+    ours = Ours(path, threads, sequences, context)
+    peers = [LlamaBatch(path, threads, sequences, context, flash_attention=flash) for flash in (False, True)]
+    found = medians(
+        arguments.rounds,
+        {
+            "ours": lambda: speed(ours, steps, prompt),
+            "alone": lambda: speed(ours, single, prompt),
+            "plain": lambda: speed(peers[0], steps, prompt),
+            "flash": lambda: speed(peers[1], steps, prompt),
+        },
+    )
+    ours.runner.close()
+    for peer in peers:
+        peer.close()
+    llama = max(found["plain"], found["flash"])
+    together, alone = found["ours"], found["alone"]
+    return path.stem, threads, together, llama, together / llama, alone, together / alone
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--decode", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    rows = [compare(path, threads, arguments) for path in arguments.models for threads in _numbers(arguments.threads)]
+    together = f"{arguments.sequences} together"
+    table(("model", "threads", together, "llama.cpp", "ratio", "alone", "times alone"), rows)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()
