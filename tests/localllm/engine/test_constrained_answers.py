@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
+from localllm.engine.context_policy import roll
 from localllm.engine.engine import Engine
-from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.engine.sampling import Sampler
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import Completion
@@ -50,22 +51,27 @@ def answers(runner: FakeRunner, *wanted: GenerationRequest) -> list[Completion]:
     return [stream.collect() for stream in streams]
 
 
-def alone(runner: FakeRunner, request: GenerationRequest) -> tuple[tuple[int, ...], FinishReason]:
-    """Every token sampled under its mask, with nothing forced, drafted or cached."""
+def alone(
+    runner: FakeRunner, request: GenerationRequest, context: int = 10_000
+) -> tuple[tuple[int, ...], FinishReason]:
+    """Every token sampled under its mask, with nothing forced, drafted or cached; the window rolls at the context."""
     assert request.constraint is not None
     state = request.constraint.fork()
     sampler = Sampler(request.sampling, runner.vocab_size, request.prompt)
-    history = list(request.prompt)
-    while len(history) - len(request.prompt) < (request.max_tokens or 1000):
-        token, _ = sampler.sample(runner.logits_after(history), state.mask())
+    window, tokens = list(request.prompt), []
+    while len(tokens) < (request.max_tokens or 1000):
+        if len(window) >= context:
+            window = roll(window, context)
+        token, _ = sampler.sample(runner.logits_after(window), state.mask())
         sampler.accept(token)
-        history.append(token)
+        tokens.append(token)
+        window.append(token)
         if token == END:
-            return tuple(history[len(request.prompt) :]), FinishReason.STOP
+            return tuple(tokens), FinishReason.STOP
         state.accept(token)
         if state.is_finished:
-            return tuple(history[len(request.prompt) :]), FinishReason.STOP
-    return tuple(history[len(request.prompt) :]), FinishReason.LENGTH
+            return tuple(tokens), FinishReason.STOP
+    return tuple(tokens), FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("eager", [True, False])
@@ -126,3 +132,21 @@ def test_an_answer_that_is_all_forced_needs_no_model() -> None:
     (done,) = answers(runner, wanted)
     assert (done.text, done.last.finish_reason) == ("so", FinishReason.STOP)
     assert runner.rows_computed == 0
+
+
+def test_the_window_rolls_before_forced_text_goes_on() -> None:
+    runner = make_runner()
+    wanted = [
+        GenerationRequest(
+            PROMPT,
+            SamplingParams(seed=seed),
+            constraint=constraint("gbnf", FORM),
+            context_policy=ContextPolicy.ROLLING,
+            context_limit=limit,
+        )
+        for seed in range(4)
+        for limit in (len(PROMPT) + 1, 20, 31)
+    ]
+    for request, done in zip(wanted, answers(runner, *wanted), strict=True):
+        assert (done.token_ids, done.last.finish_reason) == alone(runner, request, request.context_limit or 0)
+        assert done.last.counts.dropped_tokens > 0

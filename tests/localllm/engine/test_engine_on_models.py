@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from gguf_io import ModelFile, load_tokenizer, open_model
+from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.runner import Runner
+from localllm.engine.sampling import Sampler
 from localllm.engine.speculation import DraftLength
 
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
@@ -43,12 +45,17 @@ def open_runner(backend: str, model: ModelFile) -> Runner:
 
 
 def requests(model: ModelFile) -> list[GenerationRequest]:
+    """Eight clients: greedy and seeded, with and without penalties, two of them under a constraint."""
     tokenizer = load_tokenizer(model)
+    words = compile_constraint(
+        ConstraintKind.REGEX, "(( she| he| was| a| the| big| dog| very happy)+[.,])+", ConstraintVocabulary(tokenizer)
+    )
     return [
         GenerationRequest(
             tuple(tokenizer.encode(prompt)),
             sampling=SamplingParams(temperature=0 if at % 2 else 0.9, seed=at, repeat_penalty=1.1 if at % 4 else 1),
             max_tokens=40,
+            constraint=words if at in (3, 6) else None,
         )
         for at, prompt in enumerate(PROMPTS)
     ]
@@ -62,10 +69,9 @@ def answers(engine: Engine, wanted: list[GenerationRequest]) -> list[tuple[int, 
 
 
 def alone(runner: Runner, model: ModelFile, request: GenerationRequest) -> tuple[int, ...]:
-    """The answer without engine: one token a run, nothing reused."""
-    from localllm.engine.sampling import Sampler
-
+    """The answer without engine: one token a run, nothing reused, forced or guessed."""
     sampler = Sampler(request.sampling, runner.vocab_size, request.prompt)
+    state = request.constraint.fork() if request.constraint else None
     sequence = runner.create_sequence()
     tokens, produced = list(request.prompt), 0
     eog = load_tokenizer(model).eog_ids
@@ -73,56 +79,51 @@ def alone(runner: Runner, model: ModelFile, request: GenerationRequest) -> tuple
         start = runner.sequence_length(sequence)
         rows = tokens[start:]
         logits = runner.run(rows, range(start, len(tokens)), [sequence] * len(rows), [len(rows) - 1])
-        token, _ = sampler.sample(logits[0])
+        token, _ = sampler.sample(logits[0], state.mask() if state else None)
         sampler.accept(token)
         tokens.append(token)
         produced += 1
+        if state and token not in eog:
+            state.accept(token)
     runner.free_sequence(sequence)
     return tuple(tokens[len(request.prompt) :])
 
 
-def test_eight_clients_get_the_answers_they_get_alone(runner: Runner, model: ModelFile, tmp_path: Path) -> None:
+@pytest.fixture(params=["no guesses", "lookup", "draft model"])
+def guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether speculation is off, or never judges itself: on models as small as these it would turn itself off."""
+    wanted = 0 if request.param == "no guesses" else 4
+    monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, wanted), 0))
+    return str(request.param)
+
+
+def test_eight_clients_get_the_answers_they_get_alone(
+    runner: Runner, model: ModelFile, tmp_path: Path, guesses: str, data_dir: Path
+) -> None:
+    """Cold, from memory, and after a restart from the disk; greedy and seeded; with guesses and without."""
+    backend = "llama" if runner.backend == "llama.cpp" else "native"
     wanted = requests(model)
     expected = [alone(runner, model, request) for request in wanted]
-    engine = Engine(runner, load_tokenizer(model), disk=DiskCache(tmp_path, runner.kv_identity, 2**26))
+
+    def engine_on(runner: Runner) -> Engine:
+        guesser = None
+        if guesses == "draft model":
+            with open_model(data_dir / "models" / "gguf" / "stories260K-Q4_K_M-fallback.gguf") as small:
+                guesser = DraftModel(open_runner(backend, small))
+        disk = DiskCache(tmp_path, runner.kv_identity, 2**26)
+        return Engine(runner, load_tokenizer(model), disk=disk, draft_model=guesser)
+
+    engine = engine_on(runner)
     assert answers(engine, wanted) == expected
+    assert engine.stats().reused_disk_tokens == 0
     assert answers(engine, wanted) == expected
     stats = engine.stats()
     assert stats.reused_memory_tokens > stats.prompt_tokens // 2
-    assert stats.accepted_tokens > 0
     engine.close()
-
-
-def test_a_restart_restores_from_the_disk(model: ModelFile, tmp_path: Path, runner: Runner) -> None:
-    wanted = requests(model)[:3]
-    engine = Engine(runner, load_tokenizer(model), disk=DiskCache(tmp_path, runner.kv_identity, 2**26))
-    before = answers(engine, wanted)
-    engine.close()
-    backend = "llama" if runner.backend == "llama.cpp" else "native"
-    engine = Engine(
-        open_runner(backend, model), load_tokenizer(model), disk=DiskCache(tmp_path, runner.kv_identity, 2**26)
-    )
-    assert answers(engine, wanted) == before
+    engine = engine_on(open_runner(backend, model))
+    assert answers(engine, wanted) == expected
     assert engine.stats().reused_disk_tokens > 0
-    engine.close()
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculation that never judges itself: on models as small as these it would turn itself off."""
-    monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, 4), 0))
-
-
-@pytest.mark.usefixtures("eager")
-def test_a_draft_model_changes_no_answer(runner: Runner, model: ModelFile, data_dir: Path) -> None:
-    wanted = requests(model)
-    expected = [alone(runner, model, request) for request in wanted]
-    backend = "llama" if runner.backend == "llama.cpp" else "native"
-    with open_model(data_dir / "models" / "gguf" / "stories260K-Q4_K_M-fallback.gguf") as small:
-        draft_model = DraftModel(open_runner(backend, small))
-    engine = Engine(runner, load_tokenizer(model), draft_model=draft_model)
-    assert answers(engine, wanted) == expected
-    assert answers(engine, wanted) == expected
-    stats = engine.stats()
-    assert stats.drafted_tokens > stats.accepted_tokens > stats.generated_tokens // 4
+    assert (stats.accepted_tokens > 0) == (guesses != "no guesses")
+    if guesses == "draft model":
+        assert stats.drafted_tokens > stats.accepted_tokens > stats.generated_tokens // 4
     engine.close()
