@@ -6,11 +6,16 @@ OP    what is fixed when a program is recorded: kernels, weights, buffers, sizes
 
 from enum import IntEnum, IntFlag
 
+from cpu_kernels.isa import ISA, Isa
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.vectors import get_i64
 
-TILE_WIDTHS = (1, 4, 8, 12)
-"""Tokens that one register tile holds. Twelve leave registers for weights; more would spill."""
+TILE_WIDTHS = (1, 4, 8, 12) if ISA in (Isa.AVX512_VNNI, Isa.AVX512) else (1, 2, 4)
+"""Tokens that one register tile holds, at most four widths.
+
+A token takes one of 32 vector registers of 64 bytes, two of 16 of 32 bytes, or four of 32 of 16 bytes. So twelve
+tokens, or four, leave registers for weights and operands; more would spill.
+"""
 
 
 class Step(IntEnum):

@@ -15,7 +15,7 @@ from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Op, argument, share
 from cpu_kernels.simd.arithmetic import add_i32
 from cpu_kernels.simd.tiles import (
-    tile_dot4_steps,
+    dot4_steps,
     tile_fma_broadcast,
     tile_scale_add,
     tile_store,
@@ -31,6 +31,8 @@ _TURNS = 500_000
 _VECTOR = 64
 # Accumulators that keep the multipliers busy: few where sixteen lanes take two of sixteen registers, more elsewhere.
 _INT8_WIDTHS, _FLOAT_WIDTHS = (6, 12), (4, 12)
+# Products of bytes up to 127 can be added in pairs on every processor; of smaller ones some add more at once.
+_LARGEST = 127
 _OPERATIONS_INT8, _OPERATIONS_FLOAT = 2 * 64, 2 * 16
 _USUAL_CACHE = 32 << 20
 
@@ -88,7 +90,7 @@ def _int8_kernel(width: int) -> Kernel:
         u, change = load_i32(operands), load_i32(operands + 64)
         sums = zero_tile_i32(width)
         for _ in range(argument(op, 1)):
-            sums = tile_dot4_steps(sums, (u,), operands + 128)
+            sums = dot4_steps(sums, (u,), operands + 128, _LARGEST)
             u = add_i32(u, change)
         total = tile_scale_add(zero_tile_f32(width), sums, load_f32(operands), operands + 128)
         tile_store(total, argument(op, 2) + thread * _RESULTS, _VECTOR)

@@ -4,8 +4,8 @@ Packed group of 32 rows, per block: two halves of 16 rows, each four vectors who
 their low bits and one of step i + 4 in their high bits (and a fifth vector where values have five bits); then 32
 scales; then 32 f16 minima where the format has them. No bigger than the source's block where its scale is f16.
 
-A format without minima gives its values plus an offset that makes bytes unsigned: (value + offset) * factor is the
-byte, and offset * factor is 128, which the packed activations' -128 * sum takes back. With minima, bytes start at zero.
+A format without minima gives its values plus an offset that makes bytes unsigned: offset * 2**spare_bits is 128, and
+the packed activations' -128 * sum takes it back. With minima, bytes start at zero.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,12 @@ from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import moved, put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import add_i32, fma, mul_f32, prefetch_lines, shift_left, to_f32
+from cpu_kernels.simd.dot import has_short_sums
 from cpu_kernels.simd.tiles import (
+    biased_dot4_steps,
+    broadcast_like,
     dot4_steps,
-    tile_broadcast_i32,
-    tile_dot4_steps,
+    start_biased,
     tile_scale_add_to_memory,
     tile_store,
     tile_width,
@@ -63,16 +65,16 @@ class Blocks32:
     """What is a format's own.
 
     half_bytes: bytes of weights of 16 rows of a block. low_steps(p), high_steps(p): the four vectors of unsigned bytes
-    of k steps 0-3, which lack a factor 2**low_shift, and of steps 4-7. factor: what those bytes are multiplied by.
-    value(at, i): value i of the lane at an address, for embeddings. minima: whether blocks have them. load_scale,
-    get_scale, scale_bytes: how scales are loaded, sixteen or one, and the bytes of one.
+    of k steps 0-3 and of steps 4-7, the latter times 2**shift. largest: the largest byte of the former. spare_bits: how
+    many bits bytes leave free. value(at, i): value i of the lane at an address, for embeddings. minima: whether blocks
+    have them. load_scale, get_scale, scale_bytes: how scales are loaded, sixteen or one, and the bytes of one.
     """
 
     half_bytes: int
     low_steps: Any
     high_steps: Any
-    low_shift: int
-    factor: float
+    largest: int
+    spare_bits: int
     value: Any
     minima: bool = False
     load_scale: Any = load_f16
@@ -88,6 +90,11 @@ class Blocks32:
     def minima_at(self) -> int:
         """Offset of the minima."""
         return self.scales_at + 32 * self.scale_bytes
+
+    @property
+    def shift(self) -> int:
+        """Bits by which high_steps, and so sums, are shifted up: the free ones, unless short sums need them."""
+        return 0 if has_short_sums() else self.spare_bits
 
     @property
     def block_bytes(self) -> int:
@@ -135,7 +142,7 @@ def _factors(layout: Blocks32) -> tuple[Any, Any]:
     """Functions that load the scales and the minima of a half, made fit for what they multiply."""
     load_scale, half_scales = layout.load_scale, 16 * layout.scale_bytes
     scales_at, minima_at = layout.scales_at, layout.minima_at
-    per_byte = np.float32(1.0 / layout.factor)
+    per_byte = np.float32(2.0**-layout.shift)
 
     @inner
     def scales_of_half(p: int, half: int) -> Any:
@@ -148,16 +155,52 @@ def _factors(layout: Blocks32) -> tuple[Any, Any]:
     return scales_of_half, minima_of_half
 
 
+def _start(layout: Blocks32) -> Any:
+    """What sums of products begin with, given an accumulator like them and the address of the activations' sums."""
+    surplus = layout.spare_bits - layout.shift
+
+    @inner
+    def start_at_zero(like: Any, offset: int) -> Any:
+        return like
+
+    @inner
+    def start_biased_at(like: Any, offset: int) -> Any:
+        return start_biased(like, offset)
+
+    @inner
+    def start_offset(like: Any, offset: int) -> Any:
+        return broadcast_like(like, offset, surplus)
+
+    if layout.minima:
+        return start_at_zero
+    return start_offset if layout.spare_bits else start_biased_at
+
+
+def _add_steps(layout: Blocks32) -> Any:
+    """The products of four vectors and four k steps, added to an accumulator."""
+    largest = layout.largest
+
+    @inner
+    def add_small(total: Any, weights: Any, x: int) -> Any:
+        return dot4_steps(total, weights, x, largest)
+
+    @inner
+    def add_biased(total: Any, weights: Any, x: int) -> Any:
+        return biased_dot4_steps(total, weights, x)
+
+    return add_small if layout.spare_bits else add_biased
+
+
 def _gemv(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
-    low_steps, high_steps, low_shift = layout.low_steps, layout.high_steps, layout.low_shift
-    half_bytes, block_bytes, minima = layout.half_bytes, layout.block_bytes, layout.minima
+    low_steps, high_steps, shift, add_steps = layout.low_steps, layout.high_steps, layout.shift, _add_steps(layout)
+    half_bytes, block_bytes, minima, start_sums = layout.half_bytes, layout.block_bytes, layout.minima, _start(layout)
     lines = block_bytes // 64
 
     @inner
     def products_of_half(p: int, x: int, start: Any) -> Any:
-        low = dot4_steps(zero_i32(), low_steps(p), x)
-        high = dot4_steps(start, high_steps(p), x + 16)
-        return to_f32(add_i32(shift_left(low, low_shift), high))
+        low = add_steps(zero_i32(), low_steps(p), x)
+        high = add_steps(start, high_steps(p), x + 16)
+        return to_f32(add_i32(shift_left(low, shift), high))
 
     @inner
     def gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
@@ -173,7 +216,7 @@ def _gemv(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
                 prefetch_lines(p + _AHEAD, lines)
                 sums = broadcast_i32(sums0 + 4 * b)
                 scale = broadcast_f32(scales0 + 4 * b)
-                start = zero_i32() if minima else sums
+                start = start_sums(zero_i32(), sums0 + 4 * b)
                 x = q0 + b * 32
                 f0 = fma(products_of_half(p, x, start), mul_f32(scales_of_half(p, 0), scale), f0)
                 f1 = fma(products_of_half(p + half_bytes, x, start), mul_f32(scales_of_half(p, 1), scale), f1)
@@ -188,17 +231,17 @@ def _gemv(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
 
 
 def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
-    low_steps, high_steps, low_shift = layout.low_steps, layout.high_steps, layout.low_shift
-    half_bytes, block_bytes, minima = layout.half_bytes, layout.block_bytes, layout.minima
+    low_steps, high_steps, shift, add_steps = layout.low_steps, layout.high_steps, layout.shift, _add_steps(layout)
+    half_bytes, block_bytes, minima, start_sums = layout.half_bytes, layout.block_bytes, layout.minima, _start(layout)
 
     @inner
     def scaled_low_steps(p: int) -> Any:
         w0, w1, w2, w3 = low_steps(p)
         return (
-            shift_left(w0, low_shift),
-            shift_left(w1, low_shift),
-            shift_left(w2, low_shift),
-            shift_left(w3, low_shift),
+            shift_left(w0, shift),
+            shift_left(w1, shift),
+            shift_left(w2, shift),
+            shift_left(w3, shift),
         )
 
     @inner
@@ -222,12 +265,12 @@ def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
             offset = field(act, _SUM) + tile * width * blocks * 4
             tile_store(zero_f, sums, 64)
             for _ in range(blocks):
-                products = zero_i if minima else tile_broadcast_i32(zero_i, offset)
-                products = tile_dot4_steps(products, scaled_low_steps(p + half * half_bytes), x)
-                products = tile_dot4_steps(products, high_steps(p + half * half_bytes), x + 4 * step)
+                products = start_sums(zero_i, offset)
+                products = add_steps(products, scaled_low_steps(p + half * half_bytes), x)
+                products = add_steps(products, high_steps(p + half * half_bytes), x + 4 * step)
                 tile_scale_add_to_memory(products, scales_of_half(p, half), scale, sums)
                 if minima:
-                    constants = tile_broadcast_i32(zero_i, offset)
+                    constants = broadcast_like(zero_i, offset, 0)
                     tile_scale_add_to_memory(constants, minima_of_half(p, half), scale, sums)
                 p += block_bytes
                 x += 8 * step

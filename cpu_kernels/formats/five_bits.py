@@ -9,9 +9,13 @@ from typing import Any
 
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.arithmetic import mask_bits, or_i32, shift_left, shift_right
+from cpu_kernels.simd.dot import has_short_sums
 from cpu_kernels.simd.vectors import get_i32, load_i32, put_i32
 
-HIGH_FACTOR_BITS = 3
+# Short sums have no room for values * 8.
+HIGH_FACTOR_BITS = 0 if has_short_sums() else 3
+LARGEST_FIVE = 31
+_DOWN = 3 - HIGH_FACTOR_BITS
 _FIVE, _THREE, _TWO = 0x1F1F1F1F, 0x07070707, 0x03030303
 _TOP, _REST = 0xE0E0E0E0, 0x18181818
 
@@ -44,14 +48,19 @@ def low_fives(p: int) -> Any:
 
 
 @inner
+def _joined(top: Any, rest: Any) -> Any:
+    return shift_right(or_i32(mask_bits(top, _TOP), mask_bits(rest, _REST)), _DOWN)
+
+
+@inner
 def high_fives(p: int) -> Any:
-    """The last four k steps, times 8."""
+    """The last four k steps, times 2**HIGH_FACTOR_BITS."""
     rest = load_i32(p + 256)
     return (
-        or_i32(mask_bits(load_i32(p), _TOP), mask_bits(shift_left(rest, 3), _REST)),
-        or_i32(mask_bits(load_i32(p + 64), _TOP), mask_bits(shift_left(rest, 1), _REST)),
-        or_i32(mask_bits(load_i32(p + 128), _TOP), mask_bits(shift_right(rest, 1), _REST)),
-        or_i32(mask_bits(load_i32(p + 192), _TOP), mask_bits(shift_right(rest, 3), _REST)),
+        _joined(load_i32(p), shift_left(rest, 3)),
+        _joined(load_i32(p + 64), shift_left(rest, 1)),
+        _joined(load_i32(p + 128), shift_right(rest, 1)),
+        _joined(load_i32(p + 192), shift_right(rest, 3)),
     )
 
 

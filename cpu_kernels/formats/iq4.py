@@ -13,6 +13,7 @@ from cpu_kernels.formats.blocks_32 import Blocks32, blocks_32_format, copy_nibbl
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.arithmetic import mask_bits, shift_right
+from cpu_kernels.simd.dot import BYTE_OFFSET
 from cpu_kernels.simd.lookup import lookup
 from cpu_kernels.simd.vectors import (
     get_f16,
@@ -69,24 +70,24 @@ def _pack_row_mx(source: int, group: int, lane: int, k: int) -> None:
 
 
 def _format(name: str, table: tuple[int, ...], pack_row: Any, wide: bool) -> WeightFormat:
-    unsigned = lookup(f"lookup_{name}", tuple(value + 128 for value in table))
+    weights = lookup(f"lookup_{name}", tuple((value + BYTE_OFFSET) % 256 for value in table))
 
     @inner
     def low_steps(p: int) -> Any:
         return (
-            unsigned(mask_bits(load_i32(p), _NIBBLES)),
-            unsigned(mask_bits(load_i32(p + 64), _NIBBLES)),
-            unsigned(mask_bits(load_i32(p + 128), _NIBBLES)),
-            unsigned(mask_bits(load_i32(p + 192), _NIBBLES)),
+            weights(mask_bits(load_i32(p), _NIBBLES)),
+            weights(mask_bits(load_i32(p + 64), _NIBBLES)),
+            weights(mask_bits(load_i32(p + 128), _NIBBLES)),
+            weights(mask_bits(load_i32(p + 192), _NIBBLES)),
         )
 
     @inner
     def high_steps(p: int) -> Any:
         return (
-            unsigned(mask_bits(shift_right(load_i32(p), 4), _NIBBLES)),
-            unsigned(mask_bits(shift_right(load_i32(p + 64), 4), _NIBBLES)),
-            unsigned(mask_bits(shift_right(load_i32(p + 128), 4), _NIBBLES)),
-            unsigned(mask_bits(shift_right(load_i32(p + 192), 4), _NIBBLES)),
+            weights(mask_bits(shift_right(load_i32(p), 4), _NIBBLES)),
+            weights(mask_bits(shift_right(load_i32(p + 64), 4), _NIBBLES)),
+            weights(mask_bits(shift_right(load_i32(p + 128), 4), _NIBBLES)),
+            weights(mask_bits(shift_right(load_i32(p + 192), 4), _NIBBLES)),
         )
 
     @inner
@@ -97,8 +98,8 @@ def _format(name: str, table: tuple[int, ...], pack_row: Any, wide: bool) -> Wei
         half_bytes=_HALF_BYTES,
         low_steps=low_steps,
         high_steps=high_steps,
-        low_shift=0,
-        factor=1.0,
+        largest=255,
+        spare_bits=0,
         value=value,
         load_scale=load_f32 if wide else load_f16,
         get_scale=get_f32 if wide else get_f16,

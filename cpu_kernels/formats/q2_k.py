@@ -23,9 +23,10 @@ from cpu_kernels.simd.arithmetic import (
     to_f32,
 )
 from cpu_kernels.simd.tiles import (
-    dot4_steps,
-    tile_broadcast_i32,
-    tile_dot4_steps,
+    add_short,
+    broadcast_like,
+    short_dot4_steps,
+    start_short,
     tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
@@ -125,8 +126,8 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                 scales = load_i32(p + _SCALES + quarter * 64)
                 for i in range(4):
                     j = quarter * 4 + i
-                    part = dot4_steps(zero_i32(), _weights(p + j * 64), q0 + b * 256 + j * 16)
-                    products = add_i32(products, mul_i32(part, mask_bits(scales, 15)))
+                    part = short_dot4_steps(zero_i32(), _weights(p + j * 64), q0 + b * 256 + j * 16)
+                    products = add_short(products, part, mask_bits(scales, 15))
                     minimum = mask_bits(shift_right(scales, 4), 15)
                     offsets = add_i32(offsets, mul_i32(broadcast_i32(sums0 + (b * 16 + j) * 4), minimum))
                     scales = shift_right(scales, 8)
@@ -144,7 +145,7 @@ def _tile_minima(zero: Any, p: int, offset: int) -> Any:
     for quarter in range(4):
         scales = load_i32(p + _SCALES + quarter * 64)
         for i in range(4):
-            sums = tile_broadcast_i32(zero, offset + (quarter * 4 + i) * 4 * tile_width(zero))
+            sums = broadcast_like(zero, offset + (quarter * 4 + i) * 4 * tile_width(zero), 0)
             total = tile_multiply_add_i32(total, sums, mask_bits(shift_right(scales, 4), 15))
             scales = shift_right(scales, 8)
     return total
@@ -174,8 +175,8 @@ def _tile(
         for quarter in range(4):
             scales = load_i32(p + _SCALES + quarter * 64)
             for i in range(4):
-                part = tile_dot4_steps(zero_i, _weights(p + (quarter * 4 + i) * 64), x)
-                products = tile_multiply_add_i32(products, part, mask_bits(scales, 15))
+                part = short_dot4_steps(start_short(zero_i), _weights(p + (quarter * 4 + i) * 64), x)
+                products = add_short(products, part, mask_bits(scales, 15))
                 scales = shift_right(scales, 8)
                 x += 4 * step
         tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)

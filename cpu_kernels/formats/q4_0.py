@@ -4,12 +4,14 @@ from typing import Any
 
 from cpu_kernels.formats.blocks_32 import Blocks32, blocks_32_format, copy_nibbles, nibble
 from cpu_kernels.kernel import inner
-from cpu_kernels.simd.arithmetic import mask_bits
+from cpu_kernels.simd.arithmetic import mask_bits, shift_right
+from cpu_kernels.simd.dot import has_short_sums
 from cpu_kernels.simd.vectors import get_i16, load_i32, put_i16
 
 _SOURCE_BYTES, _BLOCK_BYTES = 18, 576
 _HALF_BYTES, _SCALES = 256, 512
-_LOW, _HIGH = 0x0F0F0F0F, 0xF0F0F0F0
+_LOW = 0x0F0F0F0F
+_DOWN, _HIGH = (4, _LOW) if has_short_sums() else (0, _LOW << 4)
 
 
 @inner
@@ -25,12 +27,12 @@ def low_nibbles(p: int) -> Any:
 
 @inner
 def high_nibbles(p: int) -> Any:
-    """The last four k steps, times 16."""
+    """The last four k steps, times 16 where short sums are not too short for that."""
     return (
-        mask_bits(load_i32(p), _HIGH),
-        mask_bits(load_i32(p + 64), _HIGH),
-        mask_bits(load_i32(p + 128), _HIGH),
-        mask_bits(load_i32(p + 192), _HIGH),
+        mask_bits(shift_right(load_i32(p), _DOWN), _HIGH),
+        mask_bits(shift_right(load_i32(p + 64), _DOWN), _HIGH),
+        mask_bits(shift_right(load_i32(p + 128), _DOWN), _HIGH),
+        mask_bits(shift_right(load_i32(p + 192), _DOWN), _HIGH),
     )
 
 
@@ -52,8 +54,8 @@ _LAYOUT = Blocks32(
     half_bytes=_HALF_BYTES,
     low_steps=low_nibbles,
     high_steps=high_nibbles,
-    low_shift=4,
-    factor=16.0,
+    largest=15,
+    spare_bits=4,
     value=_value,
 )
 FORMAT = blocks_32_format("Q4_0", _LAYOUT, _pack_row)

@@ -23,8 +23,8 @@ _LAYOUT = Blocks32(
     half_bytes=_HALF_BYTES,
     low_steps=low_nibbles,
     high_steps=high_nibbles,
-    low_shift=4,
-    factor=16.0,
+    largest=15,
+    spare_bits=4,
     value=nibble,
     minima=True,
 )

@@ -13,11 +13,9 @@ from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import (
-    add_i32,
     fma,
     mask_bits,
     mul_f32,
-    mul_i32,
     neg_f32,
     prefetch_lines,
     shift_right,
@@ -25,10 +23,10 @@ from cpu_kernels.simd.arithmetic import (
 )
 from cpu_kernels.simd.dot import dot2
 from cpu_kernels.simd.tiles import (
-    dot4_steps,
+    add_short,
+    short_dot4_steps,
+    start_short,
     tile_dot2,
-    tile_dot4_steps,
-    tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
     tile_width,
@@ -174,10 +172,10 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     x = q0 + b * 256 + half * 128 + chunk * 64
                     prefetch_lines(nibbles + _AHEAD, 8)
                     for quarter in range(2):
-                        low = dot4_steps(low, low_nibbles(nibbles + quarter * 256), x + quarter * 16)
-                        high = dot4_steps(high, high_nibbles(nibbles + quarter * 256), x + 32 + quarter * 16)
-                    products = add_i32(products, mul_i32(low, mask_bits(scales, 0xFF)))
-                    products = add_i32(products, mul_i32(high, mask_bits(shift_right(scales, 8), 0xFF)))
+                        low = short_dot4_steps(low, low_nibbles(nibbles + quarter * 256), x + quarter * 16)
+                        high = short_dot4_steps(high, high_nibbles(nibbles + quarter * 256), x + 32 + quarter * 16)
+                    products = add_short(products, low, mask_bits(scales, 0xFF))
+                    products = add_short(products, high, mask_bits(shift_right(scales, 8), 0xFF))
                     scales = shift_right(scales, 16)
             prefetch_lines(p + _SCALES + _AHEAD, 5)
             offsets = minima(p + _MINIMA, pairs0 + b * 16)
@@ -213,12 +211,12 @@ def _tile(
             scales = load_i32(p + _SCALES + half * 64)
             for chunk in range(2):
                 nibbles = p + half * 1024 + chunk * 512
-                part = tile_dot4_steps(zero_i, low_nibbles(nibbles), x)
-                part = tile_dot4_steps(part, low_nibbles(nibbles + 256), x + 4 * step)
-                products = tile_multiply_add_i32(products, part, mask_bits(scales, 0xFF))
-                part = tile_dot4_steps(zero_i, high_nibbles(nibbles), x + 8 * step)
-                part = tile_dot4_steps(part, high_nibbles(nibbles + 256), x + 12 * step)
-                products = tile_multiply_add_i32(products, part, mask_bits(shift_right(scales, 8), 0xFF))
+                part = short_dot4_steps(start_short(zero_i), low_nibbles(nibbles), x)
+                part = short_dot4_steps(part, low_nibbles(nibbles + 256), x + 4 * step)
+                products = add_short(products, part, mask_bits(scales, 0xFF))
+                part = short_dot4_steps(start_short(zero_i), high_nibbles(nibbles), x + 8 * step)
+                part = short_dot4_steps(part, high_nibbles(nibbles + 256), x + 12 * step)
+                products = add_short(products, part, mask_bits(shift_right(scales, 8), 0xFF))
                 scales = shift_right(scales, 16)
                 x += 16 * step
         tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)

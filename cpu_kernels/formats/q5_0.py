@@ -1,7 +1,7 @@
 """Q5_0: blocks of 32 five-bit values less 16 with a half-precision scale (704 bytes per block of 32 rows)."""
 
 from cpu_kernels.formats.blocks_32 import Blocks32, blocks_32_format
-from cpu_kernels.formats.five_bits import HIGH_FACTOR_BITS, five_bits, high_fives, low_fives, pack_five_bit_block
+from cpu_kernels.formats.five_bits import LARGEST_FIVE, five_bits, high_fives, low_fives, pack_five_bit_block
 from cpu_kernels.kernel import inner
 from cpu_kernels.simd.vectors import get_i16, get_i32, put_i16
 
@@ -27,8 +27,8 @@ _LAYOUT = Blocks32(
     half_bytes=_HALF_BYTES,
     low_steps=low_fives,
     high_steps=high_fives,
-    low_shift=HIGH_FACTOR_BITS,
-    factor=8.0,
+    largest=LARGEST_FIVE,
+    spare_bits=3,
     value=_value,
 )
 FORMAT = blocks_32_format("Q5_0", _LAYOUT, _pack_row)

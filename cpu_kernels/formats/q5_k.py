@@ -11,6 +11,7 @@ import numpy as np
 
 from cpu_kernels.formats.five_bits import (
     HIGH_FACTOR_BITS,
+    LARGEST_FIVE,
     five_bits,
     high_fives,
     low_fives,
@@ -35,7 +36,6 @@ from cpu_kernels.simd.arithmetic import (
 )
 from cpu_kernels.simd.tiles import (
     dot4_steps,
-    tile_dot4_steps,
     tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
@@ -125,8 +125,8 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     for quarter in range(2):
                         values = p + (half * 2 + chunk) * _CHUNK + quarter * _HALF_CHUNK
                         prefetch_lines(values + _AHEAD, 5)
-                        low = dot4_steps(low, low_fives(values), x + quarter * 16)
-                        high = dot4_steps(high, high_fives(values), x + 32 + quarter * 16)
+                        low = dot4_steps(low, low_fives(values), x + quarter * 16, LARGEST_FIVE)
+                        high = dot4_steps(high, high_fives(values), x + 32 + quarter * 16, LARGEST_FIVE)
                     high = shift_right_signed(high, HIGH_FACTOR_BITS)
                     products = add_i32(products, mul_i32(low, mask_bits(scales, 0xFF)))
                     products = add_i32(products, mul_i32(high, mask_bits(shift_right(scales, 8), 0xFF)))
@@ -167,12 +167,13 @@ def _tile(
                 values = p + (half * 2 + chunk) * _CHUNK
                 part = zero_i
                 for quarter in range(2):
-                    part = tile_dot4_steps(part, low_fives(values + quarter * _HALF_CHUNK), x + quarter * 4 * step)
+                    low = low_fives(values + quarter * _HALF_CHUNK)
+                    part = dot4_steps(part, low, x + quarter * 4 * step, LARGEST_FIVE)
                 products = tile_multiply_add_i32(products, part, mask_bits(scales, 0xFF))
                 part = zero_i
                 for quarter in range(2):
                     high = _high_fives_shifted(values + quarter * _HALF_CHUNK)
-                    part = tile_dot4_steps(part, high, x + (8 + quarter * 4) * step)
+                    part = dot4_steps(part, high, x + (8 + quarter * 4) * step, LARGEST_FIVE)
                 products = tile_multiply_add_i32(products, part, mask_bits(shift_right(scales, 8), 0xFF))
                 scales = shift_right(scales, 16)
                 x += 16 * step

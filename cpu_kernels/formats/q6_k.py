@@ -26,9 +26,8 @@ from cpu_kernels.simd.arithmetic import (
     to_f32,
 )
 from cpu_kernels.simd.tiles import (
+    broadcast_like,
     dot4_steps,
-    tile_broadcast_i32,
-    tile_dot4_steps,
     tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
@@ -58,6 +57,7 @@ _AHEAD = 4096
 _LOW = 0x0F0F0F0F
 _HIGH = 0x30303030
 _PAIR = 0x03030303
+_LARGEST = 63
 _Q, _SCALE, _SUM = int(Act.Q256), int(Act.SCALE256), int(Act.SUM16)
 
 
@@ -143,7 +143,7 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     x = q0 + b * 256 + (quarter * 4 + j) * 16
                     prefetch_lines(block + _AHEAD, 3)
                     part = broadcast_i32(sums0 + (b * 16 + quarter * 4 + j) * 4)
-                    part = dot4_steps(part, _weights(block), x)
+                    part = dot4_steps(part, _weights(block), x, _LARGEST)
                     products = add_i32(products, mul_i32(part, _signed_byte(scales)))
                     scales = shift_right(scales, 8)
             prefetch_lines(p + _SCALES + _AHEAD, 5)
@@ -176,8 +176,8 @@ def _tile(
         for quarter in range(4):
             scales = load_i32(p + _SCALES + quarter * 64)
             for j in range(4):
-                part = tile_broadcast_i32(zero_i, offset)
-                part = tile_dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x)
+                part = broadcast_like(zero_i, offset, 0)
+                part = dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x, _LARGEST)
                 products = tile_multiply_add_i32(products, part, _signed_byte(scales))
                 scales = shift_right(scales, 8)
                 x += 4 * step

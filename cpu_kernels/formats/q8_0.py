@@ -1,7 +1,7 @@
 """Q8_0: blocks of 32 signed bytes with a half-precision scale.
 
 Packed group of 32 rows, per block 1088 bytes: two halves of 16 rows, each 8 vectors (four k a lane); 32 f16 scales.
-Bytes are stored plus 128, so that they are unsigned; the packed activations' -128 * sum takes that back.
+Bytes are stored plus BYTE_OFFSET, as the processor's products want them (see cpu_kernels.simd.dot).
 """
 
 from typing import Any
@@ -13,17 +13,16 @@ from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import moved, put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import fma, mul_f32, prefetch_lines, to_f32
-from cpu_kernels.simd.dot import dot4
+from cpu_kernels.simd.dot import BYTE_OFFSET
 from cpu_kernels.simd.tiles import (
-    tile_broadcast_i32,
-    tile_dot4_steps,
+    biased_dot4_steps,
+    start_biased,
     tile_scale_add,
     tile_store,
     tile_width,
 )
 from cpu_kernels.simd.vectors import (
     broadcast_f32,
-    broadcast_i32,
     get_f16,
     get_i16,
     get_i32,
@@ -34,11 +33,13 @@ from cpu_kernels.simd.vectors import (
     put_i16,
     put_i32,
     zero_f32,
+    zero_i32,
 )
 
 _BLOCK_BYTES = 1088
 _SCALES = 1024
 _SOURCE_BYTES = 34
+_OFFSETS, _SIGN = BYTE_OFFSET * 0x01010101, BYTE_OFFSET ^ 128
 _AHEAD = 4096
 _Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 
@@ -51,7 +52,7 @@ def _pack_row(source: int, group: int, lane: int, k: int) -> None:
         packed = group + b * _BLOCK_BYTES
         put_i16(packed + _SCALES + lane * 2, get_i16(block))
         for i in range(8):
-            put_i32(packed + half * 512 + i * 64 + row * 4, get_i32(block + 2 + 4 * i) ^ 0x80808080)
+            put_i32(packed + half * 512 + i * 64 + row * 4, get_i32(block + 2 + 4 * i) ^ _OFFSETS)
 
 
 @inner
@@ -61,7 +62,8 @@ def _unpack_row(group: int, lane: int, k: int, out: int) -> None:
         packed = group + b * _BLOCK_BYTES
         scale = get_f16(packed + _SCALES + lane * 2)
         for i in range(32):
-            value = get_u8(packed + half * 512 + i // 4 * 64 + row * 4 + i % 4) - 128
+            stored = get_u8(packed + half * 512 + i // 4 * 64 + row * 4 + i % 4)
+            value = (stored ^ _SIGN) - 128
             put_f32(out + (b * 32 + i) * 4, scale * np.float32(value))
 
 
@@ -82,13 +84,11 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
         f0 = zero_f32()
         f1 = zero_f32()
         for b in range(blocks):
-            i0 = broadcast_i32(sums0 + 4 * b)
-            i1 = i0
+            start = start_biased(zero_i32(), sums0 + 4 * b)
             prefetch_lines(p + _AHEAD, 17)
-            for i in range(8):
-                x = broadcast_i32(q0 + b * 32 + i * 4)
-                i0 = dot4(i0, load_i32(p + i * 64), x)
-                i1 = dot4(i1, load_i32(p + 512 + i * 64), x)
+            x = q0 + b * 32
+            i0 = biased_dot4_steps(biased_dot4_steps(start, _weights(p), x), _weights(p + 256), x + 16)
+            i1 = biased_dot4_steps(biased_dot4_steps(start, _weights(p + 512), x), _weights(p + 768), x + 16)
             scale = broadcast_f32(scales0 + 4 * b)
             f0 = fma(to_f32(i0), mul_f32(load_f16(p + _SCALES), scale), f0)
             f1 = fma(to_f32(i1), mul_f32(load_f16(p + _SCALES + 32), scale), f1)
@@ -117,9 +117,9 @@ def _tile(
         offset = field(act, _SUM) + tile * width * blocks * 4
         total = zero_f
         for _ in range(blocks):
-            products = tile_broadcast_i32(zero_i, offset)
-            products = tile_dot4_steps(products, _weights(p + half * 512), q)
-            products = tile_dot4_steps(products, _weights(p + half * 512 + 256), q + 16 * width)
+            products = start_biased(zero_i, offset)
+            products = biased_dot4_steps(products, _weights(p + half * 512), q)
+            products = biased_dot4_steps(products, _weights(p + half * 512 + 256), q + 16 * width)
             total = tile_scale_add(total, products, load_f16(p + _SCALES + half * 32), scale)
             p += _BLOCK_BYTES
             q += 32 * width

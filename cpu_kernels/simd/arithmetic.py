@@ -22,7 +22,6 @@ def round_to_even(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 add_i32 = define("add_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.add(x, y))
-sub_i32 = define("sub_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.sub(x, y))
 mul_i32 = define("mul_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.mul(x, y))
 or_i32 = define("or_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.or_(x, y))
 xor_i32 = define("xor_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.xor(x, y))

@@ -12,7 +12,16 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from cpu_kernels.simd.arithmetic import fused_multiply_add
-from cpu_kernels.simd.dot import multiply_bytes, multiply_pairs
+from cpu_kernels.simd.dot import (
+    SHORT_LIMIT,
+    biased_start,
+    has_short_sums,
+    in_order,
+    multiply_biased,
+    multiply_pairs,
+    multiply_short,
+    widen_short,
+)
 from cpu_kernels.simd.vectors import F32, I32, I64, address, broadcast, constant, f32x16, i32x16, load, store
 
 Values = list[ir.Value]
@@ -53,38 +62,103 @@ def _map(builder_step: Callable[..., ir.Value], context: Any, builder: Any, sig:
     return context.make_tuple(builder, kind, new)
 
 
-@intrinsic
-def dot4_steps(context: Any, acc: Any, weights: Any, where: Any) -> Any:
-    """acc += dot4 of every vector in a tuple and the four bytes of its k step, at where + 4 i, for one token."""
-
-    def codegen(_context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        total, tuple_, p = args
-        for i, u in enumerate(_unpack(builder, tuple_, weights.count)):
-            total = multiply_bytes(builder, total, u, broadcast(builder, _at(builder, p, 4 * i), I32))
-        return total
-
-    return acc(acc, weights, where), codegen
+def _members(builder: ir.IRBuilder, kind: Any, value: ir.Value) -> Values:
+    """A tile's vectors, or the one of a single token."""
+    return _unpack(builder, value, kind.count) if isinstance(kind, types.containers.UniTuple) else [value]
 
 
-@intrinsic
-def tile_dot4_steps(context: Any, acc: Any, weights: Any, where: Any) -> Any:
-    """acc[t] += dot4 of every vector in a tuple and the token's four bytes of its k step.
+def _of_kind(context: Any, builder: ir.IRBuilder, kind: Any, values: Values) -> ir.Value:
+    return context.make_tuple(builder, kind, values) if isinstance(kind, types.containers.UniTuple) else values[0]
 
-    K step i's operands lie side by side, 4 bytes a token, at where + 4 i times the tile's width.
 
-    An intrinsic, since a function over so many vectors would be called, and its tile pass through memory.
-    """
-    width = acc.count
+def _add_steps(
+    builder: ir.IRBuilder, multiply: Callable[..., ir.Value], totals: Values, steps: Values, p: Any
+) -> Values:
+    """totals[t] = multiply(totals[t], step, token t's four bytes of that step), step by step."""
+    for i, u in enumerate(steps):
+        for t, total in enumerate(totals):
+            operand = broadcast(builder, _at(builder, p, 4 * (i * len(totals) + t)), I32)
+            totals[t] = multiply(builder, total, u, operand)
+        totals = in_order(builder, totals)
+    return totals
+
+
+def _steps(name: str, multiply: Callable[..., ir.Value]) -> Any:
+    """An intrinsic, since a function over so many vectors would be called, and its tile pass through memory."""
+
+    def typer(context: Any, acc: Any, weights: Any, where: Any) -> Any:
+        def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+            totals, steps = _members(builder, acc, args[0]), _unpack(builder, args[1], weights.count)
+            return _of_kind(context, builder, acc, _add_steps(builder, multiply, totals, steps, args[2]))
+
+        return acc(acc, weights, where), codegen
+
+    typer.__name__ = typer.__qualname__ = name
+    return intrinsic(typer)
+
+
+# Each adds to an accumulator (of one token, or a tile of them) the products of every vector in a tuple, one a k step,
+# and the token's four bytes of that step. K step i's operands lie side by side, 4 bytes a token, at an address plus
+# 4 i times the tile's width.
+short_dot4_steps = _steps("short_dot4_steps", multiply_short)
+biased_dot4_steps = _steps("biased_dot4_steps", multiply_biased)
+
+
+@intrinsic(prefer_literal=True)
+def dot4_steps(context: Any, acc: Any, weights: Any, where: Any, largest: Any) -> Any:
+    """As short_dot4_steps, but adding to 32-bit sums. largest: a literal, the largest byte of the weights."""
+    if not isinstance(largest, types.IntegerLiteral):
+        return None
+    together = SHORT_LIMIT // largest.literal_value if has_short_sums() else weights.count
 
     def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        totals = _unpack(builder, args[0], width)
-        for i, u in enumerate(_unpack(builder, args[1], weights.count)):
-            for t, total in enumerate(totals):
-                operand = broadcast(builder, _at(builder, args[2], 4 * (i * width + t)), I32)
-                totals[t] = multiply_bytes(builder, total, u, operand)
-        return context.make_tuple(builder, acc, totals)
+        totals, steps = _members(builder, acc, args[0]), _unpack(builder, args[1], weights.count)
+        zero = constant(i32x16.llvm, 0)
+        for first in range(0, len(steps), together):
+            p = _at(builder, args[2], 4 * first * len(totals))
+            some = steps[first : first + together]
+            if has_short_sums():
+                short = _add_steps(builder, multiply_short, [zero] * len(totals), some, p)
+                totals = [builder.add(total, widen_short(builder, x)) for total, x in zip(totals, short, strict=True)]
+            else:
+                totals = _add_steps(builder, multiply_short, totals, some, p)
+        return _of_kind(context, builder, acc, totals)
 
-    return acc(acc, weights, where), codegen
+    return acc(acc, weights, where, largest), codegen
+
+
+@intrinsic
+def start_short(context: Any, like: Any) -> Any:
+    """What short_dot4_steps adds to: zeros. `like`, an accumulator of zeros, shows the kind of accumulator."""
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        zeros = [constant(i32x16.llvm, 0) for _ in _members(builder, like, args[0])]
+        return _of_kind(context, builder, like, zeros) if has_short_sums() else args[0]
+
+    return like(like), codegen
+
+
+@intrinsic
+def add_short(context: Any, acc: Any, short: Any, factor: Any) -> Any:
+    """acc[t] += short[t] * factor, whose lanes fit into signed words."""
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        pairs = zip(_members(builder, acc, args[0]), _members(builder, acc, args[1]), strict=True)
+        new = [builder.add(total, widen_short(builder, x, args[2])) for total, x in pairs]
+        return _of_kind(context, builder, acc, new)
+
+    return acc(acc, short, factor), codegen
+
+
+@intrinsic
+def start_biased(context: Any, like: Any, where: Any) -> Any:
+    """What biased_dot4_steps adds to: token t's -128 * sum of its activations lies at where + 4 t."""
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        places = [_at(builder, args[1], 4 * t) for t in range(len(_members(builder, like, args[0])))]
+        return _of_kind(context, builder, like, [biased_start(builder, broadcast(builder, p, I32)) for p in places])
+
+    return like(like, where), codegen
 
 
 @intrinsic
@@ -109,14 +183,18 @@ def tile_multiply_add_i32(context: Any, acc: Any, other: Any, factor: Any) -> An
     return acc(acc, other, factor), codegen
 
 
-@intrinsic
-def tile_broadcast_i32(context: Any, like: Any, where: Any) -> Any:
-    """A tile whose token t holds the 32-bit integer at where + 4 t in every lane."""
+@intrinsic(prefer_literal=True)
+def broadcast_like(context: Any, like: Any, where: Any, shift: Any) -> Any:
+    """Like an accumulator: the 32-bit integer at where + 4 t, shifted right by a literal, in every lane of token t."""
+    if not isinstance(shift, types.IntegerLiteral):
+        return None
+    bits = constant(i32x16.llvm, shift.literal_value)
 
-    def step(builder: Any, t: int, _value: Any, p: Any) -> Any:
-        return broadcast(builder, _at(builder, p, 4 * t), I32)
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        places = [_at(builder, args[1], 4 * t) for t in range(len(_members(builder, like, args[0])))]
+        return _of_kind(context, builder, like, [builder.ashr(broadcast(builder, p, I32), bits) for p in places])
 
-    return like(like, where), lambda *a: _map(step, *a)
+    return like(like, where, shift), codegen
 
 
 @intrinsic
@@ -162,17 +240,6 @@ def tile_fma_broadcast(context: Any, acc: Any, vector: Any, where: Any, stride: 
         return fused_multiply_add(builder, v, broadcast(builder, builder.add(p, offset), F32), value)
 
     return acc(acc, vector, where, stride), lambda *a: _map(step, *a)
-
-
-@intrinsic
-def tile_load_scaled(context: Any, like: Any, where: Any, stride: Any, scales: Any) -> Any:
-    """A tile of the vectors at where + t * stride, each times the f32 at scales + 4 t."""
-
-    def step(builder: Any, t: int, _value: Any, p: Any, s: Any, factors: Any) -> Any:
-        vector = load(builder, builder.add(p, builder.mul(s, I64(t))), f32x16.llvm, 4)
-        return builder.fmul(vector, broadcast(builder, _at(builder, factors, 4 * t), F32))
-
-    return like(like, where, stride, scales), lambda *a: _map(step, *a)
 
 
 @intrinsic

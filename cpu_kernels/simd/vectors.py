@@ -122,7 +122,6 @@ load_i32 = define("load_i32", i32x16(address), _emit_load(I32, 4))
 load_f32 = define("load_f32", f32x16(address), _emit_load(F32, 4))
 load_f16 = define("load_f16", f32x16(address), lambda b, p: b.fpext(_emit_load(F16, 2)(b, p), f32x16.llvm))
 load_bf16 = define("load_bf16", f32x16(address), _bf16_to_f32)
-load_i8 = define("load_i8", i32x16(address), lambda b, p: b.sext(_emit_load(I8, 1)(b, p), i32x16.llvm))
 store_i32 = define("store_i32", types.none(address, i32x16), _emit_store)
 store_f32 = define("store_f32", types.none(address, f32x16), _emit_store)
 store_f16 = define(

@@ -16,23 +16,43 @@ from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import ISA
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.records import argument
-from cpu_kernels.simd.dot import dot2, dot4
+from cpu_kernels.simd.arithmetic import mask_bits, xor_i32
+from cpu_kernels.simd.dot import BYTE_OFFSET, biased_start, dot2, multiply_biased, multiply_short, widen_short
 from cpu_kernels.simd.lookup import lookup
-from cpu_kernels.simd.vectors import load_i32, store_i32
+from cpu_kernels.simd.vectors import constant, define, i32x16, load_i32, splat_i32, store_i32
 
 TABLE = tuple((37 * i + 11) % 256 for i in range(16))
 VECTORS = 64
+RESULTS = 4
+_SMALL, _STORED = 0x7F7F7F7F, np.int32((BYTE_OFFSET * 0x01010101 + 2**31) % 2**32 - 2**31)
 _lookup = lookup("lookup_probe", TABLE)
 
 
+def _small(builder, acc, u, s):
+    short = multiply_short(builder, constant(i32x16.llvm, 0), u, s)
+    return builder.add(acc, widen_short(builder, short))
+
+
+def _biased(builder, acc, sums, stored, s):
+    start = biased_start(builder, sums)
+    return builder.add(acc, multiply_biased(builder, start, stored, s))
+
+
+_dot4_small = define("dot4_small", i32x16(i32x16, i32x16, i32x16), _small)
+_dot4_biased = define("dot4_biased", i32x16(i32x16, i32x16, i32x16, i32x16), _biased)
+
+
 def _primitives(op: int, step: int, thread: int, threads: int) -> None:
-    """Arguments: 0 accumulators, 1 first operands, 2 second operands, 3 nibbles, 4 out (three results a vector)."""
+    """Arguments: 0 accumulators, 1 first operands, 2 second operands, 3 nibbles, 4 -128 * sums of the second operands,
+    5 out (four results a vector)."""
     for i in range(VECTORS):
         acc, x, y = load_i32(argument(op, 0) + i * 64), load_i32(argument(op, 1) + i * 64), argument(op, 2) + i * 64
-        out = argument(op, 4) + i * 192
-        store_i32(out, dot4(acc, x, load_i32(y)))
+        out = argument(op, 5) + i * 64 * RESULTS
+        store_i32(out, _dot4_small(acc, mask_bits(x, _SMALL), load_i32(y)))
         store_i32(out + 64, dot2(acc, x, load_i32(y)))
         store_i32(out + 128, _lookup(load_i32(argument(op, 3) + i * 64)))
+        stored = xor_i32(x, splat_i32(_STORED))
+        store_i32(out + 192, _dot4_biased(acc, load_i32(argument(op, 4) + i * 64), stored, load_i32(y)))
 
 
 # The cache knows the sources of cpu_kernels, not this file's.
@@ -41,21 +61,23 @@ primitives = Kernel(_primitives, _NAME)
 
 
 def run_primitives() -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Results of the primitives as int32[vector, 3, lane], and their inputs as bytes."""
+    """Results of the primitives as int32[vector, result, lane], and their inputs as bytes."""
     rng = np.random.default_rng(10)
     inputs = {name: aligned(VECTORS * 64) for name in ("accumulators", "first", "second", "nibbles")}
     for name, array in inputs.items():
         array[:] = rng.integers(0, 16 if name == "nibbles" else 256, array.size)
-    # The extremes, where narrower products would saturate.
-    inputs["first"][:64] = 255
-    inputs["second"][:64] = 127
-    inputs["second"][64:128] = 128
-    inputs["first"][64:128] = 255
+    # The extremes, where narrower products would saturate; activations are never -128.
+    inputs["second"][inputs["second"] == 128] = 127
+    inputs["first"][:128], inputs["first"][128:192] = 127, 128
+    inputs["second"][:64], inputs["second"][64:192] = 127, 129
     inputs["accumulators"].view(np.int32)[:] >>= 8
-    out = aligned(VECTORS * 48, np.int32)
+    inputs["sums"] = aligned(VECTORS * 64)
+    sums = inputs["second"].view(np.int8).reshape(-1, 4).sum(axis=1, dtype=np.int32)
+    inputs["sums"].view(np.int32)[:] = -128 * sums
+    out = aligned(VECTORS * 16 * RESULTS, np.int32)
     op = operation(*(address(array) for array in inputs.values()), address(out))
     run_on_threads(primitives, op, op, 1)
-    return out.reshape(VECTORS, 3, 16), inputs
+    return out.reshape(VECTORS, RESULTS, 16), inputs
 
 
 def results() -> dict[str, np.ndarray]:
@@ -63,7 +85,7 @@ def results() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(11)
     x = rng.standard_normal((5, 256)).astype(np.float32)
     found = {"primitives": run_primitives()[0]}
-    for name in ("Q5_0", "Q4_K"):
+    for name in ("Q5_0", "Q8_0", "Q4_K"):
         matrix = Matrix.pack(WEIGHT_FORMATS[name], random_weights(name, 32, 256), 256)
         found[f"{name} gemv"] = matrix.multiply(x[:1], 1)
         found[f"{name} tile"] = matrix.multiply(x, 4)

@@ -52,7 +52,9 @@ def test_primitives_are_exact() -> None:
     acc = inputs["accumulators"].view(np.int32).reshape(-1, 16).astype(np.int64)
     first = inputs["first"].reshape(-1, 16, 4).astype(np.int64)
     second = inputs["second"].view(np.int8).reshape(-1, 16, 4).astype(np.int64)
-    np.testing.assert_array_equal(out[:, 0], acc + (first * second).sum(axis=2))
+    np.testing.assert_array_equal(out[:, 0], acc + ((first & 127) * second).sum(axis=2))
+    signed = inputs["first"].view(np.int8).reshape(-1, 16, 4).astype(np.int64)
+    np.testing.assert_array_equal(out[:, 3], acc + (signed * second).sum(axis=2))
     words = [inputs[name].view(np.int16).reshape(-1, 16, 2).astype(np.int64) for name in ("first", "second")]
     expected = acc + (words[0] * words[1]).sum(axis=2)
     np.testing.assert_array_equal(out[:, 1], expected.astype(np.int32))
@@ -103,21 +105,39 @@ def assembly(emit, arguments: int, triple: str, features: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("isa", "triple", "features", "instruction", "count"),
+    ("isa", "triple", "features", "small", "biased"),
     [
-        (Isa.AVX512_VNNI, "x86_64-linux-gnu", "+avx512f,+avx512bw,+avx512vl,+avx512vnni", "vpdpbusd", 1),
-        (Isa.AVX_VNNI, "x86_64-linux-gnu", "+avx2,+fma,+f16c,+avxvnni", "vpdpbusd", 2),
-        (Isa.AVX512, "x86_64-linux-gnu", "+avx512f,+avx512bw,+avx512vl", "vpmaddwd", 2),
-        (Isa.AVX2, "x86_64-linux-gnu", "+avx2,+fma,+f16c", "vpmaddwd", 4),
-        (Isa.NEON_DOT, "aarch64-linux-gnu", "+neon,+dotprod", "sdot", 8),
+        (
+            Isa.AVX512_VNNI,
+            "x86_64-linux-gnu",
+            "+avx512f,+avx512bw,+avx512vl,+avx512vnni",
+            {"vpdpbusd": 1},
+            {"vpdpbusd": 1},
+        ),
+        (Isa.AVX_VNNI, "x86_64-linux-gnu", "+avx2,+fma,+f16c,+avxvnni", {"vpdpbusd": 2}, {"vpdpbusd": 2}),
+        (Isa.AVX512, "x86_64-linux-gnu", "+avx512f,+avx512bw,+avx512vl", {"vpmaddwd": 2}, {"vpmaddwd": 2}),
+        (
+            Isa.AVX2,
+            "x86_64-linux-gnu",
+            "+avx2,+fma,+f16c",
+            {"vpmaddubsw": 2, "vpaddw": 2, "vpmaddwd": 0},
+            {"vpmaddubsw": 2, "vpsignb": 2, "vpmaddwd": 2},
+        ),
+        (Isa.NEON_DOT, "aarch64-linux-gnu", "+neon,+dotprod", {"sdot": 8}, {"sdot": 8}),
     ],
 )
-def test_dot4_becomes_the_instruction_it_is_for(
-    isa: Isa, triple: str, features: str, instruction: str, count: int, monkeypatch: pytest.MonkeyPatch
+def test_products_become_the_instructions_they_are_for(
+    isa: Isa,
+    triple: str,
+    features: str,
+    small: dict[str, int],
+    biased: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dot, "ISA", isa)
-    text = assembly(dot.multiply_bytes, 3, triple, features)
-    assert len(re.findall(rf"\b{instruction}\b", text)) == count
+    for emit, expected in ((dot.multiply_short, small), (dot.multiply_biased, biased)):
+        text = assembly(emit, 3, triple, features)
+        assert {name: len(re.findall(rf"\b{name}\b", text)) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -134,7 +154,8 @@ def test_all_primitives_compile_without_calls(
     monkeypatch.setattr(dot, "ISA", isa)
     monkeypatch.setattr(lookup, "ISA", isa)
     for emit, arguments in (
-        (dot.multiply_bytes, 3),
+        (dot.multiply_short, 3),
+        (dot.multiply_biased, 3),
         (dot.multiply_pairs, 3),
         (lambda builder, nibbles: lookup.table_bytes(builder, TABLE, nibbles), 1),
     ):

@@ -52,7 +52,7 @@ def test_packed_rows_hold_the_exact_values(name: str) -> None:
 def test_products_are_those_of_the_quantised_activations(name: str) -> None:
     matrix, x = matrix_of(name), tokens()
     weights = dequantized(name, random_weights(name, ROWS, K))
-    got = matrix.multiply(x, width=12)
+    got = matrix.multiply(x, width=TILE_WIDTHS[-1])
     assert relative_error(got, weights, as_multiplied(x, matrix.weight_format.form)) < 2e-6
     assert relative_error(got, weights, x) < 2e-2
 
