@@ -1,5 +1,6 @@
 """Which models there are, what they are, and which are loaded."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +11,7 @@ from fastapi import APIRouter
 from starlette.responses import PlainTextResponse
 
 from localllm.engine.loaded_model import LoadedModel
+from localllm.library.behaviour import SETTING_OF, Behaviour
 from localllm.server.catalog import Catalog, CatalogEntry, facts_of
 from localllm.server.json_body import JsonRoute
 from localllm.server.model_details import capabilities_of, details_of, model_info
@@ -73,15 +75,26 @@ def _tags(catalog: Catalog) -> list[dict[str, Any]]:
 
 def _show(entry: CatalogEntry, verbose: bool) -> dict[str, Any]:
     summary = facts_of(entry.path).summary
+    behaviour = entry.behaviour
+    parameters = _parameters(behaviour)
+    said: dict[str, Any] = {"system": behaviour.system} if behaviour.system else {}
+    said |= {"messages": list(behaviour.messages)} if behaviour.messages else {}
     return {
-        "modelfile": f"FROM {entry.name}\n",
-        "parameters": "",
-        "template": summary.chat_template or "{{ .Prompt }}",
+        "modelfile": "".join([f"FROM {entry.name}\n", *(f"PARAMETER {line}\n" for line in parameters)]),
+        "parameters": "\n".join(parameters),
+        "template": behaviour.template or summary.chat_template or "{{ .Prompt }}",
+        **said,
         "details": details_of(entry.path),
         "model_info": model_info(entry.path, verbose),
         "capabilities": capabilities_of(entry.path),
         "modified_at": entry.modified_at,
     }
+
+
+def _parameters(behaviour: Behaviour) -> list[str]:
+    """What a manifest sets, a line each, as Modelfiles have it."""
+    lines = [f"{name} {behaviour.settings[own]}" for name, own in SETTING_OF.items() if own in behaviour.settings]
+    return [*lines, *(f"stop {json.dumps(stop, ensure_ascii=False)}" for stop in behaviour.stop)]
 
 
 def _loaded(slot: Slot) -> dict[str, Any]:
@@ -99,7 +112,7 @@ def _loaded(slot: Slot) -> dict[str, Any]:
         stats = slot.model.engine.stats()
         used = (stats.pages_total - stats.pages_free) * stats.page_bytes
         row |= {
-            "size": size + used,
+            "size": max(size + used, slot.model.backend.device_bytes),  # clients show one as a share of the other
             "size_vram": slot.model.backend.device_bytes,
             "backend": slot.model.backend.name,
             "backend_reason": slot.model.backend.why,

@@ -34,6 +34,15 @@ class Server:
 StartServer = Callable[..., contextlib.AbstractContextManager[Server]]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def close_what_llama_cpp_leaves_open() -> Iterator[None]:
+    """llama_cpp opens /dev/null twice when it is imported, and warnings of that come at the very end."""
+    yield
+    if utilities := sys.modules.get("llama_cpp._utils"):
+        utilities.outnull_file.close()
+        utilities.errnull_file.close()
+
+
 @pytest.fixture(scope="session")
 def model_files(data_dir: Path) -> Path:
     return data_dir / "models" / "gguf"

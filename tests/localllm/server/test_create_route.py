@@ -82,6 +82,15 @@ def test_refusals_say_why(library: Any, store: Path, changes: dict[str, Any], wo
     assert not list((store / "manifests").rglob("x"))
 
 
+def test_what_a_model_was_given_is_shown(client: ollama.Client) -> None:
+    parameters = {"temperature": 0.25, "num_ctx": 64, "stop": ["END", 'a "b"']}
+    client.create("told", from_=Q8, system="You tell of ships.", parameters=parameters)
+    shown = client.show("told")
+    assert (shown.parameters or "").splitlines() == ["num_ctx 64", "temperature 0.25", 'stop "END"', 'stop "a \\"b\\""']
+    assert "PARAMETER num_ctx 64\n" in (shown.modelfile or "")
+    client.delete("told")
+
+
 def test_kill_9_loses_nothing_that_was_stored(start_server: Any, model_files: Path, tmp_path: Path) -> None:
     stored = {"LOCALLLM_MODEL_STORE": str(tmp_path / "store"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with start_server(models=(), **stored) as server, ollama.Client(host=server.url) as client:
