@@ -13,9 +13,9 @@ from torch import distributed as dist
 from models.builtin.training.network import Network
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-MATRIX_RATE, OTHER_RATE, MOMENTUM = 0.006, 3e-3, 0.95
+MATRIX_RATE, OTHER_RATE, MOMENTUM = 0.012, 3e-3, 0.95
 # Noise in queries and keys multiplies: at full rate attention becomes sharp before it has learned where to look.
-QUERY_KEY_FACTOR = 0.5
+QUERY_KEY_FACTOR = 0.8
 
 
 def orthogonal(matrix: Tensor, steps: int = 4) -> Tensor:

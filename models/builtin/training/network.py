@@ -95,11 +95,13 @@ class Network(nn.Module):
         cosines, sines = rotations(shape)
         self.register_buffer("cosines", cosines, persistent=False)
         self.register_buffer("sines", sines, persistent=False)
-        for name, parameter in self.named_parameters():
+        nn.init.normal_(self.token_embd.weight, std=0.05)
+        for name, parameter in self.blk.named_parameters():
             if parameter.dim() == 2:
                 # What is added to the residual stream starts smaller, so that depth does not make it grow.
                 adds = name.endswith(("attn_output.weight", "ffn_down.weight"))
-                nn.init.normal_(parameter, std=0.02 if not adds else 0.02 / (2 * shape.layers) ** 0.5)
+                size = parameter.shape[1] * (2 * shape.layers if adds else 1)
+                nn.init.normal_(parameter, std=size**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (batch, position) of int64. Returns (batch, position, vocabulary)."""

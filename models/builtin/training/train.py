@@ -2,8 +2,8 @@
 
     python -m models.builtin.training.train FOLDER --steps 1400
 
-The learning rate rises for a few steps, stays, and falls to zero over the last part of the steps, where the pieces of
-text are also longer. What was interrupted goes on from FOLDER/checkpoint.pt; --steps may then be another number, as
+The learning rate rises for a few steps, stays, and falls to zero over the last part of the steps, while the pieces of
+text get longer. What was interrupted goes on from FOLDER/checkpoint.pt; --steps may then be another number, as
 long as the falling part has not begun.
 """
 
@@ -25,8 +25,10 @@ from models.builtin.training.network import Network, Shape
 from models.builtin.training.tokens import load_tokenizer, stream, train_tokenizer
 
 TOKENS = 1024  # a step and process
-SHORT, LONG = 512, 1024
-WARM_UP, FALLING = 30, 0.4
+# Pieces are short at first, where attention finds sooner where to look, and as long as the context in the end.
+SHORT, MIDDLE, LONG = 256, 512, 1024
+MIDDLE_FROM, LONG_FROM = 0.7, 0.87
+WARM_UP, FALLING = 30, 0.45
 # glibc would return the large buffers of every operation to the system and fault them in again: three times slower.
 _ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -38,6 +40,13 @@ _ALLOCATION = {
 def factor_at(step: int, steps: int) -> float:
     """The learning rate's factor."""
     return min((step + 1) / WARM_UP, 1.0, (steps - step) / (FALLING * steps))
+
+
+def length_at(step: int, steps: int) -> int:
+    """The number of tokens that attention sees at most."""
+    if step < MIDDLE_FROM * steps:
+        return SHORT
+    return MIDDLE if step < LONG_FROM * steps else LONG
 
 
 def weighted_loss(network: Network, tokens: np.ndarray, weights: np.ndarray, length: int) -> torch.Tensor:
@@ -83,8 +92,7 @@ def work(rank: int, folder: Path, steps: int, processes: int, seed: int) -> None
         next(pieces)
     started, seen = time.monotonic(), 0.0
     for step in range(done, steps):
-        length = SHORT if step < (1 - FALLING) * steps else LONG
-        loss = weighted_loss(network, *next(pieces), length)
+        loss = weighted_loss(network, *next(pieces), length_at(step, steps))
         loss.backward()
         average_gradients(network, processes)
         optimiser.step(factor_at(step, steps))
