@@ -1,7 +1,6 @@
 """A step looked at afterwards: what it reads and computes agrees with the file, and repeating it changes nothing."""
 
 from itertools import count
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from cpu_kernels.recorded_step import OperationKind
 from gguf_io import open_model
 from models import NativeRunner
+from models.weights import padded
 from tests.models.synthetic import MODELS, write
 
 
@@ -24,7 +24,8 @@ def test_products_and_profile(name: str, tmp_path: Path) -> None:
             if len(info.shape) < 2 or (tensor == "token_embd.weight" and not shape.tied):
                 continue
             of = "logits" if tensor in ("output.weight", "token_embd.weight") else "row"
-            multiply_adds[of] += prod(info.shape[-2:]) * (used if len(info.shape) == 3 else 1)
+            rows, k = info.shape[-2:]
+            multiply_adds[of] += padded(rows) * k * (used if len(info.shape) == 3 else 1)
     try:
         sequence = runner.create_sequence()
         logits = runner.run([5], [0], [sequence], [0]).copy()
