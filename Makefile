@@ -41,7 +41,7 @@ bench: $(VENV)/.installed-dev
 # Resolves without installing; the versions in use move only when somebody runs this.
 lock: $(BIN)/python
 	@mkdir -p .cache
-	$(PIP) install --dry-run --ignore-installed --report .cache/resolution.json --editable '.[dev,llama]'
+	$(PIP) install --dry-run --ignore-installed --report .cache/resolution.json --editable '.[dev,llama,train]'
 	$(BIN)/python -c 'import json; \
 	    names = [(item["metadata"]["name"].lower(), item["metadata"]["version"]) \
 	             for item in json.load(open(".cache/resolution.json"))["install"]]; \
