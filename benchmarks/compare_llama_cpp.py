@@ -1,9 +1,11 @@
 """Prefill and decode of our engine and of llama.cpp on the same files, alternating; prints medians and ratios.
 
     compare_llama_cpp.py MODEL.gguf ... [--threads 1,2] [--prefill 512] [--decode 128] [--rounds 5] [--depth 0] [--json]
+        [--processor-time]
 
 Both run in this process on the same number of threads, one after the other within a round, so that a busy machine
-hurts both alike. llama.cpp is measured with and without flash attention and its better median counts.
+hurts both alike; --processor-time reads the processor time of one thread instead of the clock. llama.cpp is measured
+with and without flash attention and its better median counts.
 """
 
 import argparse
@@ -11,7 +13,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -71,23 +73,26 @@ class Row:
         return self.ours / self.llama_cpp
 
 
-def measure(subject: Subject, tokens: list[int], prefill: int, decode: int, depth: int) -> tuple[float, float]:
+def measure(
+    subject: Subject, tokens: list[int], prefill: int, decode: int, depth: int, clock: Callable[[], float]
+) -> tuple[float, float]:
     """Tokens a second of prefill (from an empty sequence) and of decode (after `depth` tokens or the prompt)."""
     subject.clear()
-    start = time.perf_counter()
+    start = clock()
     subject.append(tokens[:prefill])
-    prefilled = time.perf_counter() - start
+    prefilled = clock() - start
     if depth > prefill:
         subject.append(tokens[prefill:depth])
-    start = time.perf_counter()
+    start = clock()
     for token in tokens[:decode]:
         subject.append([token])
-    return prefill / prefilled, decode / (time.perf_counter() - start)
+    return prefill / prefilled, decode / (clock() - start)
 
 
 def compare(path: Path, threads: int, arguments: argparse.Namespace) -> list[Row]:
     """Measure one file at one number of threads."""
     longest = max(arguments.prefill, arguments.depth)
+    clock = time.thread_time if arguments.processor_time else time.perf_counter
     context = longest + arguments.decode + 64
     tokens = np.random.default_rng(1).integers(100, 20_000, longest).tolist()
     subjects: dict[str, Subject] = {
@@ -98,7 +103,8 @@ def compare(path: Path, threads: int, arguments: argparse.Namespace) -> list[Row
     figures: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
     for _ in range(arguments.rounds + 1):
         for name, subject in subjects.items():
-            figures[name].append(measure(subject, tokens, arguments.prefill, arguments.decode, arguments.depth))
+            sizes = (arguments.prefill, arguments.decode, arguments.depth)
+            figures[name].append(measure(subject, tokens, *sizes, clock))
     medians = {
         name: [statistics.median(column) for column in zip(*rounds[1:], strict=True)]
         for name, rounds in figures.items()
@@ -123,7 +129,10 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=0, help="tokens in the sequence before decoding")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--processor-time", action="store_true", help="of one thread, for busy machines")
     arguments = parser.parse_args()
+    if arguments.processor_time and arguments.threads != "1":
+        parser.error("--processor-time counts the calling thread alone; add --threads 1")
     rows: list[Row] = []
     for path in arguments.models:
         for threads in map(int, arguments.threads.split(",")):
