@@ -8,11 +8,11 @@ from pathlib import Path
 os.environ["TEXTUAL_ANIMATIONS"] = "none"
 
 import pytest
+from textual.widgets import Input, TextArea
 
 from tests.fakes.fake_backend import FakeBackend
 from tui.app import ChatApp
 from tui.sessions import SessionStore
-from tui.widgets.prompt import Prompt
 
 MakeApp = Callable[..., ChatApp]
 
@@ -27,7 +27,8 @@ def store(tmp_path: Path) -> Iterator[SessionStore]:
 @pytest.fixture
 def make_app(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> MakeApp:
     """Builds an app on a backend; its model is "tiny" unless the test says otherwise."""
-    monkeypatch.setattr(Prompt, "cursor_blink", False)
+    for field in (Input, TextArea):
+        monkeypatch.setattr(field, "cursor_blink", False)
 
     def make(backend: FakeBackend, model: str = "tiny", **options: object) -> ChatApp:
         return ChatApp(backend, store, model, **options)  # type: ignore[arg-type]

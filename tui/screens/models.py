@@ -58,11 +58,15 @@ class ModelsScreen(ModalScreen[str | None]):
             return
         free = human_bytes(psutil.virtual_memory().available)
         self.query_one("#memory", Static).update(f"{free} of memory is free")
-        self._list("")
+        self._list()
 
-    def on_input_changed(self, event: Input.Changed) -> None:
+    def on_resize(self) -> None:
+        """Fit the rows into the new width, which the list has after its next layout."""
+        self.call_after_refresh(self._list)
+
+    def on_input_changed(self) -> None:
         """Narrow the list while the user types."""
-        self._list(event.value)
+        self._list()
 
     def action_choose(self) -> None:
         """Take the marked model, else what was written."""
@@ -82,11 +86,12 @@ class ModelsScreen(ModalScreen[str | None]):
         else:
             entries.action_cursor_down()
 
-    def _list(self, search: str) -> None:
-        shown = [choice for choice in self._all if search.lower() in choice.name.lower()]
+    def _list(self) -> None:
+        search = self.query_one(Input).value.lower()
+        shown = [choice for choice in self._all if search in choice.name.lower()]
         free = psutil.virtual_memory().available
         entries = self.query_one(OptionList)
-        width = max(entries.scrollable_content_region.width - 2, 20)
+        width = max(entries.outer_size.width - 5, 20)  # padding of list and rows, and a scrollbar
         entries.clear_options()
         to_pull = [choice for choice in shown if not choice.here]
         entries.add_options(_option(choice, free, width) for choice in shown if choice.here)

@@ -1,0 +1,166 @@
+"""Pictures of the main screens at two sizes, compared with those in __snapshots__.
+
+After a wanted change: `pytest tests/tui/test_screens.py --snapshot-update`, and look at the new pictures.
+"""
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import OptionList
+
+from localllm.engine.answer_parts import PartKind
+from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
+from localllm.library.suggestions import SUGGESTIONS
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.tui.chatting import ask, chat_of, loaded, say, until
+from tests.tui.conftest import MakeApp
+from tui.backend import ModelChoice
+from tui.choices import to_pull
+from tui.screens.inspector import InspectorScreen
+from tui.screens.models import ModelsScreen
+from tui.screens.parameters import ParametersScreen
+from tui.screens.sessions import SessionsScreen
+
+Compare = Callable[..., bool]
+Flow = Callable[[Pilot[None]], Awaitable[None]]
+
+QUESTION = "Why do trees lose their leaves?"
+ANSWER = """\
+Trees lose their leaves to **save water**: in winter the ground is frozen, and wide leaves would lose what the \
+roots cannot replace.
+
+| tree   | leaves in winter |
+|--------|------------------|
+| beech  | no               |
+| spruce | yes              |
+
+```python
+def is_bare(month: int) -> bool:
+    return month in (12, 1, 2)
+```
+"""
+
+SNAPSHOT = EngineSnapshot(
+    steps=(*[StepRecord(512, 0, 0, 0.2)] * 3, StepRecord(31, 1, 0, 0.05), *[StepRecord(0, 1, 3, 0.02)] * 40),
+    requests=(RequestView(140, 139, 16, 23, waiting=False, background=False),),
+    prefixes=(PrefixView(0, 320, 2, 5, (PrefixView(320, 480, 1, 4), PrefixView(320, 400, 1, 5))),),
+    page_size=16,
+    pages_total=1000,
+    pages_free=953,
+)
+
+
+class Machine(FakeBackend):
+    """Scripted answers, a built-in model, some to pull."""
+
+    def __init__(self) -> None:
+        super().__init__([said("Water, I think.", PartKind.REASONING), said(ANSWER), ended()])
+        self.snapshot = SNAPSHOT
+
+    def memory_bytes(self) -> int | None:
+        """It is asked for now and then, and pictures are taken in between."""
+        return None
+
+    def models(self, near: str | None) -> list[ModelChoice]:
+        built_in = ModelChoice(
+            "builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in", suits="small stories"
+        )
+        return [built_in, *map(to_pull, SUGGESTIONS)]
+
+
+async def welcome(pilot: Pilot[None]) -> None:
+    await loaded(pilot)
+
+
+async def answer(pilot: Pilot[None]) -> None:
+    await loaded(pilot)
+    await ask(pilot, QUESTION)
+
+
+async def thoughts(pilot: Pilot[None]) -> None:
+    await answer(pilot)
+    await pilot.press("ctrl+t", "ctrl+up")
+
+
+async def commands(pilot: Pilot[None]) -> None:
+    await loaded(pilot)
+    await pilot.press("/")
+
+
+async def wrong(pilot: Pilot[None]) -> None:
+    await loaded(pilot)
+    await say(pilot, "/set temprature 1")
+    await until(pilot, lambda: chat_of(pilot).query(".failure"))
+
+
+async def first_model(pilot: Pilot[None]) -> None:
+    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+    entries = pilot.app.screen.query_one(OptionList)
+    await until(pilot, lambda: fits(entries))
+
+
+def fits(entries: OptionList) -> bool:
+    """Whether the rows have the list's width: they are made before its first layout and again after it."""
+    if not entries.option_count or entries.outer_size.width < 40:
+        return False
+    row = str(entries.get_option("builtin").prompt).splitlines()[0]
+    return len(row) == entries.outer_size.width - 5 and entries.highlighted == 0
+
+
+async def parameters(pilot: Pilot[None]) -> None:
+    await loaded(pilot)
+    await pilot.press("f5")
+    await until(pilot, lambda: isinstance(pilot.app.screen, ParametersScreen))
+
+
+async def chats(pilot: Pilot[None]) -> None:
+    await answer(pilot)
+    await pilot.press("f3")
+    await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen))
+
+
+async def inspector(pilot: Pilot[None]) -> None:
+    await answer(pilot)
+    await pilot.press("f2")
+    await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
+    picture = pilot.app.screen.query_one("#tree")
+    await until(pilot, lambda: "share" in str(picture.render()))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+@pytest.mark.parametrize(
+    ("flow", "model", "theme"),
+    [
+        pytest.param(welcome, "qwen3:0.6b", "localllm", id="welcome"),
+        pytest.param(first_model, "", "localllm", id="first-model"),
+        pytest.param(answer, "qwen3:0.6b", "localllm", id="answer"),
+        pytest.param(answer, "qwen3:0.6b", "localllm-light", id="answer-light"),
+        pytest.param(answer, "qwen3:0.6b", "no colour", id="answer-without-colour"),
+        pytest.param(thoughts, "qwen3:0.6b", "localllm", id="thoughts"),
+        pytest.param(commands, "qwen3:0.6b", "localllm", id="commands"),
+        pytest.param(wrong, "qwen3:0.6b", "localllm-light", id="error"),
+        pytest.param(parameters, "qwen3:0.6b", "localllm", id="parameters"),
+        pytest.param(chats, "qwen3:0.6b", "localllm", id="chats"),
+        pytest.param(inspector, "qwen3:0.6b", "localllm", id="inspector"),
+    ],
+)
+def test_a_screen(
+    flow: Flow,
+    model: str,
+    theme: str,
+    size: tuple[int, int],
+    make_app: MakeApp,
+    snap_compare: Compare,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if theme == "no colour":
+        monkeypatch.setenv("NO_COLOR", "1")
+    memory = SimpleNamespace(available=4 * 2**30)
+    monkeypatch.setattr("tui.screens.models.psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("tui.screens.sessions._age", lambda _seconds: "just now")
+    app = make_app(Machine(), model)
+    if theme != "no colour":
+        app.theme = theme
+    assert snap_compare(app, terminal_size=size, run_before=flow)
