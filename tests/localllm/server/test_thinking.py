@@ -58,7 +58,7 @@ def thinker(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="module")
 def bias(thinker: Any) -> dict[str, float]:
     """Against blanks, which JSON allows between its tokens, and this model would write little else; for </think>."""
-    told = httpx.post(f"{thinker.url}/tokenize", json={"model": "thinker", "content": " \n\r\t"}, timeout=60)
+    told = httpx.post(f"{thinker.url}/tokenize", json={"model": "thinker", "content": " \n\r\t"}, timeout=300)
     return {str(token): -100.0 for token in [*told.json()["tokens"], SPACE]} | {str(END): 5.5}
 
 
