@@ -1,11 +1,12 @@
 """Prefill and decode of our engine and of llama.cpp on the same files, alternating; prints medians and ratios.
 
-    compare_llama_cpp.py MODEL.gguf ... [--threads 1,2] [--prefill 512] [--decode 128] [--rounds 5] [--depth 0] [--json]
-        [--processor-time]
+    compare_llama_cpp.py MODEL.gguf ... [--threads 1,2] [--prefill 512] [--decode 128] [--rounds 5] [--depth 0]
+                         [--kv-type-k f16] [--kv-type-v f16] [--processor-time] [--json]
 
 Both run in this process on the same number of threads, one after the other within a round, so that a busy machine
 hurts both alike; --processor-time reads the processor time of one thread instead of the clock. llama.cpp is measured
-with and without flash attention and its better median counts.
+with and without flash attention and its better median counts. The sequence is filled to --depth once, then every round
+decodes from there.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -31,16 +33,19 @@ class Subject(Protocol):
     def append(self, tokens: Sequence[int]) -> None:
         """Compute tokens after what is there."""
 
-    def clear(self) -> None:
-        """Forget the sequence."""
+    def cut(self, length: int) -> None:
+        """Forget the sequence's tokens from `length` on."""
+
+    def close(self) -> None:
+        """Free everything."""
 
 
 class Ours:
     """One sequence on the native runner."""
 
-    def __init__(self, path: Path, threads: int, context: int) -> None:
+    def __init__(self, path: Path, threads: int, context: int, kv_types: tuple[str, str] = ("f16", "f16")) -> None:
         with open_model(path) as file:
-            self.runner = NativeRunner(file, kv_bytes=context * 400_000, threads=threads)
+            self.runner = NativeRunner(file, kv_bytes=context * 400_000, threads=threads, kv_types=kv_types)
         self._sequence = self.runner.create_sequence()
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -51,9 +56,13 @@ class Ours:
             positions = range(start, start + len(piece))
             self.runner.run(piece, positions, [self._sequence] * len(piece), [len(piece) - 1])
 
-    def clear(self) -> None:
-        """Forget the sequence."""
-        self.runner.truncate_sequence(self._sequence, 0)
+    def cut(self, length: int) -> None:
+        """Forget the sequence's tokens from `length` on."""
+        self.runner.truncate_sequence(self._sequence, length)
+
+    def close(self) -> None:
+        """Free everything."""
+        self.runner.close()
 
 
 @dataclass(frozen=True)
@@ -64,8 +73,10 @@ class Row:
     threads: int
     depth: int
     measure: str
+    kv_types: str
     ours: float
     llama_cpp: float
+    llama_cpp_attention: str
 
     @property
     def ratio(self) -> float:
@@ -73,50 +84,63 @@ class Row:
         return self.ours / self.llama_cpp
 
 
-def measure(
-    subject: Subject, tokens: list[int], prefill: int, decode: int, depth: int, clock: Callable[[], float]
-) -> tuple[float, float]:
-    """Tokens a second of prefill (from an empty sequence) and of decode (after `depth` tokens or the prompt)."""
-    subject.clear()
+def seconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
+    """How long something takes by a clock."""
     start = clock()
-    subject.append(tokens[:prefill])
-    prefilled = clock() - start
-    if depth > prefill:
-        subject.append(tokens[prefill:depth])
-    start = clock()
-    for token in tokens[:decode]:
-        subject.append([token])
-    return prefill / prefilled, decode / (clock() - start)
+    work()
+    return clock() - start
+
+
+def subjects_of(path: Path, threads: int, context: int, kv_types: tuple[str, str]) -> dict[str, Subject]:
+    """Us, and llama.cpp with and without flash attention, which values in q8_0 need."""
+    subjects: dict[str, Subject] = {
+        "ours": Ours(path, threads, context, kv_types),
+        "flash": LlamaPeer(path, threads, context, flash_attention=True, kv_types=kv_types),
+    }
+    if kv_types[1] == "f16":
+        subjects["plain"] = LlamaPeer(path, threads, context, flash_attention=False, kv_types=kv_types)
+    return subjects
 
 
 def compare(path: Path, threads: int, arguments: argparse.Namespace) -> list[Row]:
     """Measure one file at one number of threads."""
-    longest = max(arguments.prefill, arguments.depth)
+    depth = max(arguments.prefill, arguments.depth)
+    types = arguments.kv_type_k, arguments.kv_type_v
     clock = time.thread_time if arguments.processor_time else time.perf_counter
-    context = longest + arguments.decode + 64
-    tokens = np.random.default_rng(1).integers(100, 20_000, longest).tolist()
-    subjects: dict[str, Subject] = {
-        "ours": Ours(path, threads, context),
-        "plain": LlamaPeer(path, threads, context, flash_attention=False),
-        "flash": LlamaPeer(path, threads, context, flash_attention=True),
-    }
-    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
+    tokens = np.random.default_rng(1).integers(100, 20_000, depth + arguments.decode).tolist()
+    subjects = subjects_of(path, threads, depth + arguments.decode + 64, types)
+    prefill: dict[str, list[float]] = {name: [] for name in subjects}
+    decode: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(arguments.rounds + 1 if arguments.prefill else 0):
+        for name, subject in subjects.items():
+            subject.cut(0)
+            time_taken = seconds(clock, partial(subject.append, tokens[: arguments.prefill]))
+            prefill[name].append(arguments.prefill / time_taken)
+    for subject in subjects.values():
+        subject.append(tokens[arguments.prefill : depth])
     for _ in range(arguments.rounds + 1):
         for name, subject in subjects.items():
-            sizes = (arguments.prefill, arguments.decode, arguments.depth)
-            figures[name].append(measure(subject, tokens, *sizes, clock))
-    medians = {
-        name: [statistics.median(column) for column in zip(*rounds[1:], strict=True)]
-        for name, rounds in figures.items()
-    }
+            time_taken = seconds(clock, partial(one_by_one, subject, tokens[depth:]))
+            decode[name].append(arguments.decode / time_taken)
+            subject.cut(depth)
     for subject in subjects.values():
-        (subject.runner if isinstance(subject, Ours) else subject).close()  # type: ignore[attr-defined]
-    return [
-        Row(path.stem, threads, depth, label, medians["ours"][i], max(medians["plain"][i], medians["flash"][i]))
-        for i, (label, depth) in enumerate(
-            ((f"prefill {arguments.prefill}", 0), (f"decode {arguments.decode}", longest))
-        )
-    ]
+        subject.close()
+    figures = [(f"prefill {arguments.prefill}", 0, prefill)] if arguments.prefill else []
+    figures.append((f"decode {arguments.decode}", depth, decode))
+    return [_row(path.stem, threads, at, label, "/".join(types), found) for label, at, found in figures]
+
+
+def one_by_one(subject: Subject, tokens: Sequence[int]) -> None:
+    """Decode."""
+    for token in tokens:
+        subject.append([token])
+
+
+def _row(model: str, threads: int, depth: int, label: str, types: str, found: dict[str, list[float]]) -> Row:
+    """Medians of all rounds but the first, of llama.cpp's ways the better one."""
+    medians = {name: statistics.median(figures[1:]) for name, figures in found.items()}
+    ours = medians.pop("ours")
+    return Row(model, threads, depth, label, types, ours, max(medians.values()), max(medians, key=lambda n: medians[n]))
 
 
 def main() -> None:
@@ -127,6 +151,8 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0, help="tokens in the sequence before decoding")
+    parser.add_argument("--kv-type-k", default="f16")
+    parser.add_argument("--kv-type-v", default="f16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--processor-time", action="store_true", help="of one thread, for busy machines")
@@ -138,10 +164,11 @@ def main() -> None:
         for threads in map(int, arguments.threads.split(",")):
             rows += compare(path, threads, arguments)
             if not arguments.json:
-                for row in rows[-2:]:
+                for row in rows[-2 if arguments.prefill else -1 :]:
                     sys.stdout.write(
-                        f"{row.model:28} {row.threads} thr  {row.measure:12} at {row.depth:5}  "
-                        f"ours {row.ours:8.1f}  llama.cpp {row.llama_cpp:8.1f}  ratio {row.ratio:5.2f}\n"
+                        f"{row.model:28} {row.threads} thr  {row.kv_types:10} {row.measure:12} at {row.depth:5}  "
+                        f"ours {row.ours:8.1f}  llama.cpp {row.llama_cpp:8.1f} ({row.llama_cpp_attention})  "
+                        f"ratio {row.ratio:5.2f}\n"
                     )
                     sys.stdout.flush()
     if arguments.json:

@@ -24,7 +24,7 @@ def spin() -> None:
 
 def speed(subject: Ours, tokens: int) -> float:
     """Tokens a second from an empty sequence on."""
-    subject.clear()
+    subject.cut(0)
     began = time.perf_counter()
     for token in range(100, 100 + tokens):
         subject.append([token])

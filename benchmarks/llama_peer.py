@@ -21,7 +21,16 @@ if "LOCALLLM_PEER" in os.environ:
 class LlamaPeer:
     """One sequence of a model on llama.cpp."""
 
-    def __init__(self, path: Path, threads: int, context: int, *, flash_attention: bool, sequences: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        threads: int,
+        context: int,
+        *,
+        flash_attention: bool,
+        sequences: int = 1,
+        kv_types: tuple[str, str] = ("f16", "f16"),
+    ) -> None:
         from gpu_offload.library import llama
         from gpu_offload.loading import can_repack
 
@@ -36,8 +45,8 @@ class LlamaPeer:
         settings.n_seq_max = sequences
         settings.n_threads = settings.n_threads_batch = threads
         settings.flash_attn_type = int(flash_attention)
+        settings.type_k, settings.type_v = (getattr(self._llama, f"GGML_TYPE_{kind.upper()}") for kind in kv_types)
         self._context = self._llama.llama_init_from_model(self._model, settings)
-        self._length = 0
         vocabulary = self._llama.llama_model_get_vocab(self._model)
         self._vocabulary = int(self._llama.llama_vocab_n_tokens(vocabulary))
 
@@ -49,7 +58,6 @@ class LlamaPeer:
             if self._llama.llama_decode(self._context, self._llama.llama_batch_get_one(array, len(piece))):
                 raise RuntimeError("llama_decode failed")
         self._llama.llama_get_logits_ith(self._context, -1)[0]
-        self._length += len(tokens)
 
     def logits(self) -> NDArray[np.float32]:
         """The logits of the last token: float32[vocabulary], valid until the next call."""
@@ -57,9 +65,12 @@ class LlamaPeer:
         return np.ctypeslib.as_array(row, shape=(self._vocabulary,))
 
     def clear(self) -> None:
-        """Forget the sequence."""
+        """Forget all sequences."""
         self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
-        self._length = 0
+
+    def cut(self, length: int) -> None:
+        """Forget the first sequence's tokens from `length` on."""
+        self._llama.llama_memory_seq_rm(self._llama.llama_get_memory(self._context), 0, length, -1)
 
     def close(self) -> None:
         """Free model and context."""

@@ -6,6 +6,7 @@ their order. So a row's result depends neither on the other rows nor on how a pr
 may be computed by different threads. A step of few tiles is shared out by spans, any other by tiles.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -178,8 +179,9 @@ def _spans_of_step(op: int, step: int) -> int:
     return total * argument(op, 5) * ((group + MAX_COLUMNS - 1) // MAX_COLUMNS)
 
 
-def _attention(keys: KVType, values: KVType) -> Kernel:
-    """Attention of all segments of a step.
+@functools.cache
+def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
+    """Attention of all segments of a step, for models with `group` query heads to a key-value head.
 
     Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages,
     4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
@@ -189,8 +191,10 @@ def _attention(keys: KVType, values: KVType) -> Kernel:
     Where the step has room for parts, the spans of all tiles, one tile's after the other's, are cut into equal shares.
     Else tiles are dealt to the threads forth and back, since later ones are longer.
     """
-    one, two, four = (_tile(width, keys, values) for width in WIDTHS[:3])
-    widest = _tile(WIDTHS[3], keys, values) if len(WIDTHS) > 3 else four
+    # Tiles have at least `group` columns, or the most that are computed side by side; none narrower is compiled.
+    narrowest = next((width for width in WIDTHS if width >= group), WIDTHS[-1])
+    tiles = {width: _tile(width, keys, values) for width in WIDTHS if width >= narrowest}
+    one, two, four, widest = (tiles[min(max(width, narrowest), WIDTHS[-1])] for width in (1, 2, 4, 8))
 
     def attention(op: int, step: int, thread: int, threads: int) -> None:
         group, window, parts = argument(op, 10), argument(op, 13), field(step, _PARTS)
@@ -228,8 +232,4 @@ def _attention(keys: KVType, values: KVType) -> Kernel:
                     else:
                         widest(op, step, place, head, spans, gathered, scratch(step, thread))
 
-    return Kernel(attention, f"attention.{keys}_{values}")
-
-
-KERNELS = {(keys, values): _attention(keys, values) for keys in KVType for values in KVType}
-"""By the types of keys and values."""
+    return Kernel(attention, f"attention.{keys}_{values}_{narrowest}")

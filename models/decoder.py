@@ -119,7 +119,7 @@ class DecoderRecorder:
             barrier=Barrier.ALWAYS,
         )
         self._builder.add(
-            attention.KERNELS[self._store.types],
+            attention.attention_kernel(*self._store.types, config.group),
             self._queries.address,
             self._attended.address,
             self._head_norm(prefix + "attn_q_norm.weight"),

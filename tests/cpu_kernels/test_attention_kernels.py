@@ -40,7 +40,8 @@ class Shape:
 
 SHAPES = [
     Shape(heads=2, group=1, size=32, tokens=300, rows=1),
-    Shape(heads=1, group=2, size=128, tokens=600, rows=1),
+    Shape(heads=1, group=1, size=128, tokens=600, rows=2),
+    Shape(heads=1, group=1, size=64, tokens=270, rows=19),
     Shape(heads=2, group=3, size=64, tokens=17, rows=17),
     Shape(heads=1, group=7, size=96, tokens=530, rows=21),
     Shape(heads=1, group=20, size=64, tokens=40, rows=3),
@@ -124,7 +125,7 @@ class Case:
             *(pages.strides[0] for pages in self.pages),
         )
         for thread in range(threads):
-            attention.KERNELS[self.types](address(op), address(step), thread, threads)
+            attention.attention_kernel(*self.types, shape.group)(address(op), address(step), thread, threads)
         return out.reshape(shape.rows, shape.heads * shape.group, shape.size)
 
     def expected(self) -> NDArray[np.float64]:
@@ -148,8 +149,11 @@ def plane_shape(plane: Any) -> tuple[int, ...]:
     return (int(np.prod(plane.token_shape)),)
 
 
-@pytest.mark.parametrize("types", TYPES, ids="-".join)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+# Narrow tiles of mixed types would only be compiled for this.
+CASES = [(shape, types) for shape in SHAPES for types in TYPES if shape.group > 1 or types[0] is types[1]]
+
+
+@pytest.mark.parametrize(("shape", "types"), CASES, ids=str)
 def test_attention_is_numpy_s(shape: Shape, types: tuple[KVType, KVType]) -> None:
     case = Case(shape, types)
     case.store()
