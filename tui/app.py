@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from textual.app import App, SystemCommand
+from textual.driver import Driver
 from textual.screen import Screen
 
 from tui.backend import Backend
@@ -15,6 +16,7 @@ from tui.parameters import Parameters
 from tui.screens.chat import ChatScreen
 from tui.sessions import SessionStore
 from tui.sessions.database import SessionError
+from tui.terminal import surviving
 from tui.themes import THEMES
 
 # The end of the session, of the terminal or of the machine. Windows' loop cannot be told.
@@ -59,6 +61,14 @@ class ChatApp(App[None]):
         loop = asyncio.get_running_loop()
         for number in LEAVE_ON:
             loop.add_signal_handler(number, self._leave_on, number)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's choice, made to outlive its terminal."""
+        return surviving(super().get_driver_class())
+
+    def leave_without_terminal(self) -> None:
+        """Leave as if told by the system that the terminal has gone."""
+        self._leave_on(signal.SIGHUP)
 
     def _leave_on(self, number: signal.Signals) -> None:
         chat = self.screen_stack[0]

@@ -11,8 +11,10 @@ from tui.start import run_chat
 
 
 def main() -> None:
-    os.close(os.open(os.ttyname(0), os.O_RDWR))  # a session's first terminal that is opened becomes the controlling one
     database, how = sys.argv[1:]
+    if how != "is told of no hang-up":
+        # A session's first terminal that is opened becomes the controlling one.
+        os.close(os.open(os.ttyname(0), os.O_RDWR))
     backend = FakeBackend([said("Half an answer")])  # that never ends
     if how == "loads for ever":
         backend.gate.clear()

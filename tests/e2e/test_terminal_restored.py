@@ -130,8 +130,9 @@ def test_sigterm_keeps_the_answer_and_restores_the_terminal(start: StartChat) ->
     assert chat.stored() == [("Go on", None), ("Half an answer", "cancelled")]
 
 
-def test_a_terminal_that_goes_away_keeps_the_answer(start: StartChat) -> None:
-    chat = start("answers")
+@pytest.mark.parametrize("how", ["answers", "is told of no hang-up"])
+def test_a_terminal_that_goes_away_keeps_the_answer(start: StartChat, how: str) -> None:
+    chat = start(how)
     chat.read_until("Ask anything")
     chat.type("Go on\r")
     chat.read_until("Half an answer")
