@@ -252,21 +252,27 @@ class Work:
         return tuple(tokens), text, FinishReason.LENGTH
 
 
-@pytest.mark.slow
-def test_random_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "CAPACITY", 12)
-    monkeypatch.setattr(disk_cache, "SEGMENT_TOKENS", 16)
-    monkeypatch.setattr(spill, "LEAST_TOKENS", 8)
-    monkeypatch.setattr(kv_manager, "LEAST_RESTORED", 4)
+def walk(kind: type[Work], runs: int, patches: pytest.MonkeyPatch) -> Counter[str]:
+    """Let so many engines work at random, each in chances of its own, and count what they did."""
+    patches.setattr(stream_module, "CAPACITY", 12)
+    patches.setattr(disk_cache, "SEGMENT_TOKENS", 16)
+    patches.setattr(spill, "LEAST_TOKENS", 8)
+    patches.setattr(kv_manager, "LEAST_RESTORED", 4)
     happened: Counter[str] = Counter()
-    for number in range(max(STEPS // STEPS_A_RUN, 1)):
+    for number in range(runs):
         print("the chances of this run begin at", (SEED, number))  # noqa: T201 - shown where it fails
-        with monkeypatch.context() as patches, tempfile.TemporaryDirectory() as folder:
-            work = Work(np.random.default_rng((SEED, number)), patches, Path(folder))
+        with patches.context() as own_patches, tempfile.TemporaryDirectory() as folder:
+            work = kind(np.random.default_rng((SEED, number)), own_patches, Path(folder))
             for _ in range(STEPS_A_RUN):
                 work.act()
             work.finish()
             work.stop()
             happened += work.happened
+    return happened
+
+
+@pytest.mark.slow
+def test_random_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened = walk(Work, max(STEPS // STEPS_A_RUN, 1), monkeypatch)
     everything = {"reused_memory_tokens", "reused_disk_tokens", "accepted_tokens", "evicted_tokens", "preemptions"}
     assert {name for name in everything if happened[name]} == everything

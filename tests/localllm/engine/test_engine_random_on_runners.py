@@ -3,55 +3,65 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from gguf_io import open_model
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
-from localllm.engine.request import FinishReason, GenerationRequest
-from localllm.engine.stream import GenerationStream, fold
+from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.stream import fold
+from localllm.errors import ContextOverflowError, QueueFullError
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.localllm.engine.real_runners import KINDS, WatchedRunner, greedy_check, open_real
-from tests.localllm.engine.test_engine_random import EngineMachine
+from tests.localllm.engine.test_engine_random import Request, Work, walk
 
-# Memory for a few of the machine's requests, so that they crowd each other out.
+# Memory for a few of the requests, so that they crowd each other out.
 TOKENS = 256
+RUNS = 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_work_changes_no_answer(kind: str, data_dir: Path) -> None:
+def test_random_work_changes_no_answer(kind: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         open_model(data_dir / "models" / "gguf" / "stories260K-F32.gguf") as model,
         greedy_check(kind, model) as is_greedy,
     ):
 
-        class RealMachine(EngineMachine):
+        class RealWork(Work):
             def start(self) -> None:
                 self.runner = WatchedRunner(open_real(kind, model, tokens=TOKENS))  # type: ignore[assignment]
-                cache = None
-                if self.disk:
-                    cache = DiskCache(Path(self.folder.name), self.runner.kv_identity, 1_000_000)
+                cache = DiskCache(self.folder, self.runner.kv_identity, 1_000_000) if self.disk else None
                 self.engine = Engine(self.runner, FakeVocabulary(), max_running=4, max_waiting=6, disk=cache)
 
-            def check(self, request: GenerationRequest, stream: GenerationStream) -> None:
-                done = fold(iter(stream.poll()))
-                assert done.last.finish_reason, "the stream never ended"
-                if request.sampling.temperature == 0:
-                    is_greedy(request.prompt, done.token_ids)
-                if done.last.finish_reason is FinishReason.LENGTH:
-                    assert len(done.token_ids) == min(request.max_tokens or 0, TOKENS - 1 - len(request.prompt))
-                elif done.last.finish_reason is FinishReason.ERROR:
-                    assert request.background
-                self.past.append([*request.prompt, *done.token_ids])
+            def submit(self) -> None:
+                text = self.one_of(*self.past)
+                request = GenerationRequest(
+                    tuple(text[: self.one_of(1, 7, 20, 50, 90)]),
+                    sampling=self.one_of(SamplingParams(temperature=0), SamplingParams(seed=7)),
+                    max_tokens=self.one_of(0, 1, 9, 25),
+                    priority=self.one_of(0, 0, 1),
+                    background=bool(self.chance.random() < 0.15),
+                )
+                try:
+                    self.asked.append(Request(request, self.engine.submit(request), TOKENS))
+                except (QueueFullError, ContextOverflowError):
+                    return
 
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            RealMachine,
-            settings=settings(
-                max_examples=12,
-                stateful_step_count=40,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+            def check(self) -> None:
+                for asked in self.asked:
+                    asked.read()
+                    done = fold(iter(asked.events))
+                    assert done.last.finish_reason, "the stream never ended"
+                    if asked.request.sampling.temperature == 0:
+                        is_greedy(asked.request.prompt, done.token_ids)
+                    if done.last.finish_reason is FinishReason.LENGTH:
+                        most = asked.request.max_tokens
+                        assert len(done.token_ids) == min(most or 0, TOKENS - 1 - len(asked.request.prompt))
+                    elif done.last.finish_reason is FinishReason.ERROR:
+                        assert asked.request.background
+                    self.past = [*self.past[-7:], [*asked.request.prompt, *done.token_ids]]
+                self.asked.clear()
+
+        happened = walk(RealWork, RUNS, monkeypatch)
+        expected = {"reused_memory_tokens", "reused_disk_tokens", "accepted_tokens", "evicted_tokens"}
+        assert {name for name in expected if happened[name]} == expected
