@@ -17,7 +17,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 run: install
 	@echo "The first answer waits, once, for kernels to be compiled for this processor." >&2
-	$(BIN)/localllm run builtin "Tell me a story about a fox" --stats </dev/null
+	$(BIN)/localllm run builtin "Tell me a story about the moon" --stats </dev/null
 
 install: $(VENV)/.installed
 
