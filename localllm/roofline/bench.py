@@ -11,7 +11,6 @@ import psutil
 from cpu_kernels.cores import usable_cores
 from cpu_kernels.isa import ISA
 from gguf_io import ModelFile, load_tokenizer
-from gpu_offload.memory import kv_bytes_per_token
 from localllm.engine.backends import open_runner
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
@@ -83,8 +82,7 @@ class OthersTime:
 def _bench_threads(
     file: ModelFile, settings: Settings, wish: Wish, tell: Tell, clock: Callable[[], float]
 ) -> tuple[ThreadReport, str]:
-    needed = -(-wish.kv_tokens * kv_bytes_per_token(file, "f16", "f16") // 2**20)
-    settings = replace(settings, ctx=wish.kv_tokens, kv_mib=needed)
+    settings = replace(settings, ctx=wish.kv_tokens)
     with ExitStack() as stack:
         runner, choice = open_runner(file, settings, lambda what, share: tell(f"{what}: {share:.0%}"))
         stack.callback(runner.close)

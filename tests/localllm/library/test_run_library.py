@@ -57,8 +57,8 @@ def test_list_finds_and_run_runs_all_and_nothing_is_changed(
     before = snapshot(home)
     assert command("list", "--json") == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
-    assert names == ["stories:260k", "hf.co/k/stories-GGUF:F32", "pub/repo:F32", "u_r_stories-F32"]
-    for name in names:
+    assert names == ["builtin", "stories:260k", "hf.co/k/stories-GGUF:F32", "pub/repo:F32", "u_r_stories-F32"]
+    for name in names[1:]:
         assert command("run", name, "Once upon a time", *FLAGS) == 0, capsys.readouterr().err
         assert json.loads(capsys.readouterr().out)["token_ids"] == golden
     assert snapshot(home) == before
