@@ -16,11 +16,13 @@ from localllm.cli.options import (
     MainGpu,
     Remote,
     SplitMode,
+    computing_flags,
 )
 from localllm.errors import RequestError
 
 
 def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     model: Annotated[str | None, typer.Argument(help="Path of a GGUF file; the last one used if left out.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
@@ -40,19 +42,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """Chat in the terminal; sessions are kept."""
     import sys
 
-    flags: dict[str, object] = {
-        "ctx": ctx,
-        "threads": threads,
-        "backend": backend,
-        "gpu_layers": gpu_layers,
-        "main_gpu": main_gpu,
-        "split_mode": split_mode,
-        "n_cpu_moe": n_cpu_moe,
-        "lora": ",".join(lora) if lora else None,
-        "kv_type_k": kv_type_k,
-        "kv_type_v": kv_type_v,
-        "remote": remote,
-    }
+    flags = computing_flags(given) | {"remote": remote}
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
 

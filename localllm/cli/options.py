@@ -22,7 +22,27 @@ Lora = Annotated[
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
 KVTypeK = Annotated[str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16 or q8_0 (f16).")]
 KVTypeV = Annotated[str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16 or q8_0 (f16).")]
+_COMPUTING = (
+    "ctx",
+    "threads",
+    "backend",
+    "gpu_layers",
+    "main_gpu",
+    "split_mode",
+    "n_cpu_moe",
+    "lora",
+    "kv_type_k",
+    "kv_type_v",
+)
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)
 ]
+
+
+def computing_flags(given: typer.Context) -> dict[str, object]:
+    """The command's flags that say who computes and how, by their settings' names; None where one is not given."""
+    values = {name: given.params[name] for name in _COMPUTING if name in given.params}
+    return {
+        name: ",".join(value) or None if isinstance(value, list | tuple) else value for name, value in values.items()
+    }

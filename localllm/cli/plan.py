@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import AsJson, Backend, CpuMoe, Debug, KVTypeK, KVTypeV, MainGpu, Model, SplitMode
+from localllm.cli.options import (
+    AsJson,
+    Backend,
+    CpuMoe,
+    Debug,
+    KVTypeK,
+    KVTypeV,
+    MainGpu,
+    Model,
+    SplitMode,
+    computing_flags,
+)
 from localllm.cli.terminal import answer
 
 if TYPE_CHECKING:
@@ -15,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     model: Model,
     context: Annotated[
         int | None, typer.Option("--ctx", min=1, help="Tokens of context; by default the longest that fits whole.")
@@ -50,16 +62,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.library import resolve
     from localllm.settings import load_settings
 
-    flags = {
-        "backend": backend,
-        "gpu_layers": gpu_layers,
-        "main_gpu": main_gpu,
-        "split_mode": split_mode,
-        "n_cpu_moe": n_cpu_moe,
-        "kv_type_k": kv_type_k,
-        "kv_type_v": kv_type_v,
-    }
-    settings = load_settings(flags)
+    settings = load_settings(computing_flags(given))
     gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
     request = replace(plan_request(settings), context_tokens=context)
     with open_model(resolve(model)) as file:

@@ -19,6 +19,7 @@ from localllm.cli.options import (
     MainGpu,
     Model,
     SplitMode,
+    computing_flags,
 )
 from localllm.cli.terminal import StatusLine, answer, human_bytes, note
 
@@ -33,6 +34,7 @@ SPARE_TOKENS = 1024
 
 
 def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     model: Model,
     text: Annotated[Path, typer.Argument(help="A text file.", show_default=False)],
     reference: Annotated[
@@ -64,20 +66,7 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.quality import perplexity as measure
     from localllm.settings import load_settings
 
-    settings = load_settings(
-        {
-            "ctx": ctx,
-            "threads": threads,
-            "backend": backend,
-            "gpu_layers": gpu_layers,
-            "main_gpu": main_gpu,
-            "split_mode": split_mode,
-            "n_cpu_moe": n_cpu_moe,
-            "lora": ",".join(lora) if lora else None,
-            "kv_type_k": kv_type_k,
-            "kv_type_v": kv_type_v,
-        }
-    )
+    settings = load_settings(computing_flags(given))
     try:
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -21,6 +21,7 @@ from localllm.cli.options import (
     Model,
     Remote,
     SplitMode,
+    computing_flags,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ KEPT_PROMPT_TOKENS = 256
 
 
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     model: Model,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; --file and standard input are appended.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
@@ -91,16 +93,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "min_p": min_p,
         "repeat_penalty": repeat_penalty,
         "seed": seed,
-        "ctx": ctx,
-        "threads": threads,
-        "backend": backend,
-        "gpu_layers": gpu_layers,
-        "main_gpu": main_gpu,
-        "split_mode": split_mode,
-        "n_cpu_moe": n_cpu_moe,
-        "lora": ",".join(lora) if lora else None,
-        "kv_type_k": kv_type_k,
-        "kv_type_v": kv_type_v,
+        **computing_flags(given),
         "remote": remote,
         "draft": draft,
         "disk_cache": False if no_cache else None,

@@ -14,10 +14,12 @@ from localllm.cli.options import (
     Lora,
     MainGpu,
     SplitMode,
+    computing_flags,
 )
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     model: Annotated[
         list[str] | None, typer.Option("--model", "-m", metavar="PATH_OR_NAME", help="Serve this model too.")
     ] = None,
@@ -66,16 +68,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "origins": origins,
         "keep_alive": keep_alive,
         "max_models": max_models,
-        "ctx": ctx,
-        "threads": threads,
-        "backend": backend,
-        "gpu_layers": gpu_layers,
-        "main_gpu": main_gpu,
-        "split_mode": split_mode,
-        "n_cpu_moe": n_cpu_moe,
-        "lora": ",".join(lora) if lora else None,
-        "kv_type_k": kv_type_k,
-        "kv_type_v": kv_type_v,
+        **computing_flags(given),
     }
     settings = load_settings(flags, with_ollama_variables(os.environ))
     options = server_options(settings)
