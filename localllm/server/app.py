@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import ContextOverflowError, LocalLLMError, QueueFullError
-from localllm.server import anthropic, health, native
+from localllm.server import anthropic, health, native, rerank
 from localllm.server.catalog import Catalog
 from localllm.server.counting import Counting
 from localllm.server.errors import error_body, status_of
@@ -55,7 +55,19 @@ def create_app(options: ServerOptions, catalog: Catalog, load: Loader) -> FastAP
     app.add_exception_handler(RequestValidationError, _show_invalid)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(Exception, _show_defect)
-    for routes in (models, generate, embed, chat, completions, openai_models, responses, anthropic, native, health):
+    for routes in (
+        models,
+        generate,
+        embed,
+        chat,
+        completions,
+        openai_models,
+        responses,
+        anthropic,
+        rerank,
+        native,
+        health,
+    ):
         app.include_router(routes.router)
     app.include_router(library.router)
     app.include_router(library.json_router)

@@ -6,6 +6,7 @@ from typing import Any
 
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.metadata import MetadataArray
+from gpu_offload.reranker import is_reranker
 from localllm.cli.terminal import human_count
 from localllm.library.listing import file_type
 from localllm.server.catalog import facts_of
@@ -28,7 +29,7 @@ def details_of(path: Path) -> dict[str, Any]:
 
 
 def capabilities_of(path: Path) -> list[str]:
-    """What requests may ask of a model: completion or embedding, and tools, thinking, insert."""
+    """What requests may ask of a model: completion, embedding or reranking, and tools, thinking, insert."""
     return list(_capabilities(path, path.stat().st_mtime_ns))
 
 
@@ -52,6 +53,8 @@ def _json(value: Any, verbose: bool) -> Any:
 @lru_cache(maxsize=256)
 def _capabilities(path: Path, _changed: int) -> tuple[str, ...]:
     with open_model(path) as file:
+        if is_reranker(file):
+            return ("reranking",)
         if embeds_only(file):
             return ("embedding",)
         template, tokenizer = load_chat_template(file), load_tokenizer(file)
