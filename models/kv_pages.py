@@ -14,10 +14,36 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kv_types import PAGE_TOKENS, KVType, key_layout, value_layout
+from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.memory import aligned_zeros
+from models.config import ModelConfig
+from models.errors import UnsupportedModelError
 
 _TABLE_STEP = 64
+
+KVTypes = tuple[KVType, KVType]
+"""How keys, and how values, are stored."""
+
+
+def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
+    """The types of keys and of values by name.
+
+    Raises UnsupportedModelError where there is no such type, or the model's heads do not fit it.
+    """
+    return _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
+
+
+def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
+    """Bytes that one token's keys and values take over all layers, heads padded as they are stored."""
+    return _page_bytes(config, _layouts(config, types)) // PAGE_TOKENS
+
+
+def _layouts(config: ModelConfig, types: KVTypes) -> tuple[PageLayout, PageLayout]:
+    return key_layout(types[0], config.padded_head), value_layout(types[1], config.padded_head)
+
+
+def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, PageLayout]) -> int:
+    return config.layers * config.kv_heads * sum(layout.page_bytes for layout in layouts)
 
 
 @dataclass
@@ -36,21 +62,18 @@ class Sequence:
 class PageStore:
     """Pages of all layers within a budget, shared between sequences by reference counts. Not thread-safe."""
 
-    def __init__(
-        self, layers: int, kv_heads: int, padded_head: int, budget_bytes: int, types: tuple[KVType, KVType]
-    ) -> None:
-        """budget_bytes bounds the pool; memory is taken from the system only as pages are first written.
-
-        types: of keys and of values.
-        """
+    def __init__(self, config: ModelConfig, budget_bytes: int, types: KVTypes) -> None:
+        """budget_bytes bounds the pool; memory is taken from the system only as pages are first written."""
         self.types = types
-        layouts = key_layout(types[0], padded_head), value_layout(types[1], padded_head)
-        page_bytes = layers * kv_heads * sum(layout.page_bytes for layout in layouts)
+        layouts = _layouts(config, types)
+        page_bytes = _page_bytes(config, layouts)
         self.bytes_per_token = page_bytes // PAGE_TOKENS
         self.total = max(1, budget_bytes // page_bytes)
         # Keys and values: [layer][head][page][...]
         self._pages = tuple(
-            np.asarray(aligned_zeros((layers, kv_heads, self.total, layout.page_bytes), np.uint8), np.uint8)
+            np.asarray(
+                aligned_zeros((config.layers, config.kv_heads, self.total, layout.page_bytes), np.uint8), np.uint8
+            )
             for layout in layouts
         )
         self._planes = [
@@ -173,3 +196,19 @@ class PageStore:
         self._references[page] -= 1
         if self._references[page] == 0:
             heapq.heappush(self._free_again, page)
+
+
+def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
+    """The type of that name. Raises UnsupportedModelError where there is none, or the model's heads do not fit it."""
+    names = [kind.value for kind in KVType]
+    if name not in names:
+        raise UnsupportedModelError(
+            f"The native engine cannot store {what} as {name!r}. There are: {', '.join(names)}."
+        )
+    kind = KVType(name)
+    if kind is KVType.Q8_0 and config.head_size % SCALED_TOGETHER:
+        raise UnsupportedModelError(
+            f"{what} of heads of {config.head_size} numbers cannot be stored as {name}, which takes "
+            f"{SCALED_TOGETHER} together. Store them as f16."
+        )
+    return kind

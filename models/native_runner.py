@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels import attention
 from cpu_kernels.cores import usable_cores, usable_processors
-from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType
+from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
 from cpu_kernels.recorded_step import RecordedStep
@@ -20,7 +20,7 @@ from models.architecture import Architecture
 from models.config import ModelConfig, RopeScaling, read_config
 from models.decoder import DecoderRecorder
 from models.errors import UnsupportedModelError
-from models.kv_pages import PageStore, Sequence
+from models.kv_pages import PageStore, Sequence, stored_types
 from models.registry import find_architecture
 from models.rope_tables import RopeTable, frequencies, magnitude
 from models.weights import WeightLoader, padded
@@ -62,8 +62,8 @@ class NativeRunner:
         architecture = find_architecture(file.architecture)
         self._config = config = read_config(file)
         self._threads = min(threads or usable_cores(), usable_processors())
-        types = _kv_type(kv_types[0], "keys", config), _kv_type(kv_types[1], "values", config)
-        self._store = PageStore(config.layers, config.kv_heads, config.padded_head, kv_bytes, types)
+        types = stored_types(config, kv_types)
+        self._store = PageStore(config, kv_bytes, types)
         self._sequences: dict[int, Sequence] = {}
         self._next_handle = 0
         self._identity = f"{file.identity()}:native-{_LAYOUT_VERSION}:{types[0]}:{types[1]}"
@@ -332,22 +332,6 @@ class NativeRunner:
         self._program.set_argument(operations.product, 5, self._logits.ctypes.data)
         if operations.cap is not None:
             self._program.set_argument(operations.cap, 0, self._logits.ctypes.data)
-
-
-def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
-    """The type of that name. Raises UnsupportedModelError where there is none, or the model's heads do not fit it."""
-    names = [kind.value for kind in KVType]
-    if name not in names:
-        raise UnsupportedModelError(
-            f"The native engine cannot store {what} as {name!r}. There are: {', '.join(names)}."
-        )
-    kind = KVType(name)
-    if kind is KVType.Q8_0 and config.head_size % SCALED_TOGETHER:
-        raise UnsupportedModelError(
-            f"{what} of heads of {config.head_size} numbers cannot be stored as {name}, which takes "
-            f"{SCALED_TOGETHER} together. Store them as f16."
-        )
-    return kind
 
 
 def _rope_tables(

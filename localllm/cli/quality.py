@@ -1,7 +1,7 @@
 """localllm perplexity, localllm quantize: what quantising costs, and quantising."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,12 +96,9 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
 def _runner(file: "ModelFile", settings: "Settings", status: StatusLine) -> "Runner":
     """A runner with room for one chunk, so that two models fit side by side."""
-    from gpu_offload.memory import kv_bytes_per_token
     from localllm.engine.backends import open_runner
 
-    tokens = (settings.ctx or 0) + SPARE_TOKENS
-    needed = -(-tokens * kv_bytes_per_token(file, "f16", "f16") // 2**20)
-    return open_runner(file, replace(settings, kv_mib=needed), status.share)[0]
+    return open_runner(file, settings, status.share, kv_tokens=(settings.ctx or 0) + SPARE_TOKENS)[0]
 
 
 def _write(found: "Perplexity", divergence: "Divergence | None", as_json: bool) -> None:

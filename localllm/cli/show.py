@@ -21,14 +21,16 @@ MAX_SHOWN_CHARS = 100
 def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show what a model is: metadata, tensors by type, parameters, context, template, memory needed."""
     from gguf_io import open_model
+    from localllm.engine.backends import native_kv_types
     from localllm.library.lookup import find
     from localllm.library.summary import summarize
     from localllm.settings import load_settings
 
-    found = find(model, load_settings({}))
+    settings = load_settings({})
+    found = find(model, settings)
     defaults = found.defaults() if found.manifest is not None else None
     with open_model(found.path) as file:
-        summary = summarize(file)
+        summary = summarize(file, native_kv_types(settings))
         if as_json:
             shown = _as_object(summary, file.metadata) | ({"defaults": asdict(defaults)} if defaults else {})
             answer(json.dumps(shown, ensure_ascii=False, default=str) + "\n")
@@ -100,7 +102,9 @@ def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:
     if per_token is None:
         yield "keys and values", "unknown for this architecture"
         return
-    yield "keys and values", f"{human_bytes(per_token)} a token in f16"
+    keys, values = summary.kv_types
+    types = keys if keys == values else f"{keys} and {values}"
+    yield "keys and values", f"{human_bytes(per_token)} a token in {types}"
     total = summary.memory_bytes(summary.context or 0)
     if total is not None and summary.context:
         yield "together", f"{human_bytes(total)} at {summary.context} tokens"

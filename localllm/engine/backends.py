@@ -51,25 +51,33 @@ class BackendChoice:
 
 
 def open_runner(
-    file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None
+    file: ModelFile,
+    settings: Settings,
+    progress: Callable[[str, float], None] | None,
+    kv_tokens: int | None = None,
 ) -> tuple[Runner, BackendChoice]:
     """Load the weights into the backend that the settings name.
 
-    Where "auto" leaves the choice, a model that the native engine turns out not to know goes to llama.cpp. Raises what
-    choose_backend raises; OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
+    kv_tokens: have the native engine store so
+    many tokens, instead of what its budget (kv_mib) holds. Where "auto" leaves the choice, a model that the native
+    engine turns out not to know goes to llama.cpp. Raises what choose_backend raises; RequestError where the model's
+    heads do not fit the types of keys and values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not
+    suffice.
     """
     from models.errors import UnsupportedModelError
 
     choice = choose_backend(file, settings)
+    kv_bytes_in_file(file, native_kv_types(settings))
     if choice.backend == "llama":
         runner, choice = _open_llama(file, settings, choice)
     else:
         try:
-            runner = _open_native(file, settings, progress)
+            runner = _open_native(file, settings, progress, kv_tokens)
         except UnsupportedModelError as error:
             if settings.backend == "native" or not _llama_is_here():
                 raise
-            runner, choice = _open_llama(file, settings, BackendChoice("llama", f"the native engine cannot: {error}"))
+            choice = BackendChoice("llama", f"the native engine cannot: {error}")
+            runner, choice = _open_llama(file, settings, choice)
     log.info("%s: %s", file.path.name, choice)
     return runner, choice
 
@@ -126,11 +134,23 @@ def native_kv_types(settings: Settings) -> tuple[str, str]:
 
 
 def native_kv_bytes(file: ModelFile, settings: Settings) -> int:
-    """Bytes a token of them. Raises RequestError where the model's heads do not fit the types."""
+    """Bytes a token of them. Raises UnsupportedModelError for what the native engine cannot store."""
+    from models.config import read_config
+    from models.kv_pages import kv_bytes_per_token, stored_types
+
+    config = read_config(file)
+    return kv_bytes_per_token(config, stored_types(config, native_kv_types(settings)))
+
+
+def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:
+    """Bytes that a token's keys and values take in these types, where heads are stored as long as the file has them.
+
+    Raises RequestError where the model's heads do not fit the types.
+    """
     from gpu_offload.memory import kv_bytes_per_token
 
     try:
-        return kv_bytes_per_token(file, *native_kv_types(settings))
+        return kv_bytes_per_token(file, *types)
     except ValueError as error:
         raise RequestError(f"{file.path.name}: {error}. Store keys and values as f16: kv_type_k, kv_type_v.") from error
 
@@ -165,7 +185,6 @@ def _wishes(settings: Settings) -> list[str]:
 def _automatic(file: ModelFile, settings: Settings) -> BackendChoice:
     from gpu_offload.devices import gpus
     from gpu_offload.errors import LlamaCppMissingError
-    from models.registry import ARCHITECTURES
 
     wishes = _wishes(settings)
     try:
@@ -176,13 +195,27 @@ def _automatic(file: ModelFile, settings: Settings) -> BackendChoice:
         return BackendChoice("native", "llama.cpp is not installed")
     if wishes:
         return BackendChoice("llama", f"{', '.join(wishes)} set")
-    if file.architecture not in ARCHITECTURES:
-        return BackendChoice("llama", f"the native engine does not know the architecture {file.architecture!r}")
+    if lacking := _native_lacks(file, settings):
+        return BackendChoice("llama", lacking)
     if settings.gpu_layers == 0:
         return BackendChoice("native", "gpu_layers is 0")
     if found:
         return BackendChoice("llama", f"there is a GPU, {found[0].description or found[0].name}")
     return BackendChoice("native", "llama.cpp sees no GPU")
+
+
+def _native_lacks(file: ModelFile, settings: Settings) -> str:
+    """Why the native engine cannot compute the model, "" where its header tells no reason."""
+    from models.errors import UnsupportedModelError
+    from models.registry import ARCHITECTURES
+
+    if file.architecture not in ARCHITECTURES:
+        return f"the native engine does not know the architecture {file.architecture!r}"
+    try:
+        native_kv_bytes(file, settings)
+    except UnsupportedModelError as error:
+        return f"the native engine cannot: {error}"
+    return ""
 
 
 def _llama_is_here() -> bool:
@@ -196,11 +229,17 @@ def _llama_is_here() -> bool:
     return True
 
 
-def _open_native(file: ModelFile, settings: Settings, progress: Callable[[str, float], None] | None) -> Runner:
+def _open_native(
+    file: ModelFile,
+    settings: Settings,
+    progress: Callable[[str, float], None] | None,
+    kv_tokens: int | None,
+) -> Runner:
     from models import NativeRunner
 
+    per_token = native_kv_bytes(file, settings)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
-    plan = plan_memory(file.size_bytes, native_kv_bytes(file, settings), budget)
+    plan = plan_memory(file.size_bytes, per_token, budget if kv_tokens is None else kv_tokens * per_token)
     return NativeRunner(
         file,
         kv_bytes=plan.kv,

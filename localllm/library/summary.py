@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from gguf_io.metadata import MetadataArray
-from gpu_offload.memory import kv_bytes_per_token
+from localllm.engine.backends import kv_bytes_in_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class TensorGroup:
 class ModelSummary:
     """A model file in short. Sizes are bytes, lengths tokens; None where the file does not say.
 
-    quantization is the block format that holds most bytes. kv_bytes_per_token counts f16 keys and values of all layers.
+    quantization is the block format that holds most bytes. kv_bytes_per_token counts keys and values of all layers, in
+    the types of kv_types.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ModelSummary:
     tensor_groups: tuple[TensorGroup, ...]
     chat_template: str | None
     weights_bytes: int
+    kv_types: tuple[str, str]
     kv_bytes_per_token: int | None
 
     def memory_bytes(self, context: int) -> int | None:
@@ -46,8 +48,11 @@ class ModelSummary:
         return self.weights_bytes + context * self.kv_bytes_per_token
 
 
-def summarize(model: ModelFile) -> ModelSummary:
-    """Read a summary from the header alone. ModelFileError where a key is of the wrong kind."""
+def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelSummary:
+    """Read a summary from the header alone, for keys and values of these types.
+
+    Raises ModelFileError where a key is of the wrong kind, RequestError where the model's heads do not fit the types.
+    """
     groups = _tensor_groups(model)
     return ModelSummary(
         name=model.name,
@@ -63,7 +68,8 @@ def summarize(model: ModelFile) -> ModelSummary:
         tensor_groups=groups,
         chat_template=model.metadata.get_str("tokenizer.chat_template", "") or None,
         weights_bytes=sum(group.bytes for group in groups),
-        kv_bytes_per_token=_kv_bytes(model),
+        kv_types=kv_types,
+        kv_bytes_per_token=_kv_bytes(model, kv_types),
     )
 
 
@@ -88,6 +94,6 @@ def _number(model: ModelFile, key: str) -> int | None:
     return model.metadata.get_int(key) if isinstance(value, int) else None
 
 
-def _kv_bytes(model: ModelFile) -> int | None:
+def _kv_bytes(model: ModelFile, kv_types: tuple[str, str]) -> int | None:
     # A file of weights without layers (a vocabulary, a projector) stores no keys and values.
-    return kv_bytes_per_token(model, "f16", "f16") if _number(model, "block_count") else None
+    return kv_bytes_in_file(model, kv_types) if _number(model, "block_count") else None

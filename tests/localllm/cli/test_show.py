@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from localllm.cli.main import main
+from tests.models.synthetic import MODELS, write
 
 TEMPLATE = "{{ messages[0].content }}\x1b[2J"
 
@@ -70,6 +71,7 @@ def test_json_counts_by_hand(tmp_path: Path, show: Callable[..., int], capsys: p
         ],
         "chat_template": TEMPLATE,
         "weights_bytes": 1280 + 128,
+        "kv_types": ["f16", "f16"],
         # 2 layers of 1 head: a key and a value of 4 numbers, 2 bytes each
         "kv_bytes_per_token": 2 * 1 * (4 + 4) * 2,
         "memory_bytes": 1280 + 128 + 64 * 32,
@@ -86,6 +88,28 @@ def test_text_says_the_same(tmp_path: Path, show: Callable[..., int], capsys: py
     assert out.startswith("sample: llama, 384 parameters, F32\n")
     for words in ("64 tokens", "40 tokens", "1.25 KiB", "32 B a token", "[40 items]", TEMPLATE):
         assert words in out
+
+
+def test_keys_and_values_are_counted_in_the_types_of_the_settings(
+    tmp_path: Path, show: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MODELS["llama"]
+    path = str(write(model, tmp_path / "m.gguf"))
+    monkeypatch.setenv("LOCALLLM_KV_TYPE_V", "q8_0")
+    assert show(path, "--json") == 0
+    blocks = model.head // 32 * 34
+    expected = model.layers * model.kv_heads * (2 * model.head + blocks)
+    assert json.loads(capsys.readouterr().out)["kv_bytes_per_token"] == expected
+    assert show(path) == 0
+    assert "a token in f16 and q8_0" in capsys.readouterr().out
+
+
+def test_heads_that_do_not_fit_the_types_are_named(
+    tmp_path: Path, show: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALLLM_KV_TYPE_K", "q8_0")
+    assert show(str(write_model(tmp_path / "m.gguf"))) == 2
+    assert "heads of 4 numbers" in capsys.readouterr().err
 
 
 def test_a_file_without_layers_is_shown(

@@ -9,7 +9,7 @@ from gguf_io import ModelFile, open_model
 from gpu_offload import devices
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
-from localllm.engine.backends import choose_backend, for_draft, open_runner, plan_request
+from localllm.engine.backends import choose_backend, for_draft, native_kv_bytes, open_runner, plan_request
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
@@ -62,6 +62,17 @@ def test_a_gpu_takes_everything_unless_it_is_to_have_no_layers(
     assert str(choose_backend(known, Settings(gpu_layers=0))) == "native: gpu_layers is 0"
     assert choose_backend(foreign, Settings(gpu_layers=0)).backend == "llama"
     assert choose_backend(known, Settings(backend="native")).reason == "chosen by the backend setting"
+
+
+def test_types_of_keys_and_values_that_only_llama_cpp_knows_go_to_it(
+    known: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(monkeypatch)
+    assert choose_backend(known, Settings(kv_type_k="q8_0")).backend == "native"
+    choice = choose_backend(known, Settings(kv_type_k="q4_0"))
+    assert choice.backend == "llama" and "cannot store keys as 'q4_0'" in choice.reason
+    miss(monkeypatch)
+    assert choose_backend(known, Settings(kv_type_k="q4_0")).backend == "native"
 
 
 def test_without_llama_cpp_only_wishes_that_it_alone_could_follow_fail(
@@ -140,10 +151,26 @@ def test_keys_and_values_are_stored_as_the_settings_say(known: ModelFile) -> Non
     assert plan_request(for_draft(Settings(kv_type_k="q8_0"))).kv_types == (None, None)
 
 
+ODD = replace(MODELS["llama"], head=80, extra={"rope.dimension_count": 80})
+
+
+def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
+    with open_model(write(ODD, tmp_path / "odd.gguf")) as file:
+        settings = Settings(backend="native", kv_mib=4)
+        per_token = native_kv_bytes(file, settings)
+        assert per_token == ODD.layers * ODD.kv_heads * 2 * 96 * 2  # 80 values take three times 32 of two bytes
+        for runner, tokens in (
+            (open_runner(file, settings, None)[0], 4 * 2**20 // per_token),
+            (open_runner(file, settings, None, kv_tokens=1024)[0], 1024),
+        ):
+            assert runner.kv_bytes_per_token == per_token
+            assert runner.pages_total() == tokens // runner.page_size
+            runner.close()
+
+
 def test_heads_that_do_not_fit_a_type_are_refused(tmp_path: Path) -> None:
-    odd = replace(MODELS["llama"], head=80, extra={"rope.dimension_count": 80})
     with (
-        open_model(write(odd, tmp_path / "odd.gguf")) as file,
+        open_model(write(ODD, tmp_path / "odd.gguf")) as file,
         pytest.raises(RequestError, match=r"odd\.gguf: heads of 80"),
     ):
         open_runner(file, Settings(backend="native", kv_type_k="q8_0", kv_mib=16), None)
