@@ -18,9 +18,9 @@ def chat_of(pilot: Pilot[None]) -> ChatScreen:
     return screen
 
 
-async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+async def until(pilot: Pilot[None], condition: Callable[[], object], seconds: float = 60) -> None:
     """Let the app work until the condition holds; a bound so wide that only a defect meets it."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(seconds):
         while not condition():
             await pilot.pause(0.02)
     await pilot.pause()
@@ -28,7 +28,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
 
 async def loaded(pilot: Pilot[None]) -> ChatScreen:
     chat = chat_of(pilot)
-    await until(pilot, lambda: chat.info)
+    await until(pilot, lambda: chat.info, 300)  # a real model may have its kernels compiled first
     return chat
 
 

@@ -136,6 +136,26 @@ def test_a_prompt_waits_for_its_model_and_is_told_when_there_will_be_none(make_a
     asyncio.run(flow())
 
 
+def test_a_new_chat_does_not_wait_for_the_model_that_the_old_one_waits_for(make_app: MakeApp) -> None:
+    backend = FakeBackend()
+    backend.gate.clear()
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = chat_of(pilot)
+            await say(pilot, "Too early")
+            await until(pilot, lambda: chat.busy)
+            await pilot.press("ctrl+n")
+            await until(pilot, lambda: not chat.conversation.messages)
+            assert chat.loader.busy
+            backend.gate.set()
+            await loaded(pilot)
+            assert not chat.busy
+            assert backend.requests == []
+
+    asyncio.run(flow())
+
+
 def test_a_load_that_another_one_replaces_does_not_count(make_app: MakeApp) -> None:
     backend = FakeBackend()
     backend.gate.clear()

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from textual.pilot import Pilot
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Input, Markdown, OptionList, Static
 
 from localllm.engine.request import FinishReason
 from tests.fakes.fake_backend import FakeBackend, ended, said
@@ -44,6 +44,29 @@ def test_a_new_chat_leaves_the_old_one_in_the_list(make_app: MakeApp, store: Ses
 
     asyncio.run(flow())
     assert [session.title for session in store.sessions()] == ["Second question", "First question"]
+
+
+def test_looking_at_the_list_does_not_disturb_an_answer(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("Half ")])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, "Go")
+            await until(pilot, lambda: chat.conversation.messages and chat.conversation.messages[-1].content)
+            await pilot.press("f3")
+            await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen))
+            await pilot.press("ctrl+e")
+            pilot.app.screen.query_one(Input).value = "Another title"
+            await pilot.press("enter", "escape")
+            await until(pilot, lambda: pilot.app.screen is chat)
+            backend.answers[0].push(said("an answer"), ended())
+            await answered(pilot)
+            answer = chat.transcript.views[-1]
+            await until(pilot, lambda: answer.query_one(Markdown).source == "Half an answer")
+            assert chat.title_bar.title == "Another title"
+
+    asyncio.run(flow())
 
 
 def test_rename_delete_and_undo_in_the_list(make_app: MakeApp, store: SessionStore) -> None:

@@ -28,7 +28,7 @@ async def browse(chat: "ChatScreen", argument: str) -> None:
         elif chat.conversation.session_id not in {entry.id for entry in chat.conversation.store.sessions()}:
             await new(chat, "")  # the one on the screen was deleted
         else:
-            await chat.show_conversation()
+            chat.title_bar.title = chat.conversation.title  # it may have another name now
 
     chat.app.push_screen(SessionsScreen(chat.conversation.store, argument), opened)
 

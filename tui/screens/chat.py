@@ -1,6 +1,7 @@
 """The chat: messages above, the prompt below, and the truth about the machine in one line."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
@@ -138,7 +139,7 @@ class ChatScreen(Screen[None]):
         else:
             self.prompt.accept(text)
             self._remember(text)
-            self._work = self.run_worker(self._send(text))
+            self._begin(self._send(text))
 
     async def action_command(self, name: str) -> None:
         """Run a command of the table without an argument."""
@@ -171,10 +172,15 @@ class ChatScreen(Screen[None]):
 
     def begin_answer(self, view: "AnswerView | None" = None) -> None:
         """Start `answer` beside everything else."""
-        self._work = self.run_worker(self.answer(view))
+        self._begin(self.answer(view))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._stopping = False
+        self._work = self.run_worker(work)
 
     async def stop(self) -> None:
-        """Stop the answer on its way and wait until it is saved."""
+        """Stop the answer on its way and wait until it is saved; one that waits for its model waits no longer."""
+        self._stopping = True
         if self._answer:
             self._answer.cancel()
         if self._work:
@@ -191,7 +197,7 @@ class ChatScreen(Screen[None]):
             if view is None:
                 view = cast("AnswerView", await self.transcript.append(self.conversation.begin_answer()))
             view.message.finish_reason = None
-            self._writing, self._stopping = view.message, False
+            self._writing = view.message
             await self._model_loaded()
             request = self.conversation.request(continues)
             self._answer = await in_thread(lambda: self.app.backend.submit(request))
@@ -215,8 +221,8 @@ class ChatScreen(Screen[None]):
         await self._end_answer(view)
 
     async def _model_loaded(self) -> None:
-        """Wait for a model that is on its way. Raises RequestError if it does not come."""
-        while self.loader.busy:
+        """Wait for a model that is on its way. Raises RequestError if it does not come or nobody waits any more."""
+        while self.loader.busy and not self._stopping:
             await asyncio.sleep(FLUSH_S)
         if self.info is None:
             raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")

@@ -17,6 +17,14 @@ from tui import drawings
 from tui.latency import Latency
 
 REFRESH_S = 0.25
+PICTURES = {
+    "schedule": "Schedule: rows of each step",
+    "pages": "KV pages",
+    "tree": "Prefix tree",
+    "requests": "Requests",
+    "latency": "Latency",
+    "choices": "Tokens",
+}
 NO_ENGINE = "No engine runs in this process: no model is loaded yet, or a server answers."
 
 
@@ -35,21 +43,16 @@ class InspectorScreen(Screen[None]):
         self._ask = ask
         self._latency = latency
         self._note_rivals = note_rivals
+        # Held, not looked for: a look into the engine may come when they have left the screen.
+        self._pictures = {name: Static("", id=name) for name in PICTURES}
 
     def compose(self) -> ComposeResult:
         """One box for each picture; two columns where there is room."""
         with VerticalScroll(), ItemGrid(min_column_width=56, stretch_height=True):
-            for name, title in (
-                ("schedule", "Schedule: rows of each step"),
-                ("pages", "KV pages"),
-                ("tree", "Prefix tree"),
-                ("requests", "Requests"),
-                ("latency", "Latency"),
-                ("choices", "Tokens"),
-            ):
+            for name, title in PICTURES.items():
                 with Vertical(classes="picture") as box:
                     box.border_title = title
-                    yield Static("", id=name)
+                    yield self._pictures[name]
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -60,10 +63,7 @@ class InspectorScreen(Screen[None]):
         while self.is_current:
             asked = self._ask()
             if asked is None:
-                self._draw(
-                    "schedule",
-                    lambda _: Content(NO_ENGINE),
-                )
+                self._draw("schedule", lambda _: Content(NO_ENGINE))
             else:
                 try:
                     self._draw_engine(await asyncio.wrap_future(asked))
@@ -94,7 +94,7 @@ class InspectorScreen(Screen[None]):
         self._draw("choices", lambda _: drawings.choices(tuple(latency.choices)))
 
     def _draw(self, name: str, draw: Callable[[int], Content]) -> None:
-        picture = self.query_one(f"#{name}", Static)
+        picture = self._pictures[name]
         if picture.size.width:
             picture.update(draw(picture.size.width))
 

@@ -36,14 +36,16 @@ class ModelsScreen(ModalScreen[str | None]):
         self._present = present
         self._heading = heading
         self._all: Sequence[ModelChoice] = ()
+        # Held, not looked for: models may be found, and rows be fitted, when they have left the screen.
+        self._field = Input(placeholder="Narrow the list, or give a name, an address or a path")
+        self._entries = OptionList(markup=False)
+        self._memory = Static("Looking …", id="memory", markup=False)
 
     def compose(self) -> ComposeResult:
         """A field to narrow the list or to name a model that is not in it, the list, the memory there is."""
         with Vertical(classes="panel"):
             yield Static(self._heading, classes="heading")
-            yield Input(placeholder="Narrow the list, or give a name, an address or a path")
-            yield OptionList(markup=False)
-            yield Static("Looking …", id="memory", markup=False)
+            yield from (self._field, self._entries, self._memory)
             yield Footer(show_command_palette=False)
 
     async def on_mount(self) -> None:
@@ -54,10 +56,10 @@ class ModelsScreen(ModalScreen[str | None]):
         try:
             self._all = await in_thread(lambda: self._backend.models(self._present))
         except LocalLLMError as error:
-            self.query_one("#memory", Static).update(harmless(str(error)))
+            self._memory.update(harmless(str(error)))
             return
         free = human_bytes(psutil.virtual_memory().available)
-        self.query_one("#memory", Static).update(f"{free} of memory is free")
+        self._memory.update(f"{free} of memory is free")
         self._list()
 
     def on_resize(self) -> None:
@@ -70,9 +72,9 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def action_choose(self) -> None:
         """Take the marked model, else what was written."""
-        entries = self.query_one(OptionList)
+        entries = self._entries
         marked = entries.highlighted_option
-        self.dismiss(marked.id if marked else self.query_one(Input).value.strip() or None)
+        self.dismiss(marked.id if marked else self._field.value.strip() or None)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Take the one that was clicked."""
@@ -80,17 +82,17 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def action_move(self, step: int) -> None:
         """Mark another model."""
-        entries = self.query_one(OptionList)
+        entries = self._entries
         if step < 0:
             entries.action_cursor_up()
         else:
             entries.action_cursor_down()
 
     def _list(self) -> None:
-        search = self.query_one(Input).value.lower()
+        search = self._field.value.lower()
         shown = [choice for choice in self._all if search in choice.name.lower()]
         free = psutil.virtual_memory().available
-        entries = self.query_one(OptionList)
+        entries = self._entries
         width = max(entries.outer_size.width - 5, 20)  # padding of list and rows, and a scrollbar
         entries.clear_options()
         to_pull = [choice for choice in shown if not choice.here]

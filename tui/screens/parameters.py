@@ -38,6 +38,13 @@ class ParametersScreen(ModalScreen[Parameters | None]):
     def __init__(self, parameters: Parameters) -> None:
         super().__init__()
         self._parameters = parameters
+        self._system = TextArea(parameters.system, id="system", show_line_numbers=False, tab_behavior="focus")
+        texts = {name: parameters.text(name) for name in _HINTS}
+        self._fields = {
+            name: Input("" if text == "default" else text, id=name, placeholder="default", compact=True)
+            for name, text in texts.items()
+        }
+        self._error = Static("", classes="error", markup=False)
 
     def compose(self) -> ComposeResult:
         """Presets, the system prompt, one field for each parameter."""
@@ -48,21 +55,19 @@ class ParametersScreen(ModalScreen[Parameters | None]):
                     yield Button(name, id=f"preset-{name}", compact=True)
             with VerticalScroll():
                 yield Label("System prompt")
-                yield TextArea(self._parameters.system, id="system", show_line_numbers=False, tab_behavior="focus")
+                yield self._system
                 with Grid(classes="fields"):
                     for name in _HINTS:
                         yield Label(name)
-                        text = self._parameters.text(name)
-                        value = "" if text == "default" else text
-                        yield Input(value, id=name, placeholder="default", compact=True)
+                        yield self._fields[name]
                         yield Label(_HINTS[name], classes="hint")
-            yield Static("", classes="error", markup=False)
+            yield self._error
             yield Footer(show_command_palette=False)
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Fill a preset in."""
         for name, value in PRESETS[str(event.button.label)].items():
-            self.query_one(f"#{name}", Input).value = str(value)
+            self._fields[name].value = str(value)
 
     def on_input_submitted(self) -> None:
         """Enter keeps."""
@@ -72,17 +77,11 @@ class ParametersScreen(ModalScreen[Parameters | None]):
         """Check all fields and return them; the first wrong one gets the focus and the reason is shown."""
         parameters = self._parameters
         for name in NAMES:
-            field: TextArea | Input
-            if name == "system":
-                field = self.query_one("#system", TextArea)
-                value = field.text.strip()
-            else:
-                field = self.query_one(f"#{name}", Input)
-                value = field.value.strip()
+            text = self._system.text if name == "system" else self._fields[name].value
             try:
-                parameters = parameters.with_text(name, value)
+                parameters = parameters.with_text(name, text.strip())
             except RequestError as error:
-                self.query_one(".error", Static).update(str(error))
-                field.focus()
+                self._error.update(str(error))
+                self._fields[name].focus()
                 return
         self.dismiss(parameters)

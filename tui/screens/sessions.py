@@ -36,13 +36,15 @@ class SessionsScreen(ModalScreen[int | None]):
         self._sessions: list[SessionSummary] = []
         self._deleted: list[int] = []
         self._renaming: int | None = None
+        # Held, not looked for: a key may be heard when they have left the screen.
+        self._field = Input(search, placeholder="Search titles and messages")
+        self._entries = OptionList(markup=False)
 
     def compose(self) -> ComposeResult:
         """A field to search in, the list, the keys."""
         with Vertical(classes="panel"):
             yield Static("Chats", classes="heading")
-            yield Input(self._search, placeholder="Search titles and messages")
-            yield OptionList(markup=False)
+            yield from (self._field, self._entries)
             yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -78,7 +80,7 @@ class SessionsScreen(ModalScreen[int | None]):
 
     def action_move(self, step: int) -> None:
         """Mark another session."""
-        entries = self.query_one(OptionList)
+        entries = self._entries
         if self._sessions:
             entries.highlighted = ((entries.highlighted or 0) + step) % len(self._sessions)
 
@@ -86,7 +88,7 @@ class SessionsScreen(ModalScreen[int | None]):
         """Let the field take a new title."""
         if (marked := self._marked()) is not None:
             self._renaming = marked.id
-            field = self.query_one(Input)
+            field = self._field
             field.value, field.placeholder = marked.title, "New title"
             field.focus()
 
@@ -104,7 +106,7 @@ class SessionsScreen(ModalScreen[int | None]):
 
     def _end_renaming(self) -> None:
         self._renaming = None
-        field = self.query_one(Input)
+        field = self._field
         field.value, field.placeholder = self._search, "Search titles and messages"
         self._list()
 
@@ -116,7 +118,7 @@ class SessionsScreen(ModalScreen[int | None]):
         self._list()
 
     def _marked(self) -> SessionSummary | None:
-        place = self.query_one(OptionList).highlighted
+        place = self._entries.highlighted
         return self._sessions[place] if place is not None and place < len(self._sessions) else None
 
     def _list(self) -> None:
@@ -125,7 +127,7 @@ class SessionsScreen(ModalScreen[int | None]):
         except LocalLLMError as error:
             self.notify(str(error), severity="error", markup=False)
             return
-        entries = self.query_one(OptionList)
+        entries = self._entries
         entries.clear_options()
         entries.add_options(Option(_row(session)) for session in self._sessions)
         entries.highlighted = 0 if self._sessions else None

@@ -21,19 +21,20 @@ class AnswerView(MessageView):
         super().__init__(message)
         self._variant = variant
         self._streaming: MarkdownStream | None = None
+        # Held, not looked for: an answer may still come when they have left the screen.
+        self._reasoning = Static("", classes="reasoning", markup=False)
+        self._thinking = Collapsible(self._reasoning, title="Thinking", classes="thinking", collapsed=True)
+        self._markdown = Markdown(harmless(message.content), open_links=False)
+        self._calls = Static("", classes="calls")
+        self._error = Static("", classes="error", markup=False)
+        self._end = Static("", classes="figures")
 
     def compose(self) -> ComposeResult:
         """Reasoning folded above, the answer, and its figures below."""
-        with Collapsible(title="Thinking", classes="thinking", collapsed=True):
-            yield Static("", classes="reasoning", markup=False)
-        yield Markdown(harmless(self.message.content), open_links=False)
-        yield Static("", classes="calls")
-        yield Static("", classes="error", markup=False)
-        yield Static("", classes="figures")
+        yield from (self._thinking, self._markdown, self._calls, self._error, self._end)
 
     def on_mount(self) -> None:
         """Show what is there already."""
-        self.query_one(Collapsible).display = bool(self.message.reasoning)
         self._show_thinking(done=True)
         self._show_calls()
         self.show_end()
@@ -52,7 +53,7 @@ class AnswerView(MessageView):
             text = part.text if self.message.content else part.text.lstrip("\n")
             self.message.content += text
             if self._streaming is None:
-                self._streaming = Markdown.get_stream(self.query_one(Markdown))
+                self._streaming = Markdown.get_stream(self._markdown)
             await self._streaming.write(harmless(text))
 
     async def finish(self) -> None:
@@ -65,8 +66,7 @@ class AnswerView(MessageView):
 
     def toggle_thinking(self) -> None:
         """Fold or unfold the reasoning."""
-        thinking = self.query_one(Collapsible)
-        thinking.collapsed = not thinking.collapsed
+        self._thinking.collapsed = not self._thinking.collapsed
 
     def on_collapsible_expanded(self) -> None:
         """Folded text is not kept up to date; do it when it is seen."""
@@ -75,25 +75,22 @@ class AnswerView(MessageView):
     def show_end(self, variant: tuple[int, int] | None = None) -> None:
         """Show the figures of a finished answer and what went wrong."""
         self._variant = variant or self._variant
-        error = self.query_one(".error", Static)
-        error.display = bool(self.message.error)
-        error.update(harmless(self.message.error or ""))
-        figures = self.query_one(".figures", Static)
-        figures.display = self.message.finish_reason is not None
-        figures.update(self._figures())
+        self._error.display = bool(self.message.error)
+        self._error.update(harmless(self.message.error or ""))
+        self._end.display = self.message.finish_reason is not None
+        self._end.update(self._figures())
 
     def _show_thinking(self, done: bool) -> None:
-        thinking = self.query_one(Collapsible)
+        thinking = self._thinking
         thinking.display = bool(self.message.reasoning)
         words = len(self.message.reasoning.split())
         thinking.title = f"{'Thought' if done else 'Thinking …'} · {words} words"
         if not thinking.collapsed:
-            thinking.query_one(".reasoning", Static).update(harmless(self.message.reasoning.strip()))
+            self._reasoning.update(harmless(self.message.reasoning.strip()))
 
     def _show_calls(self) -> None:
         """The tools that the model asks for; nobody here runs them."""
-        calls = self.query_one(".calls", Static)
-        calls.display = bool(self.message.calls)
+        self._calls.display = bool(self.message.calls)
         lines = [
             Content.assemble(
                 (f"⚙ {harmless(call.name)} ", "bold $secondary"),
@@ -101,7 +98,7 @@ class AnswerView(MessageView):
             )
             for call in self.message.calls
         ]
-        calls.update(Content("\n").join(lines))
+        self._calls.update(Content("\n").join(lines))
 
     def _figures(self) -> Content:
         stats = self.message.stats

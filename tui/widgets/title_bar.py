@@ -14,16 +14,21 @@ class TitleBar(Horizontal):
     title = reactive("New chat", init=False)
     model = reactive("", init=False)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._title = Static("", id="title", markup=False)
+        self._model = Static("", id="model", markup=False)
+
     def compose(self) -> ComposeResult:
         """Name of the program, title, model."""
         yield Static("localllm", id="brand")
-        yield Static(self.title, id="title", markup=False)
-        yield Static(self.model, id="model", markup=False)
+        yield self._title
+        yield self._model
 
     def watch_title(self, title: str) -> None:
         """Show another title."""
-        self.query_one("#title", Static).update(harmless(title))
+        self._title.update(harmless(title))
 
     def watch_model(self, model: str) -> None:
         """Show another model."""
-        self.query_one("#model", Static).update(harmless(model))
+        self._model.update(harmless(model))

@@ -1,5 +1,6 @@
 """The messages, scrolled. Only a window of a long conversation is mounted, so that its length costs nothing."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from textual.containers import VerticalScroll
@@ -24,6 +25,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._first = 0
         self._growing = False
         self._following = False
+        self._changing = asyncio.Lock()  # what is shown changes in steps that wait for each other
 
     @property
     def views(self) -> list[MessageView]:
@@ -32,29 +34,32 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def show(self, messages: Sequence[Message]) -> None:
         """Show other messages, from the end on. The sequence is kept, so that earlier ones can follow."""
-        self._messages = messages
-        self._first = max(len(messages) - WINDOW, 0)
-        await self.remove_children()
-        await self.mount_all(view_of(message, self._variant(message)) for message in messages[self._first :])
-        self._follow()
+        async with self._changing:
+            self._messages = messages
+            self._first = max(len(messages) - WINDOW, 0)
+            await self.remove_children()
+            await self.mount_all(view_of(message, self._variant(message)) for message in messages[self._first :])
+            self._follow()
 
     async def append(self, message: Message) -> MessageView:
         """Show a message that was added at the end, and go there. The first of a long window are unmounted."""
         view = view_of(message, self._variant(message))
-        await self.query(Welcome).remove()
-        await self.query(".note").remove()  # the user has read it and goes on
-        await self.mount(view)
-        excess = self.views[: -2 * WINDOW]
-        self._first += len(excess)
-        await self.remove_children(excess)
-        self._follow()
+        async with self._changing:
+            await self.query(Welcome).remove()
+            await self.query(".note").remove()  # the user has read it and goes on
+            await self.mount(view)
+            excess = self.views[: -2 * WINDOW]
+            self._first += len(excess)
+            await self.remove_children(excess)
+            self._follow()
         return view
 
     async def welcome(self) -> None:
         """Show where to begin, in place of messages."""
-        await self.remove_children()
-        self._messages, self._first = (), 0
-        await self.mount(Welcome())
+        async with self._changing:
+            await self.remove_children()
+            self._messages, self._first = (), 0
+            await self.mount(Welcome())
 
     def on_resize(self) -> None:
         """A lower screen may be the first that is too low for the messages."""
@@ -83,11 +88,15 @@ class Transcript(VerticalScroll, can_focus=False):
             self.run_worker(self._grow())
 
     async def _grow(self) -> None:
-        begin = max(self._first - WINDOW, 0)
-        earlier = [view_of(message, self._variant(message)) for message in self._messages[begin : self._first]]
-        height = self.virtual_size.height
-        await self.mount_all(earlier, before=0)
-        self._first = begin
+        async with self._changing:
+            if self.scroll_y > 0:  # something else is shown by now
+                self._growing = False
+                return
+            begin = max(self._first - WINDOW, 0)
+            earlier = [view_of(message, self._variant(message)) for message in self._messages[begin : self._first]]
+            height = self.virtual_size.height
+            await self.mount_all(earlier, before=0)
+            self._first = begin
 
         def stay() -> None:
             self.scroll_to(y=self.virtual_size.height - height, animate=False, immediate=True)

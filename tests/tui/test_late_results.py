@@ -1,0 +1,93 @@
+"""What comes when its widgets have left the screen already, as it happens while the program ends: nobody minds."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from textual.pilot import Pilot
+
+from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.engine.inspection import EngineSnapshot
+from localllm.engine.tool_calls import ToolCall
+from localllm.errors import LocalLLMError
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.tui.chatting import loaded, say, until
+from tests.tui.conftest import MakeApp
+from tui.backend import AnswerUpdate, ModelChoice
+from tui.screens.inspector import InspectorScreen
+from tui.screens.models import ModelsScreen
+from tui.sessions import SessionStore
+
+LOOK = EngineSnapshot(steps=(), requests=(), prefixes=(), page_size=16, pages_total=8, pages_free=8)
+
+
+class Slow(FakeBackend):
+    """Looks into the engine and lists of models come when the test lets them."""
+
+    def __init__(self, *scripts: Sequence[AnswerUpdate], fails: bool = False) -> None:
+        super().__init__(*scripts)
+        self.look: Future[EngineSnapshot] = Future()
+        self.listed = threading.Event()
+        self._fails = fails
+
+    def inspect(self) -> "Future[EngineSnapshot]":
+        return self.look
+
+    def models(self, near: str | None) -> Sequence[ModelChoice]:
+        self.listed.wait(60)
+        if self._fails:
+            raise LocalLLMError("The disk is gone.")
+        return super().models(near)
+
+
+async def widgets_leave(pilot: Pilot[None]) -> None:
+    """As while a screen is taken down: its widgets have gone, its workers not yet."""
+    await pilot.app.screen.remove_children()
+
+
+def test_a_look_into_the_engine_comes_late(make_app: MakeApp) -> None:
+    backend = Slow()
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await pilot.press("f2")
+            await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
+            await widgets_leave(pilot)
+            backend.look.set_result(LOOK)
+            await pilot.pause(0.05)
+
+    asyncio.run(flow())
+
+
+def test_models_are_found_or_not_late(make_app: MakeApp) -> None:
+    async def flow(backend: Slow) -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await pilot.press("f4")
+            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen))
+            await widgets_leave(pilot)
+            backend.listed.set()
+            await pilot.pause(0.05)
+
+    for fails in (False, True):
+        asyncio.run(flow(Slow(fails=fails)))
+
+
+def test_an_answer_comes_late(make_app: MakeApp, store: SessionStore) -> None:
+    backend = Slow([said("Half ")])
+    call = AnswerPart(PartKind.TOOL_CALLS, "", (ToolCall(name="look", arguments={}),))
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, "Go")
+            await until(pilot, lambda: chat.conversation.messages and chat.conversation.messages[-1].content)
+            await widgets_leave(pilot)
+            backend.answers[0].push(said("Hm.", PartKind.REASONING), said("an answer"), AnswerUpdate((call,)), ended())
+            await until(pilot, lambda: not chat.busy)
+
+    asyncio.run(flow())
+    answer = store.path(store.sessions()[0].id)[-1]
+    assert (answer.content, answer.reasoning, answer.finish_reason) == ("Half an answer", "Hm.", "stop")
