@@ -58,15 +58,23 @@ class Endpoint:
 class Call:
     """A request and its answer. One thread reads, any may cancel; read it once, to the end."""
 
-    def __init__(self, endpoint: Endpoint, method: str, route: str, body: object = None) -> None:
-        """route: below the endpoint's path. body is sent as JSON. Nothing is sent before the answer is read."""
+    def __init__(
+        self, endpoint: Endpoint, method: str, route: str, body: object = None, patience_s: float | None = None
+    ) -> None:
+        """route: below the endpoint's path. body is sent as JSON.
+
+        patience_s: how long the server may say nothing; None is for ever.
+        """
         self._endpoint = endpoint
         self._method = method
         self._route = route
         self._content = None if body is None else json.dumps(body).encode()
+        self._patience_s = patience_s
         self._lock = threading.Lock()  # guards _wire and _cancelled, so that neither thread misses the other
         self._wire: socket.socket | None = None
         self._cancelled = False
+        self._held = contextlib.ExitStack()  # connection and response, until they are read or have failed
+        self._response: http.client.HTTPResponse | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -81,6 +89,17 @@ class Call:
                 with contextlib.suppress(OSError):  # it has ended by itself
                     self._wire.shutdown(socket.SHUT_RDWR)
 
+    def open(self) -> None:
+        """Send, and wait until the server has accepted. Raises RemoteError, with its status where it refuses."""
+        endpoint = self._endpoint
+        kind = http.client.HTTPSConnection if endpoint.secure else http.client.HTTPConnection
+        with contextlib.ExitStack() as held, self._broken():
+            connection = held.enter_context(
+                contextlib.closing(kind(endpoint.host, endpoint.port, timeout=self._patience_s or CONNECT_S))
+            )
+            self._response = held.enter_context(contextlib.closing(self._send(connection)))
+            self._held = held.pop_all()
+
     def json(self) -> dict[str, Any]:
         """Send, and return the whole answer. Raises RemoteError."""
         text = b"".join(self.lines())
@@ -93,20 +112,23 @@ class Call:
         return answer
 
     def lines(self) -> Iterator[bytes]:
-        """Send, and yield the answer's lines as they come. Raises RemoteError, also for what the server refuses."""
-        endpoint = self._endpoint
-        kind = http.client.HTTPSConnection if endpoint.secure else http.client.HTTPConnection
-        connection = kind(endpoint.host, endpoint.port, timeout=CONNECT_S)
+        """Send, if that is still to be done, and yield the answer's lines as they come. Raises as open does."""
+        if self._response is None:
+            self.open()
+        assert self._response is not None
+        with self._held, self._broken():
+            while line := self._response.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE:
+                    raise RemoteError(f"{self._endpoint} sends a line of more than {LONGEST_LINE // 2**20} MiB.")
+                yield line
+
+    @contextlib.contextmanager
+    def _broken(self) -> Iterator[None]:
+        """Tell what breaks the connection as a RemoteError."""
         try:
-            with contextlib.closing(connection):
-                response = self._send(connection)
-                with contextlib.closing(response):
-                    while line := response.readline(LONGEST_LINE):
-                        if len(line) == LONGEST_LINE:
-                            raise RemoteError(f"{endpoint} sends a line of more than {LONGEST_LINE // 2**20} MiB.")
-                        yield line
+            yield
         except (OSError, http.client.HTTPException) as error:
-            raise RemoteError(f"The connection to {endpoint} broke: {_words(error)}.") from error
+            raise RemoteError(f"The connection to {self._endpoint} broke: {_words(error)}.") from error
 
     def _send(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
         """Send the request and read the answer's head."""
@@ -119,7 +141,7 @@ class Call:
             if self._cancelled:
                 raise RemoteError("cancelled")
             self._wire = connection.sock
-            self._wire.settimeout(None)
+            self._wire.settimeout(self._patience_s)
         headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if endpoint.key:
             headers["Authorization"] = f"Bearer {endpoint.key}"
@@ -127,7 +149,8 @@ class Call:
         response = connection.getresponse()
         if response.status != http.client.OK:
             text = response.read(LONGEST_REFUSAL).decode(errors="replace")
-            raise RemoteError(f"{endpoint} refuses: {refusal(text) or response.reason}.{_advice(response.status)}")
+            reason = refusal(text) or response.reason
+            raise RemoteError(f"{endpoint} refuses: {reason}.{_advice(response.status)}", response.status)
         return response
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.request import Counts, FinishReason, SamplingParams, Timings
+from localllm.remote.calls import CallBuilder
 from localllm.remote.connection import Call, Endpoint, refusal
 from localllm.remote.errors import RemoteError
+from localllm.remote.logprobs import SpeltLogprob, read_logprobs
 from localllm.settings import Settings, read_key
 
 # Sampling parameters that are the protocol's own, and extensions that servers name differently.
@@ -44,6 +46,7 @@ class RemoteUpdate:
     """
 
     parts: tuple[AnswerPart, ...] = ()
+    logprobs: tuple[SpeltLogprob, ...] = ()
     counts: Counts = field(default_factory=Counts)
     timings: Timings = field(default_factory=Timings)
     finish_reason: FinishReason | None = None
@@ -59,6 +62,11 @@ class RemoteAnswer:
         self._first = 0.0
         self._counts = Counts()
         self._finish: FinishReason | None = None
+        self._calls = CallBuilder()
+
+    def open(self) -> None:
+        """Wait until the server has accepted the request. Raises RemoteError with its status where it refuses."""
+        self._call.open()
 
     def cancel(self) -> None:
         """Ask to stop. The last update still comes."""
@@ -68,17 +76,20 @@ class RemoteAnswer:
         error: str | None = None
         try:
             for event in self._events():
-                parts = self._take(event)
-                if parts:
-                    yield RemoteUpdate(parts, self._counts, self._timings())
+                update = self._take(event)
+                if update.parts or update.logprobs:
+                    yield update
         except RemoteError as caught:
             error = str(caught)
+        except (TypeError, ValueError, KeyError, AttributeError) as caught:
+            error = f"The server sent an event of another shape than OpenAI's ({caught!r})."
+        ending = RemoteUpdate(counts=self._counts, timings=self._timings())
         if self._call.cancelled:
-            yield RemoteUpdate((), self._counts, self._timings(), FinishReason.CANCELLED)
+            yield replace(ending, finish_reason=FinishReason.CANCELLED)
         elif error is None and self._finish:
-            yield RemoteUpdate((), self._counts, self._timings(), self._finish)
+            yield replace(ending, parts=tuple(self._calls.flush()), finish_reason=self._finish)
         else:
-            yield RemoteUpdate((), self._counts, self._timings(), FinishReason.ERROR, error or NO_REASON)
+            yield replace(ending, finish_reason=FinishReason.ERROR, error=error or NO_REASON)
 
     def _events(self) -> Iterator[dict[str, Any]]:
         """The server-sent events up to [DONE]. Raises RemoteError, also for one that tells of an error."""
@@ -96,8 +107,8 @@ class RemoteAnswer:
                 raise RemoteError(f"The server failed: {refusal(text.decode(errors='replace'))}.")
             yield event
 
-    def _take(self, event: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
-        """Note counts and the end; return the text, if there is any."""
+    def _take(self, event: Mapping[str, Any]) -> RemoteUpdate:
+        """Note counts and the end; return what else there is."""
         if usage := event.get("usage"):
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             self._counts = Counts(
@@ -107,16 +118,17 @@ class RemoteAnswer:
             )
         choices = event.get("choices") or ()
         if not choices:
-            return ()
+            return RemoteUpdate()
         choice = choices[0]
         if reason := choice.get("finish_reason"):
             self._finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
-        parts = _parts(choice)
-        if parts:
+        delta = choice.get("delta") or {}
+        parts, calls = _texts(choice, delta), delta.get("tool_calls") or ()
+        if parts or calls:
             self._first = self._first or time.monotonic()
             if not usage:
                 self._counts = replace(self._counts, generated=self._counts.generated + 1)
-        return parts
+        return RemoteUpdate((*parts, *self._calls.push(calls)), read_logprobs(choice), self._counts, self._timings())
 
     def _timings(self) -> Timings:
         """Measured here: the protocol tells none."""
@@ -132,9 +144,9 @@ class RemoteServer:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
 
-    def models(self) -> list[RemoteModel]:
-        """What the server offers. Raises RemoteError."""
-        rows = Call(self.endpoint, "GET", "/models").json().get("data") or ()
+    def models(self, patience_s: float | None = None) -> list[RemoteModel]:
+        """What the server offers. Raises RemoteError, also where it says nothing for patience_s seconds."""
+        rows = Call(self.endpoint, "GET", "/models", patience_s=patience_s).json().get("data") or ()
         return [RemoteModel(str(row["id"]), _context(row)) for row in rows if isinstance(row, dict) and "id" in row]
 
     def chat(self, model: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> RemoteAnswer:
@@ -144,6 +156,30 @@ class RemoteServer:
     def complete(self, model: str, prompt: str, options: Mapping[str, Any]) -> RemoteAnswer:
         """Begin to continue a text, without a chat template."""
         return self._answer("/completions", {"model": model, "prompt": prompt, **options})
+
+    def embed(self, model: str, texts: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Any], int]:
+        """A vector for each text (or list of token ids), and how many tokens were read. Raises RemoteError."""
+        body = {"model": model, "input": list(texts), **options}
+        answer = Call(self.endpoint, "POST", "/embeddings", body).json()
+        try:
+            rows = sorted(answer["data"], key=lambda row: row.get("index", 0))
+            vectors = [row["embedding"] for row in rows]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RemoteError(f"{self.endpoint} answers something else than vectors.") from error
+        return vectors, int((answer.get("usage") or {}).get("prompt_tokens") or 0)
+
+    def rank(self, model: str, query: str, documents: Sequence[str]) -> tuple[list[tuple[int, float]], int]:
+        """The index and the score of each document, in any order, and how many tokens were read. Raises RemoteError.
+
+        The route is Jina's and Cohere's, which vLLM, SGLang and llama.cpp have beside OpenAI's.
+        """
+        body = {"model": model, "query": query, "documents": list(documents)}
+        answer = Call(self.endpoint, "POST", "/rerank", body).json()
+        try:
+            found = [(int(row["index"]), float(row["relevance_score"])) for row in answer["results"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteError(f"{self.endpoint} answers something else than scores.") from error
+        return found, int((answer.get("usage") or {}).get("total_tokens") or 0)
 
     def _answer(self, route: str, body: dict[str, Any]) -> RemoteAnswer:
         streaming = {"stream": True, "stream_options": {"include_usage": True}}
@@ -168,8 +204,7 @@ def sampling_options(sampling: SamplingParams, names: Collection[str]) -> dict[s
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _parts(choice: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
-    delta = choice.get("delta") or {}
+def _texts(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
     content = delta.get("content") or choice.get("text")
     found = ((PartKind.REASONING, reasoning), (PartKind.CONTENT, content))
