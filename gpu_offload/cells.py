@@ -47,6 +47,10 @@ class CellBook:
         self.free -= count
         self._lengths[sequence] = length + count
 
+    def holders(self) -> NDArray[np.int32]:
+        """Sequences that hold each cell; `append` takes from the end, so the last comes first."""
+        return self._sharers[::-1].copy()
+
     def share(self, source: int, target: int, length: int) -> None:
         """Let an empty sequence share the first `length` cells of another."""
         self._cells[target] = self._cells[source][:length].copy()

@@ -126,6 +126,10 @@ class LlamaCppRunner:
         """Cells of the cache."""
         return self._book.total
 
+    def page_holders(self) -> NDArray[np.int32]:
+        """How many sequences hold each cell."""
+        return self._book.holders()
+
     def pages_needed(self, sequence: int, tokens: int) -> int:
         """Cells that appending this many tokens takes: as many, since a shared cell is never written."""
         self._check_sequence(sequence)

@@ -88,6 +88,10 @@ class PageStore:
         """Pages that nobody holds."""
         return self.total - self._untouched + len(self._free_again)
 
+    def holders(self) -> NDArray[np.int32]:
+        """References to each page that was ever taken."""
+        return self._references[: self._untouched].copy()
+
     @property
     def head_bytes(self) -> tuple[int, int]:
         """Bytes from one head's pages of keys, and of values, to the next's."""

@@ -160,6 +160,10 @@ class NativeRunner:
         """Pages of the whole budget, used or not."""
         return self._store.total
 
+    def page_holders(self) -> NDArray[np.int32]:
+        """How many sequences hold each page that was ever taken."""
+        return self._store.holders()
+
     def pages_needed(self, sequence: int, tokens: int) -> int:
         """Pages that appending this many tokens to the sequence would take, copies of shared pages included."""
         return self._store.needed(self._sequences[sequence], tokens)

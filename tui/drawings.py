@@ -12,6 +12,8 @@ from tui.status import human_seconds
 
 PREFILL, DECODE, DRAFTED = "$primary", "$success", "$accent"
 MUTED = "$foreground 60%"
+# Of a page: free, held by one sequence, by two, by more.
+_HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$accent"))
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 Piece = tuple[str, str]
@@ -45,25 +47,28 @@ def _schedule_legend(steps: Sequence[StepRecord]) -> list[Piece]:
 
 
 def pages(snapshot: EngineSnapshot, width: int, height: int = 4) -> Content:
-    """The pool's pages: shared by several prefixes, kept for one, at work. Free ones fill up what room is left."""
-    kept = [0, 0]
-    for _, node in depth_first(snapshot.prefixes):
-        kept[node.sharers > 1] += math.ceil((node.stop - node.start) / snapshot.page_size)
-    used = snapshot.pages_total - snapshot.pages_free
-    per_cell = max(math.ceil(used / (width * height)), 1)
-    alone, shared = min(kept[0], used), min(kept[1], max(used - kept[0], 0))
-    groups = [
-        (shared, "▓", "$accent", "shared"),
-        (alone, "█", "$primary", "kept"),
-        (max(used - alone - shared, 0), "█", "$success", "at work"),
-        (snapshot.pages_free, "·", MUTED, "free"),
-    ]
-    cells: list[Piece] = []
-    for count, sign, style, _ in groups:
-        cells += [(sign, style)] * min(math.ceil(count / per_cell), width * height - len(cells))
+    """The pool's pages by how many sequences hold each, running ones and kept prefixes alike.
+
+    A cell stands for neighbouring pages and shows the most holders among them. Free ones fill up what room is left.
+    """
+    holders = snapshot.page_holders
+    extent = int(holders.nonzero()[0][-1]) + 1 if holders.any() else 0
+    per_cell = max(math.ceil(extent / (width * height)), 1)
+    most = [int(holders[start : min(start + per_cell, extent)].max()) for start in range(0, extent, per_cell)]
+    rest = math.ceil((snapshot.pages_total - extent) / per_cell)
+    cells = [_HELD[min(count, 3)] for count in most] + [_HELD[0]] * min(rest, width * height - len(most))
     lines = [piece for start in range(0, len(cells), width) for piece in (*cells[start : start + width], ("\n", ""))]
-    legend = [(f"{sign} {count} {name}  ", style) for count, sign, style, name in groups]
-    return Content.assemble(*lines, *legend, (f"\n{snapshot.page_size} tokens a page · a cell is {per_cell}", MUTED))
+    counts = [int((holders == 1).sum()), int((holders == 2).sum()), int((holders > 2).sum())]
+    free = snapshot.pages_total - sum(counts)
+    legend = [
+        (f"{sign} {count} {what}  ", style)
+        for (sign, style), count, what in zip(
+            _HELD, (free, *counts), ("free", "of one sequence", "of two", "of more"), strict=True
+        )
+    ]
+    size = f"{snapshot.page_size} tokens a page" if snapshot.page_size > 1 else "1 token a page"
+    note = f"\n{size} · one cell is {per_cell} page{'s' if per_cell > 1 else ''}"
+    return Content.assemble(*lines, *legend, (note, MUTED))
 
 
 def tree(prefixes: Sequence[PrefixView], most: int = 12) -> Content:

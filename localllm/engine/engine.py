@@ -190,7 +190,7 @@ class Engine:
             prefixes=self._kv.cache.tree(),
             page_size=self.runner.page_size,
             pages_total=self.runner.pages_total(),
-            pages_free=self.runner.pages_free(),
+            page_holders=self.runner.page_holders(),
         )
 
     def close(self) -> None:

@@ -6,7 +6,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # both import, in the end, the prefix cache, which is viewed here
+if TYPE_CHECKING:  # the last two import, in the end, the prefix cache, which is viewed here
+    import numpy as np
+    from numpy.typing import NDArray
+
     from localllm.engine.generation import Generation
     from localllm.engine.plan import Plan
 
@@ -48,14 +51,14 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine between two steps. steps are oldest first; page_size is in tokens."""
+    """The engine between two steps. steps are oldest first; page_size is in tokens; page_holders are the runner's."""
 
     steps: tuple[StepRecord, ...]
     requests: tuple[RequestView, ...]
     prefixes: tuple[PrefixView, ...]
     page_size: int
     pages_total: int
-    pages_free: int
+    page_holders: "NDArray[np.int32]"
 
 
 class Journal:

@@ -69,6 +69,12 @@ class Runner(Protocol):
     def pages_total(self) -> int:
         """Pages of the whole budget, used or not."""
 
+    def page_holders(self) -> NDArray[np.int32]:
+        """How many sequences hold each page, 0 for a free one, about in the order in which pages are first taken.
+
+        Pages behind the last entry are free. A copy: it does not change with the storage.
+        """
+
     def pages_needed(self, sequence: int, tokens: int) -> int:
         """Pages that appending this many tokens to the sequence would take, copies of shared pages included."""
 

@@ -60,6 +60,9 @@ class FakeRunner:
     def pages_total(self) -> int:
         return self._total
 
+    def page_holders(self) -> NDArray[np.int32]:
+        return np.array([self._references.get(page, 0) for page in range(self._total)], np.int32)
+
     def pages_needed(self, sequence: int, tokens: int) -> int:
         length, table = self._lengths[sequence], self._tables[sequence]
         new = -(-(length + tokens) // self.page_size) - len(table)

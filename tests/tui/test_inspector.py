@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 from textual.widgets import Static
 
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
@@ -21,7 +22,7 @@ SNAPSHOT = EngineSnapshot(
     prefixes=(PrefixView(0, 32, 2, 5, (PrefixView(32, 48, 1, 4), PrefixView(32, 40, 1, 5))),),
     page_size=16,
     pages_total=100,
-    pages_free=93,
+    page_holders=np.array([3, 2, 2, 0, 1, 1, 1, 1, 0], np.int32),
 )
 
 
@@ -32,14 +33,17 @@ def test_the_schedule_has_a_column_a_step() -> None:
     assert "last step 0+1+0 rows in 10.0 ms" in lines[2]
 
 
-def test_pages_are_counted_once_by_who_holds_them() -> None:
+def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:
     text = str(drawings.pages(SNAPSHOT, 20, 2))
-    # 32 shared tokens are 2 pages; edges of 16 and 8 tokens a page each; 7 are used, so that 3 are at work.
-    assert "▓ 2 shared" in text
-    assert "█ 2 kept" in text
-    assert "█ 3 at work" in text
-    assert "93 free" in text
-    assert text.splitlines()[0] == "▓▓█████·············"
+    assert "· 93 free  ░ 4 of one sequence  ▒ 2 of two  █ 1 of more" in text
+    assert text.splitlines()[:2] == ["█▒▒·░░░░············", "·" * 20]
+
+
+def test_a_cell_of_the_page_map_stands_for_neighbours() -> None:
+    text = str(drawings.pages(SNAPSHOT, 2, 2))
+    assert text.splitlines()[:2] == ["█▒", "░░"]  # two pages a cell
+    assert "one cell is 2 pages" in text
+    assert drawings.pages(replace(SNAPSHOT, page_holders=np.zeros(0, np.int32)), 2, 2).plain.startswith("··\n··\n")
 
 
 def test_the_tree_shows_depth_sharing_and_use() -> None:

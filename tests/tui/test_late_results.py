@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+import numpy as np
 from textual.pilot import Pilot
 
 from localllm.engine.answer_parts import AnswerPart, PartKind
@@ -19,7 +20,9 @@ from tui.screens.inspector import InspectorScreen
 from tui.screens.models import ModelsScreen
 from tui.sessions import SessionStore
 
-LOOK = EngineSnapshot(steps=(), requests=(), prefixes=(), page_size=16, pages_total=8, pages_free=8)
+LOOK = EngineSnapshot(
+    steps=(), requests=(), prefixes=(), page_size=16, pages_total=8, page_holders=np.zeros(0, np.int32)
+)
 
 
 class Slow(FakeBackend):

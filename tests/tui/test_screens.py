@@ -6,6 +6,7 @@ After a wanted change: `pytest tests/tui/test_screens.py --snapshot-update`, and
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import OptionList
@@ -48,7 +49,7 @@ SNAPSHOT = EngineSnapshot(
     prefixes=(PrefixView(0, 320, 2, 5, (PrefixView(320, 480, 1, 4), PrefixView(320, 400, 1, 5))),),
     page_size=16,
     pages_total=1000,
-    pages_free=953,
+    page_holders=np.array([3] * 20 + [2] * 9 + [1] * 18, np.int32),
 )
 
 

@@ -62,6 +62,10 @@ class WatchedRunner:
         slack = len(self.alive) * self.runner.page_size
         if taken * self.runner.page_size > stored + slack:
             raise RuntimeError(f"{taken} pages are taken by {stored} tokens")
+        holders = self.runner.page_holders()
+        held = sum(-(-self.runner.sequence_length(sequence) // self.runner.page_size) for sequence in self.alive)
+        if (int((holders > 0).sum()), int(holders.sum())) != (taken, held):
+            raise RuntimeError(f"{taken} pages are taken and held {held} times, but counted {holders.tolist()}")
 
 
 def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
