@@ -1,4 +1,4 @@
-"""The arrays that llama_decode reads, allocated once and filled without a Python loop over rows."""
+"""The arrays that llama_decode reads: those of tokens allocated once and filled without a Python loop over rows."""
 
 import ctypes
 from typing import Any
@@ -46,6 +46,29 @@ class Batch:
         self._wanted[:count] = 0
         self._wanted[wanted] = 1
         self.struct.n_tokens = count
+
+
+class EmbeddingBatch:
+    """A llama_batch of rows of embeddings, which stand for no tokens, of one sequence. No logits are asked for."""
+
+    def __init__(self, embeddings: NDArray[np.float32], first: int, sequence: int) -> None:
+        """embeddings: float32[rows, width], which are kept alive as long as this. first: position of the first row."""
+        count = len(embeddings)
+        self._embeddings = np.ascontiguousarray(embeddings)
+        self._position = np.arange(first, first + count, dtype=np.int32)
+        self._ones = np.ones(count, dtype=np.int32)
+        self._sequence = np.array([sequence], dtype=np.int32)
+        self._sequence_pointers = np.full(count, self._sequence.ctypes.data, dtype=np.uintp)
+        self._wanted = np.zeros(count, dtype=np.int8)
+        self.struct: Any = llama().llama_batch(
+            n_tokens=count,
+            token=None,
+            embd=_pointer(self._embeddings, ctypes.c_float),
+            pos=_pointer(self._position, ctypes.c_int32),
+            n_seq_id=_pointer(self._ones, ctypes.c_int32),
+            seq_id=_pointer(self._sequence_pointers, ctypes.POINTER(ctypes.c_int32)),
+            logits=_pointer(self._wanted, ctypes.c_int8),
+        )
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

@@ -5,7 +5,14 @@ import sys
 
 from gguf_io.errors import LocalLLMError
 
-__all__ = ["DeviceRequestError", "LlamaCppError", "LlamaCppMemoryError", "LlamaCppMissingError", "install_command"]
+__all__ = [
+    "DeviceRequestError",
+    "LlamaCppError",
+    "LlamaCppMemoryError",
+    "LlamaCppMissingError",
+    "PictureError",
+    "install_command",
+]
 
 _WHEELS = "https://abetlen.github.io/llama-cpp-python/whl"
 _PACKAGE = "'localllm[llama]'"
@@ -30,6 +37,10 @@ class LlamaCppError(LocalLLMError):
 
 class LlamaCppMemoryError(LlamaCppError):
     """The model or its context did not fit into a device's memory, or a step found no room for its tokens."""
+
+
+class PictureError(LocalLLMError):
+    """An image that cannot be shown to a model: of another format, too large, or damaged."""
 
 
 class DeviceRequestError(LocalLLMError):

@@ -55,13 +55,13 @@ def llama() -> Any:
         raise LlamaCppMissingError("the package llama-cpp-python is not installed") from error
     except (OSError, RuntimeError) as error:  # a library of another platform, or one of its dependencies
         raise LlamaCppMissingError(f"its library does not load: {error}") from error
-    llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     return llama_cpp
 
 
 @functools.cache
-def _log_callback() -> Any:
+def log_callback() -> Any:
     """Return the callback that C holds a bare pointer to; the cache keeps it alive."""
     from llama_cpp import llama_cpp
 
@@ -70,7 +70,7 @@ def _log_callback() -> Any:
 
 def route_log() -> None:
     """Send llama.cpp's log to the logger "localllm.llama_cpp" again, whoever took it since, and forget complaints."""
-    llama().llama_log_set(_log_callback(), ctypes.c_void_p(0))
+    llama().llama_log_set(log_callback(), ctypes.c_void_p(0))
     _log.complaints = []
 
 

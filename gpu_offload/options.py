@@ -24,6 +24,7 @@ class LlamaOptions:
     full_window_cache: keep every position for layers with a sliding window, which prefix reuse and truncation need;
     False keeps the window only, which saves memory.
     lora: files of LoRA adapters; sequences choose among them by number.
+    mmproj: file of the projector that turns images into rows for the model.
     """
 
     context_tokens: int = 4096
@@ -40,3 +41,4 @@ class LlamaOptions:
     flash_attention: bool | None = None
     full_window_cache: bool = True
     lora: tuple[Path, ...] = ()
+    mmproj: Path | None = None

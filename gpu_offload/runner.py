@@ -1,10 +1,8 @@
 """The engine's Runner on llama.cpp: any architecture it knows, on any device it was built for.
 
-Sequences are llama.cpp's own: a fork shares cells of one unified KV cache, and a cell is a page of one token. One
-sequence number beyond the engine's serves as a desk on which ranges are laid for export and import.
+Sequences are llama.cpp's own: a fork shares cells of one unified KV cache, and a cell is a page of one token.
 """
 
-import ctypes
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,13 +13,15 @@ from numpy.typing import NDArray
 
 from gguf_io.model_file import ModelFile
 from gpu_offload.adapters import Adapters, AdapterSet
-from gpu_offload.batch import Batch
 from gpu_offload.cells import CellBook
+from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
-from gpu_offload.library import complaints, llama, route_log
-from gpu_offload.loading import load_model, open_context, output_rows
+from gpu_offload.library import llama, route_log
+from gpu_offload.loading import load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import LlamaOptions
+from gpu_offload.projector import Projector
+from gpu_offload.state_desk import StateDesk
 
 MAX_SEQUENCES = 255  # llama.cpp's 256, less the desk
 _LENGTH = struct.Struct("<Q")
@@ -44,10 +44,13 @@ class LlamaCppRunner:
         self._options = options
         self._model: Any = load_model(model, options)
         self._open_context: Any = None
+        self._projector: Projector | None = None
         try:
             if self._lib.llama_model_has_encoder(self._model):
                 raise LlamaCppError(f"{model.path} has an encoder and does not continue text by itself.")
             self._adapters = Adapters(self._model, model, options.lora)
+            if options.mmproj is not None:
+                self._projector = Projector(options.mmproj, self._model, options)
             self._open_context = open_context(self._model, options)
             self._memory = self._lib.llama_get_memory(self._context)
             if not self._memory:
@@ -56,11 +59,10 @@ class LlamaCppRunner:
             self.close()
             raise
         self._book = CellBook(self._lib.llama_n_ctx(self._context))
-        self._desk = options.max_sequences
+        self._desk = StateDesk(self._context, options.max_sequences)
         self._chosen: dict[int, AdapterSet] = {}  # the sequences that are computed with adapters
-        self._batch = Batch(options.batch_rows)
-        self._output_rows = output_rows(options)
         self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
+        self._decoder = Decoder(self._context, options, self._vocab_size, self._adapters)
         self._max_context = int(self._lib.llama_model_n_ctx_train(self._model))
         self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
         self._kv_identity = self._identity(model)
@@ -117,6 +119,11 @@ class LlamaCppRunner:
     def adapter_count(self) -> int:
         """LoRA adapters that sequences may be computed with."""
         return len(self._adapters)
+
+    @property
+    def projector(self) -> Projector | None:
+        """What turns images into rows for append_embeddings, if the model was loaded with it."""
+        return self._projector
 
     def pages_free(self) -> int:
         """Cells that no sequence holds."""
@@ -194,11 +201,30 @@ class LlamaCppRunner:
         for sequence, count in appended.items():
             self._book.append(sequence, count)
         try:
-            return self._decode_by_adapters(rows, outputs)
+            return self._decoder.run(rows, outputs, self._chosen)
         except LlamaCppError:
-            for sequence, length in before.items():
-                kept = length if self._forget(sequence, length) else 0
-                self._book.truncate(sequence, kept)
+            self._take_back(before)
+            raise
+
+    def append_embeddings(self, sequence: int, embeddings: NDArray[np.float32], sees_all: bool) -> None:
+        """Append rows that stand for no tokens, float32[rows, width], to a sequence, a position each.
+
+        sees_all: the rows attend to each other in both directions, and must then fit into one run. Raises as `run`
+        does, before anything is changed, or with the rows taken back.
+        """
+        self._check_sequence(sequence)
+        stored, count = self._book.length(sequence), len(embeddings)
+        width = int(self._lib.llama_model_n_embd_inp(self._model))
+        if embeddings.shape != (count, width) or not count or (sees_all and count > self.max_rows):
+            raise ValueError(f"embeddings of shape {embeddings.shape} are not rows of {width}, at most {self.max_rows}")
+        if stored + count > self._max_context:
+            raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
+        self._check_room(count)
+        self._book.append(sequence, count)
+        try:
+            self._decoder.append_embeddings(sequence, embeddings, stored, sees_all, self._chosen)
+        except LlamaCppError:
+            self._take_back({sequence: stored})
             raise
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
@@ -206,7 +232,9 @@ class LlamaCppRunner:
         self._check_cut(sequence, stop)
         if not 0 <= start < stop or (start and not self._can_truncate):
             raise ValueError(f"cannot export positions {start}..{stop} of sequence {sequence}")
-        states = [self._take_state(sequence, *piece) for piece in self._pieces(start, stop)]
+        states = [
+            self._desk.take(sequence, first, self._end(sequence, last)) for first, last in self._pieces(start, stop)
+        ]
         return b"".join(part for state in states for part in (_LENGTH.pack(len(state)), state))
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
@@ -225,7 +253,7 @@ class LlamaCppRunner:
             for piece in pieces:
                 (length,) = _LENGTH.unpack_from(data.ljust(offset + _LENGTH.size), offset)
                 offset += _LENGTH.size + length
-                self._put_state(sequence, *piece, data[offset - length : offset])
+                self._desk.put(sequence, *piece, data[offset - length : offset], self._can_truncate)
             if offset != len(data):
                 raise ValueError(f"the data is not KV of positions {start}..{stop}: it has {len(data)} bytes")
         except ValueError:
@@ -234,7 +262,9 @@ class LlamaCppRunner:
         self._book.append(sequence, stop - start)
 
     def close(self) -> None:
-        """Free the context and the model. Idempotent."""
+        """Free the context, the projector and the model. Idempotent."""
+        if self._projector is not None:
+            self._projector.close()
         if self._open_context is not None:
             self._lib.llama_free(self._open_context)
             self._open_context = None
@@ -261,33 +291,6 @@ class LlamaCppRunner:
         step = max(self._window // 2, 1)
         return list(pairwise([start, *range((start // step + 1) * step, stop, step), stop]))
 
-    def _take_state(self, sequence: int, start: int, stop: int) -> bytes:
-        """Lay a range on the desk and return what llama.cpp saves of it."""
-        try:
-            self._lib.llama_memory_seq_cp(self._memory, sequence, self._desk, start, self._end(sequence, stop))
-            size = self._lib.llama_state_seq_get_size(self._context, self._desk)
-            buffer = (ctypes.c_uint8 * size)()
-            written = self._lib.llama_state_seq_get_data(self._context, buffer, size, self._desk)
-        finally:
-            self._forget(self._desk, 0)
-        if written != size:
-            raise LlamaCppError(f"llama.cpp wrote {written} of {size} bytes of a sequence's state:\n{complaints()}")
-        return bytes(buffer)
-
-    def _put_state(self, sequence: int, start: int, stop: int, state: bytes) -> None:
-        """Restore a range on the desk and, if it is the one expected, share it with the sequence; else ValueError."""
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        try:
-            taken = self._lib.llama_state_seq_set_data(self._context, buffer, len(state), self._desk)
-            first = self._lib.llama_memory_seq_pos_min(self._memory, self._desk)
-            last = self._lib.llama_memory_seq_pos_max(self._memory, self._desk)
-            # A recurrent state knows only its last position, so the first is checked where it means something.
-            if taken != len(state) or last != stop - 1 or (self._can_truncate and first != start):
-                raise ValueError(f"the data is not KV of positions {start}..{stop} of this model: {complaints()}")
-            self._lib.llama_memory_seq_cp(self._memory, self._desk, sequence, -1, -1)
-        finally:
-            self._forget(self._desk, 0)
-
     def _new_handle(self) -> int:
         _ = self._context  # closed runners have no sequences
         for sequence in range(self.max_sequences):
@@ -305,6 +308,12 @@ class LlamaCppRunner:
             return True
         self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         return start == 0
+
+    def _take_back(self, lengths: dict[int, int]) -> None:
+        """Cut sequences back to what they held before a computation that failed."""
+        for sequence, length in lengths.items():
+            kept = length if self._forget(sequence, length) else 0
+            self._book.truncate(sequence, kept)
 
     def _check_sequence(self, sequence: int) -> None:
         _ = self._context
@@ -350,42 +359,3 @@ class LlamaCppRunner:
             appended[sequence] = length
         self._check_room(count)
         return appended
-
-    def _decode_by_adapters(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Compute the rows, in one pass for each set of adapters among them: llama.cpp has one for all of a batch."""
-        if not self._adapters:
-            return self._decode(rows, outputs)
-        members: dict[AdapterSet, list[int]] = {}
-        for index, sequence in enumerate(rows[2].tolist()):
-            members.setdefault(self._chosen.get(sequence, ()), []).append(index)
-        found = np.empty((len(outputs), self._vocab_size), dtype=np.float32)
-        for adapters, indices in members.items():
-            self._adapters.apply(self._context, adapters)
-            wanted = np.flatnonzero(np.isin(indices, outputs))
-            found[np.isin(outputs, indices)] = self._decode(rows[:, indices], wanted)
-        return found
-
-    def _decode(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Compute the rows, in as many calls as the output buffer demands: nearly always one."""
-        if len(outputs) <= self._output_rows:
-            return self._decode_piece(rows, outputs)
-        count = rows.shape[1]
-        last_outputs = outputs[self._output_rows - 1 :: self._output_rows]
-        cuts = [0, *(int(row) + 1 for row in last_outputs if row + 1 < count), count]
-        pieces = []
-        for first, end in pairwise(cuts):
-            inside = outputs[(outputs >= first) & (outputs < end)] - first
-            pieces.append(self._decode_piece(rows[:, first:end], inside).copy())
-        return np.concatenate(pieces)
-
-    def _decode_piece(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
-        """One llama_decode; the result is a view of llama.cpp's buffer."""
-        self._batch.fill(rows[0], rows[1], rows[2], outputs)
-        status = self._lib.llama_decode(self._context, self._batch.struct)
-        if status:
-            raise LlamaCppError(f"llama_decode failed with status {status}:\n{complaints()}")
-        if not len(outputs):
-            self._lib.llama_synchronize(self._context)
-            return np.empty((0, self._vocab_size), dtype=np.float32)
-        logits = self._lib.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(logits, shape=(len(outputs), self._vocab_size))

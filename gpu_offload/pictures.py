@@ -1,0 +1,115 @@
+"""What a picture's file says of itself, read before anything decodes it: format, size, and how far it would unfold.
+
+llama.cpp decodes with stb_image, which trusts its callers: a few bytes can ask for gigabytes of memory or hours of
+work. So everything here is bounded, and only PNG and JPEG are let through.
+PNG: https://www.w3.org/TR/png-3/. JPEG: ITU-T T.81, annex B.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+from gpu_offload.errors import PictureError
+
+MAX_BYTES = 16 * 2**20
+MAX_PIXELS = 2**25  # 8K video has slightly fewer; three bytes each when decoded
+MAX_SIDE = 2**14
+MAX_SCANS = 64  # of a progressive JPEG, each of which visits every pixel
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG = b"\xff\xd8\xff"
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of PNG's colour types
+_PIECE = 1 << 20
+# Markers of JPEG that begin a frame, with its size; the others of C0..CF are tables.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SCAN = b"\xff\xda"
+
+
+def check_picture(data: bytes) -> tuple[int, int]:
+    """Return width and height of a PNG or JPEG that is safe to decode. Raises PictureError for any other data."""
+    if len(data) > MAX_BYTES:
+        raise PictureError(f"The image has {len(data):,} bytes, more than {MAX_BYTES:,}. Send a smaller one.")
+    if data.startswith(_PNG):
+        width, height = _checked(_png_size(data))
+        _check_unfolded(data, height)
+    elif data.startswith(_JPEG):
+        width, height = _checked(_jpeg_size(data))
+        if data.count(_SCAN) > MAX_SCANS:
+            raise PictureError(f"The JPEG has more than {MAX_SCANS} scans. Save it anew, as a plain JPEG or PNG.")
+    else:
+        raise PictureError("The image is neither PNG nor JPEG. Convert it to one of them.")
+    return width, height
+
+
+def _checked(size: tuple[int, int]) -> tuple[int, int]:
+    width, height = size
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height <= MAX_PIXELS):
+        raise PictureError(
+            f"The image has {width} x {height} pixels; at most {MAX_PIXELS:,} and {MAX_SIDE:,} a side are taken. "
+            "Send a smaller one."
+        )
+    return width, height
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    if len(data) < 33 or data[8:16] != b"\x00\x00\x00\x0dIHDR":
+        raise _damaged("PNG")
+    width, height = struct.unpack_from(">II", data, 16)
+    return width, height
+
+
+def _check_unfolded(data: bytes, height: int) -> None:
+    """Raise PictureError where a PNG's compressed rows are longer than its header promises."""
+    width, _, depth, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
+    if colour not in _CHANNELS or depth not in (1, 2, 4, 8, 16) or interlace > 1:
+        raise _damaged("PNG")
+    bits = width * _CHANNELS[colour] * depth
+    # A filter byte begins each row; the seven passes of an interlaced one have up to twice the rows, each rounded up.
+    limit = height * (bits // 8 + 2) * (1 + interlace) + 64
+    unpacker = zlib.decompressobj()
+    unfolded = 0
+    try:
+        for packed in _png_data(data):
+            left = packed
+            while left:
+                unfolded += len(unpacker.decompress(left, _PIECE))
+                if unfolded > limit:
+                    raise PictureError("The PNG unfolds to more than its header says. Save it anew.")
+                left = unpacker.unconsumed_tail
+    except zlib.error as error:
+        raise _damaged("PNG") from error
+
+
+def _png_data(data: bytes) -> Iterator[bytes]:
+    """The contents of the chunks with compressed rows."""
+    at = len(_PNG)
+    while at + 8 <= len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        kind = data[at + 4 : at + 8]
+        if at + 12 + length > len(data):
+            raise _damaged("PNG")
+        if kind == b"IDAT":
+            yield data[at + 8 : at + 8 + length]
+        if kind == b"IEND":
+            return
+        at += 12 + length
+    raise _damaged("PNG")
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # fill bytes
+            at += 1
+            continue
+        (length,) = struct.unpack_from(">H", data, at + 2)
+        if marker in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return width, height
+        at += 2 + length
+    raise _damaged("JPEG")
+
+
+def _damaged(kind: str) -> PictureError:
+    return PictureError(f"The image is a damaged {kind}. Save it anew.")

@@ -1,0 +1,193 @@
+"""Images as a model sees them: llama.cpp's multimodal library turns a picture into rows beside those of tokens.
+
+A projector (mmproj) is a second model file: an encoder of images and the layers that bring its output to the width of
+the language model's embeddings. What it makes of an image does not depend on the text around it.
+"""
+
+import ctypes
+import functools
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_io.model_file import open_model
+from gpu_offload.errors import LlamaCppError, PictureError
+from gpu_offload.library import complaints, llama, log_callback, route_log
+from gpu_offload.loading import physical_cores
+from gpu_offload.options import LlamaOptions
+from gpu_offload.pictures import check_picture
+
+# Of images that were encoded before: a chat sends all of its images again with every message.
+KEPT_BYTES = 256 * 2**20
+# Placeholders stand far above every token id, with this many bits of the image's digest in each.
+_PLACEHOLDER = 1 << 62
+_MARKER = b"<__media__>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageRows:
+    """One run of rows of an image. ids stand for them where token ids stand for text; other images have other ids.
+
+    embeddings: float32[len(ids), width]. sees_all: whether its rows attend to each other in both directions, so that
+    they must be computed in one pass.
+    """
+
+    ids: tuple[int, ...]
+    embeddings: NDArray[np.float32]
+    sees_all: bool
+
+
+# An image in a prompt: runs of rows, with the ids of tokens before, between and after them.
+ImagePieces = tuple[ImageRows | tuple[int, ...], ...]
+
+
+class Projector:
+    """The encoder of images beside one loaded model. Thread-safe; one image is encoded at a time.
+
+    identity names the file. It must be closed before the model is freed.
+    """
+
+    def __init__(self, path: Path, model: Any, options: LlamaOptions) -> None:
+        """Load it for a llama_model pointer. Raises ModelFileError, or LlamaCppError where it is not that model's."""
+        self.identity = _checked_identity(path)
+        self.name = path.name
+        self._lib = _mtmd()
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, ImagePieces] = OrderedDict()
+        self._kept_bytes = 0
+        self._width = int(llama().llama_model_n_embd_inp(model))
+        self._most_rows = options.batch_rows
+        params = self._lib.mtmd_context_params_default()
+        params.use_gpu = options.gpu_layers != 0
+        params.print_timings = False
+        params.n_threads = options.threads or physical_cores()
+        params.media_marker = _MARKER
+        route_log()
+        self._context: Any = self._lib.mtmd_init_from_file(str(path).encode(), model, params)
+        if not self._context:
+            raise LlamaCppError(f"llama.cpp cannot use the projector {path} with this model. It said:\n{complaints()}")
+        problem = self._lacks()
+        if problem:
+            self.close()
+            raise LlamaCppError(f"{path}: {problem}")
+
+    def see(self, data: bytes) -> ImagePieces:
+        """Return a picture as rows and tokens. Raises PictureError before decoding what is no safe PNG or JPEG.
+
+        The first time takes as long as the encoder needs: seconds for large ones on a CPU.
+        """
+        check_picture(data)
+        digest = hashlib.sha256(data).digest()
+        with self._lock:
+            if self._context is None:
+                raise LlamaCppError("The model is being unloaded. Ask again.")
+            if digest in self._kept:
+                self._kept.move_to_end(digest)
+            else:
+                self._keep(digest, self._pieces(data, digest))
+            return self._kept[digest]
+
+    def close(self) -> None:
+        """Free the encoder. Idempotent."""
+        with self._lock:
+            if self._context is not None:
+                self._lib.mtmd_free(self._context)
+                self._context = None
+
+    def _lacks(self) -> str:
+        """Why images cannot be computed with this pair of files, "" where they can."""
+        if not self._lib.mtmd_support_vision(self._context):
+            return "this projector is for sound and not for images. Choose another one with --mmproj."
+        if self._lib.mtmd_decode_use_mrope(self._context):
+            return (
+                "this model counts the positions of an image in two dimensions (M-RoPE, as Qwen2-VL does), which "
+                "localllm cannot do yet. Load it without a projector (--mmproj none), or take a model such as Gemma 3."
+            )
+        return ""
+
+    def _keep(self, digest: bytes, pieces: ImagePieces) -> None:
+        self._kept[digest] = pieces
+        self._kept_bytes += _size(pieces)
+        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= _size(oldest)
+
+    def _pieces(self, data: bytes, digest: bytes) -> ImagePieces:
+        """Decode, cut up as the model wants it, and encode."""
+        library = self._lib
+        route_log()
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        bitmap = library.mtmd_helper_bitmap_init_from_buf(self._context, buffer, len(data), False)
+        if not bitmap:
+            raise PictureError(f"The image cannot be decoded; save it anew. llama.cpp said:\n{complaints()}")
+        chunks = library.mtmd_input_chunks_init()
+        try:
+            text = library.mtmd_input_text(_MARKER, len(_MARKER), False, True)
+            bitmaps = (ctypes.c_void_p * 1)(bitmap)
+            if library.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1):
+                raise PictureError(f"The image cannot be prepared for this model. llama.cpp said:\n{complaints()}")
+            count = library.mtmd_input_chunks_size(chunks)
+            return tuple(
+                self._piece(library.mtmd_input_chunks_get(chunks, number), digest, number) for number in range(count)
+            )
+        finally:
+            library.mtmd_input_chunks_free(chunks)
+            library.mtmd_bitmap_free(bitmap)
+
+    def _piece(self, chunk: Any, digest: bytes, number: int) -> ImageRows | tuple[int, ...]:
+        library = self._lib
+        count = int(library.mtmd_input_chunk_get_n_tokens(chunk))
+        if library.mtmd_input_chunk_get_type(chunk) == library.MTMD_INPUT_CHUNK_TYPE_TEXT:
+            length = ctypes.c_size_t()
+            tokens = library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(length))
+            return tuple(tokens[: length.value])
+        sees_all = bool(library.mtmd_decode_use_non_causal(self._context, chunk))
+        if sees_all and count > self._most_rows:
+            raise PictureError(
+                f"The image takes {count} rows at once, more than {self._most_rows}. Send a smaller one."
+            )
+        if library.mtmd_encode_chunk(self._context, chunk):
+            raise LlamaCppError(f"llama.cpp failed to encode an image:\n{complaints()}")
+        rows = np.ctypeslib.as_array(library.mtmd_get_output_embd(self._context), shape=(count, self._width))
+        return ImageRows(_placeholders(digest, number, count), rows.astype(np.float32, copy=True), sees_all)
+
+
+def _placeholders(digest: bytes, number: int, count: int) -> tuple[int, ...]:
+    """Ids for the rows of an image's piece: 62 bits each, drawn from its SHA-256, so that images share no prefix."""
+    stream = hashlib.shake_256(digest + number.to_bytes(4, "little")).digest(8 * count)
+    return tuple(_PLACEHOLDER | (value & _PLACEHOLDER - 1) for value in np.frombuffer(stream, "<u8").tolist())
+
+
+def _size(pieces: Sequence[ImageRows | tuple[int, ...]]) -> int:
+    return sum(piece.embeddings.nbytes for piece in pieces if isinstance(piece, ImageRows))
+
+
+def _checked_identity(path: Path) -> str:
+    with open_model(path) as file:
+        if file.architecture != "clip":
+            raise LlamaCppError(
+                f"{path} is no projector (general.architecture is {file.architecture!r}, not 'clip'). "
+                "Name the model's mmproj file with --mmproj."
+            )
+        return file.identity()
+
+
+@functools.cache
+def _mtmd() -> Any:
+    """llama-cpp-python's binding of the multimodal library, its log routed as llama.cpp's. Raises LlamaCppError."""
+    llama()
+    try:
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, AttributeError) as error:
+        raise LlamaCppError(
+            f"This llama-cpp-python cannot read images ({error}). Install version 0.3.36 or newer."
+        ) from error
+    mtmd_cpp.mtmd_helper_log_set(log_callback(), ctypes.c_void_p(0))
+    return mtmd_cpp

@@ -1,0 +1,92 @@
+"""Tiny projectors of random weights for models of width 64, and pictures to show them."""
+
+import struct
+import zlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+WIDTH, INNER, SIDE, PATCH, LAYERS = 32, 64, 32, 8, 3
+PATCHES = (SIDE // PATCH) ** 2
+
+
+def write_projector(path: Path, kind: str = "mlp", width: int = 64, architecture: str = "clip", seed: int = 5) -> Path:
+    """Write a vision transformer with the projection of LLaVA ("mlp") or Gemma 3 ("gemma3")."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", kind)
+    writer.add_bool("clip.use_gelu", True)
+    for name, number in {
+        "image_size": SIDE,
+        "patch_size": PATCH,
+        "embedding_length": WIDTH,
+        "feed_forward_length": INNER,
+        "block_count": LAYERS,
+        "projection_dim": width,
+        "attention.head_count": 4,
+        "projector.scale_factor": 2,
+    }.items():
+        writer.add_uint32(f"clip.vision.{name}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+    rng = np.random.default_rng(seed)
+
+    def add(name: str, *shape: int) -> None:
+        writer.add_tensor(name, (rng.standard_normal(shape) * 0.3).astype(np.float32))
+
+    def pair(name: str, rows: int, *columns: int) -> None:
+        add(f"{name}.weight", rows, *columns)
+        add(f"{name}.bias", rows)
+
+    add("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
+    add("v.patch_embd.bias", WIDTH)
+    add("v.position_embd.weight", PATCHES + (kind == "mlp"), WIDTH)
+    if kind == "mlp":
+        add("v.class_embd", WIDTH)
+    pair("v.post_ln", WIDTH)
+    for layer in range(LAYERS):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            pair(f"v.blk.{layer}.{name}", WIDTH, WIDTH)
+        pair(f"v.blk.{layer}.ffn_up", INNER, WIDTH)
+        pair(f"v.blk.{layer}.ffn_down", WIDTH, INNER)
+        pair(f"v.blk.{layer}.ln1", WIDTH)
+        pair(f"v.blk.{layer}.ln2", WIDTH)
+    if kind == "mlp":
+        pair("mm.0", width, WIDTH)
+        pair("mm.2", width, width)
+    else:
+        add("mm.input_projection.weight", WIDTH, width)
+        add("mm.soft_emb_norm.weight", WIDTH)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def png(seed: int = 0, width: int = 40, height: int = 30) -> bytes:
+    """A picture of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return png_of(pixels)
+
+
+def png_of(pixels: NDArray[np.uint8]) -> bytes:
+    """Pack pixels, uint8[height, width, 3]."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\x00" + row.tobytes() for row in pixels)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        chunk(*each)
+        for each in (
+            (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+            (b"IDAT", zlib.compress(rows)),
+            (b"IEND", b""),
+        )
+    )
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    """One chunk of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
