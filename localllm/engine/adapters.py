@@ -44,12 +44,13 @@ def adapter_set(chosen: Sequence[tuple[int, float]], count: int) -> AdapterSet:
     return tuple((number, scale) for number, scale in sorted(weights.items()) if scale)
 
 
-def marked(tokens: list[int], adapters: AdapterSet) -> list[int]:
-    """Tokens as a key for prefixes under other than the usual adapters, so that no two sets share any.
+def marked(tokens: list[int], adapters: AdapterSet, namespace: str = "") -> list[int]:
+    """Tokens as a key for prefixes under other than the usual adapters, or in a namespace, so that no two share any.
 
-    The first token carries them: numbers and weights, exact and not hashed, are the bits above a token's.
+    The first token carries both: numbers and weights and the name, exact and not hashed, are the bits above a token's.
     """
     if not tokens:
         return tokens
-    mark = int.from_bytes(b"\x01" + b"".join(_ENTRY.pack(*entry) for entry in adapters))
+    entries = b"".join(_ENTRY.pack(*entry) for entry in adapters)
+    mark = int.from_bytes(b"\x01" + len(adapters).to_bytes(4) + entries + namespace.encode())
     return [tokens[0] | mark << _TOKEN_BITS, *tokens[1:]]

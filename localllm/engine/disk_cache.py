@@ -53,6 +53,7 @@ class DiskCache:
 
     def __init__(self, root: Path, kv_identity: str, limit_bytes: int | None = None) -> None:
         self._root = root
+        self._identity = kv_identity
         self._folder = root / hashlib.blake2b(kv_identity.encode(), digest_size=_DIGEST).hexdigest()
         self.enabled = True
         try:
@@ -64,6 +65,10 @@ class DiskCache:
         except OSError as error:
             self._turn_off(error)
         self._limit = limit_bytes or 0
+
+    def apart(self, namespace: str) -> "DiskCache":
+        """The same tier for a namespace, which shares no segment with others."""
+        return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit)
 
     def find(self, tokens: Sequence[int]) -> list[Segment]:
         """Return the chain of segments that begins at 0 and follows the tokens furthest. Reads headers only."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from localllm.engine.adapters import marked
 from localllm.engine.generation import Generation
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import Runner
@@ -73,7 +74,7 @@ class DraftModel:
         followed = self._followed.pop(generation, None)
         if followed is None or self._broken:
             return
-        self._cache.insert(followed.tokens, followed.sequence)
+        self._cache.insert(_key(followed.tokens, generation), followed.sequence)
         while len(self._cache) > self._runner.max_sequences // 2:
             self._cache.drop_oldest()
 
@@ -104,8 +105,9 @@ class DraftModel:
         return False
 
     def _start(self, generation: Generation) -> _Followed:
-        known = self._cache.match(generation.tokens[:-1])
-        sequence = self._cache.fork(generation.tokens[:known], known)
+        key = _key(generation.tokens, generation)
+        known = self._cache.match(key[:-1])
+        sequence = self._cache.fork(key[:known], known)
         followed = _Followed(sequence, generation.tokens[:known], generation.tokens, known)
         self._followed[generation] = followed
         return followed
@@ -154,3 +156,9 @@ class DraftModel:
         lasts = [row for row in range(len(rows)) if row + 1 == len(rows) or sequences[row + 1] != sequences[row]]
         logits = runner.run(rows, positions, sequences, lasts if wanted else [])
         return [int(token) for token in logits.argmax(axis=1)]
+
+
+def _key(tokens: list[int], generation: Generation) -> list[int]:
+    """What the prefix cache knows a generation's tokens by; the draft model has no adapters."""
+    namespace = generation.request.namespace
+    return marked(tokens, (), namespace) if namespace else tokens

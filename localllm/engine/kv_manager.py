@@ -40,7 +40,8 @@ class KVManager:
         self.cache = PrefixCache(runner)
         # Sequences that can only be used whole gain nothing from segments.
         self._disk = disk if runner.can_truncate else None
-        self.spiller = Spiller(runner, self.cache, self._disk, wake_engine) if self._disk else None
+        self._disks: dict[str, DiskCache] = {}
+        self.spiller = Spiller(runner, self.cache, wake_engine) if self._disk else None
 
     def start(self, generation: Generation, running: Iterable[Generation]) -> bool:
         """Give the generation the longest prefix known; False if a neighbour is just computing a longer one.
@@ -52,7 +53,7 @@ class KVManager:
         cached = self.cache.match(key)
         source, computed, coming = None, cached, cached
         for other in running:
-            if other.sequence is None or not self._runner.can_truncate or other.adapters != generation.adapters:
+            if other.sequence is None or not self._runner.can_truncate or not _may_share(other, generation):
                 continue
             common = common_prefix(tokens, other.tokens[:-1])
             coming = max(coming, common if not other.stream.full else 0)
@@ -60,7 +61,7 @@ class KVManager:
                 source, computed = other.sequence, min(common, other.computed)
         if coming - computed >= self._runner.page_size:
             return False
-        disk = self._disk if generation.adapters == self._adapters else None
+        disk = self._disk_of(generation)
         segments = disk.find(tokens) if disk and len(tokens) - computed >= LEAST_RESTORED else []
         if segments and segments[-1].useful - computed >= LEAST_RESTORED:
             generation.restoring = [segment for segment in segments if segment.stop > computed]
@@ -114,20 +115,39 @@ class KVManager:
             self._runner.free_sequence(sequence)
             return
         tokens = generation.tokens[: generation.computed]
-        self.cache.insert(self._key(tokens, generation), sequence)
-        if self.spiller and generation.request.persist and generation.adapters == self._adapters:
-            self.spiller.later(tokens)
+        key = self._key(tokens, generation)
+        self.cache.insert(key, sequence)
+        disk = self._disk_of(generation)
+        if self.spiller and generation.request.persist and disk:
+            self.spiller.later(tokens, key, disk)
         while len(self.cache) > self._kept_sequences:
             self.cache.drop_oldest()
         while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:
             self.cache.evict(self._background_pages - self._runner.pages_free())
 
     def _key(self, tokens: list[int], generation: Generation) -> list[int]:
-        """What the prefix cache knows these tokens by: themselves, under the usual adapters."""
-        return tokens if generation.adapters == self._adapters else marked(tokens, generation.adapters)
+        """What the prefix cache knows these tokens by: themselves, under the usual adapters and in no namespace."""
+        namespace = generation.request.namespace
+        if generation.adapters == self._adapters and not namespace:
+            return tokens
+        return marked(tokens, generation.adapters, namespace)
+
+    def _disk_of(self, generation: Generation) -> DiskCache | None:
+        """Where the generation's KV is kept on disk: each namespace has a part of its own."""
+        if self._disk is None or generation.adapters != self._adapters:
+            return None
+        namespace = generation.request.namespace
+        if namespace and namespace not in self._disks:
+            self._disks[namespace] = self._disk.apart(namespace)
+        return self._disks.get(namespace, self._disk)
 
     def discard(self, generation: Generation) -> None:
         """Free the sequence, whose KV is not to be used again."""
         sequence, generation.sequence = generation.sequence, None
         if sequence is not None:
             self._runner.free_sequence(sequence)
+
+
+def _may_share(one: Generation, other: Generation) -> bool:
+    """Whether one's keys and values may serve the other."""
+    return one.adapters == other.adapters and one.request.namespace == other.request.namespace

@@ -93,6 +93,7 @@ class GenerationRequest:
     persist says whether the KV may go to the disk tier afterwards. constraint is at its beginning, as LoadedModel's
     `constraint` makes it; the engine works on a copy. It decides itself when the answer may end, min_tokens does not.
     adapters are LoRA adapters by number, each with its weight; None takes those that the model was loaded with.
+    Requests of one namespace share keys and values of known prefixes among themselves, and with no others.
     """
 
     prompt: tuple[int, ...]
@@ -110,6 +111,7 @@ class GenerationRequest:
     persist: bool = True
     constraint: "Constraint | None" = None
     adapters: tuple[tuple[int, float], ...] | None = None
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,39 +19,39 @@ class Spiller:
     What has been evicted before its turn comes is not written.
     """
 
-    def __init__(self, runner: Runner, cache: PrefixCache, disk: DiskCache, wake_engine: Callable[[], None]) -> None:
+    def __init__(self, runner: Runner, cache: PrefixCache, wake_engine: Callable[[], None]) -> None:
         self._runner = runner
         self._cache = cache
-        self._disk = disk
         self._wake_engine = wake_engine
-        self._prefixes: deque[list[int]] = deque()
+        self._prefixes: deque[tuple[list[int], list[int], DiskCache]] = deque()
         self._segments: deque[tuple[int, int]] = deque()
-        self._writes: queue.Queue[tuple[list[int], int, bytes] | None] = queue.Queue(maxsize=2)
+        self._writes: queue.Queue[tuple[DiskCache, list[int], int, bytes] | None] = queue.Queue(maxsize=2)
         self._thread = threading.Thread(target=self._write, name="kv-writer", daemon=True)
         self._thread.start()
 
-    def later(self, tokens: Sequence[int]) -> None:
-        """Remember a prefix that is to be on disk."""
-        if self._disk.enabled and len(tokens) >= LEAST_TOKENS:
-            self._prefixes.append(list(tokens))
+    def later(self, tokens: Sequence[int], key: Sequence[int], disk: DiskCache) -> None:
+        """Remember a prefix that is to be on disk. key is what the prefix cache knows the tokens by."""
+        if disk.enabled and len(tokens) >= LEAST_TOKENS:
+            self._prefixes.append((list(tokens), list(key), disk))
 
     def spill(self, wait: bool = False) -> bool:
         """Hand one segment to the writer; False if there is none or, unless told to wait, if the writer is behind."""
         while not self._segments:
             if not self._prefixes:
                 return False
-            self._segments.extend(self._disk.missing(self._prefixes[0]))
+            tokens, _, disk = self._prefixes[0]
+            self._segments.extend(disk.missing(tokens))
             if not self._segments:
                 self._prefixes.popleft()
         if self._writes.full() and not wait:
             return False
         start, stop = self._segments.popleft()
-        tokens = self._prefixes[0][:stop]
-        sequence = self._cache.holder(tokens)
-        if sequence is None or not self._disk.enabled:
+        tokens, key, disk = self._prefixes[0]
+        sequence = self._cache.holder(key[:stop])
+        if sequence is None or not disk.enabled:
             self._segments.clear()
         else:
-            self._writes.put((tokens, start, self._runner.export_kv(sequence, start, stop)))
+            self._writes.put((disk, tokens[:stop], start, self._runner.export_kv(sequence, start, stop)))
         if not self._segments:
             self._prefixes.popleft()
         return True
@@ -65,5 +65,6 @@ class Spiller:
 
     def _write(self) -> None:
         while (job := self._writes.get()) is not None:
-            self._disk.store(*job)
+            disk, tokens, start, kv = job
+            disk.store(tokens, start, kv)
             self._wake_engine()
