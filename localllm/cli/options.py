@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ Lora = Annotated[
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
 KVTypeK = Annotated[str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16 or q8_0 (f16).")]
 KVTypeV = Annotated[str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16 or q8_0 (f16).")]
+# What only an engine in this process could follow.
 _COMPUTING = (
     "ctx",
     "threads",
@@ -34,6 +36,7 @@ _COMPUTING = (
     "kv_type_k",
     "kv_type_v",
 )
+_ONLY_HERE = (*_COMPUTING, "draft", "disk_cache")
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)
@@ -46,3 +49,12 @@ def computing_flags(given: typer.Context) -> dict[str, object]:
     return {
         name: ",".join(value) or None if isinstance(value, list | tuple) else value for name, value in values.items()
     }
+
+
+def refuse_beside_remote(flags: Mapping[str, object], more: Sequence[str] = ()) -> None:
+    """Raise RequestError for flags that only an engine in this process could follow, more among them."""
+    from localllm.errors import RequestError
+
+    misplaced = [f"--{name.replace('_', '-')}" for name in (*_ONLY_HERE, *more) if flags.get(name) is not None]
+    if misplaced:
+        raise RequestError(f"{', '.join(misplaced)} cannot be followed with --remote: the server decides that.")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.generation import Started, sampling_params
+from localllm.cli.options import refuse_beside_remote
 from localllm.engine.answer_parts import PartKind
 from localllm.engine.backends import BackendChoice
 from localllm.engine.request import TokenEvent
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from localllm.cli.prompt import Asked
     from localllm.remote.server import RemoteUpdate
 
-# What only an engine in this process could follow.
-OURS = ("backend", "gpu_layers", "main_gpu", "split_mode", "n_cpu_moe", "lora", "ctx", "threads", "draft", "disk_cache")
 # How the reasoning of an answer is set apart from its content on stdout, as most models write it themselves.
 THINKING = ("<think>\n", "\n</think>\n\n")
 
@@ -51,9 +50,7 @@ def submit(model: str, asked: "Asked", settings: Settings, flags: Mapping[str, o
 
     Only what the user has set is sent: the server knows better than our defaults what suits its model.
     """
-    misplaced = [f"--{name.replace('_', '-')}" for name in OURS if flags.get(name) is not None]
-    if misplaced:
-        raise RequestError(f"{', '.join(misplaced)} cannot be followed with --remote: the server decides that.")
+    refuse_beside_remote(flags)
     assert settings.remote is not None
     server = remote_server(settings.remote, settings)
     options = _options(settings, flags)

@@ -1,6 +1,6 @@
 """localllm serve: the REST endpoint."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +13,18 @@ from localllm.cli.options import (
     KVTypeV,
     Lora,
     MainGpu,
+    Remote,
     SplitMode,
     computing_flags,
+    refuse_beside_remote,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from localllm.server.catalog import Catalog
+    from localllm.server.front.catalog import ForeignCatalog
+    from localllm.settings import Settings
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
@@ -43,18 +52,19 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     lora: Lora = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
+    remote: Remote = None,
     debug: Debug = False,
 ) -> None:
     """Serve Ollama's, OpenAI's and Anthropic's protocols over HTTP.
 
     Models are loaded when they are asked for. Ctrl-C lets running requests end, a second one does not wait. The key of
-    LOCALLLM_API_KEY, or of a file, is asked for if there is one. Values in brackets are the defaults.
+    LOCALLLM_API_KEY, or of a file, is asked for if there is one. With --remote the models are those of a server of
+    OpenAI's protocol, which computes. Values in brackets are the defaults.
     """
     import os
 
     from localllm.cli.terminal import note
     from localllm.errors import RequestError
-    from localllm.server.catalog import Catalog
     from localllm.server.options import server_options, with_ollama_variables
     from localllm.server.serve import is_local
     from localllm.server.serve import serve as run_server
@@ -69,6 +79,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "keep_alive": keep_alive,
         "max_models": max_models,
         **computing_flags(given),
+        "remote": remote,
     }
     settings = load_settings(flags, with_ollama_variables(os.environ))
     options = server_options(settings)
@@ -77,5 +88,19 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             f"{options.host} can be reached from other machines, and there is no key. Set LOCALLLM_API_KEY or "
             "--api-key-file, or say --without-key if everybody may use the models."
         )
-    catalog = Catalog(model or [], settings)
-    run_server(settings, options, catalog, lambda url: note(f"localllm serves on {url}"))
+    catalog = _models(model or [], settings, flags)
+    what = f"serves the models of {settings.remote}" if settings.remote else "serves"
+    run_server(settings, options, catalog, lambda url: note(f"localllm {what} on {url}"))
+
+
+def _models(served: "Sequence[str]", settings: "Settings", flags: "Mapping[str, object]") -> "Catalog | ForeignCatalog":
+    """What requests may name: this machine's models, or those of the server that computes instead."""
+    if not settings.remote:
+        from localllm.server.catalog import Catalog
+
+        return Catalog(served, settings)
+    from localllm.remote.server import remote_server
+    from localllm.server.front.catalog import ForeignCatalog
+
+    refuse_beside_remote({**flags, "model": served or None}, ("model", "max_models"))
+    return ForeignCatalog(remote_server(settings.remote, settings))

@@ -9,6 +9,7 @@ from localllm.engine.request import FinishReason, Progress, TokenEvent, TokenLog
 from localllm.engine.stream import GenerationStream
 from localllm.engine.tool_calls import ToolCall
 from localllm.server.errors import ApiError
+from localllm.server.front.stream import PartsEvent
 
 
 class Splitter(Protocol):
@@ -67,15 +68,21 @@ class AnswerReader:
     def push(self, event: TokenEvent) -> Piece:
         """The piece that an event stands for. Raises ApiError for a generation that failed or was stopped by us."""
         if event.finish_reason is FinishReason.ERROR:
-            raise ApiError(500, event.error or "the engine stopped without a reason")
+            status = 502 if isinstance(event, PartsEvent) else 500
+            raise ApiError(status, event.error or "the engine stopped without a reason")
         if event.finish_reason is FinishReason.CANCELLED:
             raise ApiError(503, "the generation was cancelled because the model or the server stops")
         last = event if event.finish_reason else None
+        if isinstance(event, PartsEvent):
+            return self._piece(event, list(event.parts))
         if self._splitter is None:
             return Piece(event.text, "", (), event.token_ids, event.logprobs, event.progress, last)
         parts = self._splitter.push(event.text)
         if last:
             parts += self._splitter.flush()
+        return self._piece(event, parts)
+
+    def _piece(self, event: TokenEvent, parts: list[AnswerPart]) -> Piece:
         return Piece(
             content="".join(part.text for part in parts if part.kind is PartKind.CONTENT),
             reasoning="".join(part.text for part in parts if part.kind is PartKind.REASONING),
@@ -83,7 +90,7 @@ class AnswerReader:
             token_ids=event.token_ids,
             logprobs=event.logprobs,
             progress=event.progress,
-            last=last,
+            last=event if event.finish_reason else None,
         )
 
 

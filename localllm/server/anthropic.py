@@ -16,6 +16,7 @@ from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer, Piece
 from localllm.server.chat import TEXT_ONLY, Chat, Limits, prepare_chat, with_defaults
 from localllm.server.errors import ApiError, error_body, status_of
+from localllm.server.front.model import ForeignModel, not_told
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
 from localllm.server.ollama.options import stop_strings
@@ -98,7 +99,8 @@ async def _count(body: CountBody, service: Service) -> int:
     chat = with_defaults(chat_of(body), (await service.find(body.model)).behaviour)
     async with service.lease(body.model) as lease:
         model = lease.model
-        assert isinstance(model, LoadedModel)
+        if not isinstance(model, LoadedModel):
+            raise not_told("the number of tokens")
         prepared = await to_thread.run_sync(prepare_chat, model, chat, Limits(SamplingParams()))
         return len(prepared.request.prompt)
 
@@ -121,9 +123,10 @@ def chat_of(body: CountBody) -> Chat:
     return Chat(body.model, found, [] if kind == "none" else tools, think)
 
 
-def _prepare(model: LoadedModel, behaviour: Behaviour, body: MessagesBody) -> list[Prepared]:
+def _prepare(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: MessagesBody) -> list[Prepared]:
     sampling = SamplingParams(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, min_p=0.0)
-    limits = Limits(sampling, body.max_tokens, (*stop_strings(body.stop_sequences or []), *behaviour.stop))
+    stop = (*stop_strings(body.stop_sequences or []), *behaviour.stop)
+    limits = Limits(sampling, body.max_tokens, stop, given=frozenset(body.model_fields_set))
     choice = body.tool_choice or {}
     kind = choice.get("type", "auto")
     return [

@@ -16,6 +16,7 @@ from localllm.server import anthropic, health, native, rerank
 from localllm.server.catalog import Catalog
 from localllm.server.counting import Counting
 from localllm.server.errors import error_body, status_of
+from localllm.server.front.catalog import ForeignCatalog
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Loader, ModelManager
 from localllm.server.ollama import embed, generate, library, models
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 RETRY_AFTER = {"Retry-After": "1"}
 
 
-def create_app(options: ServerOptions, catalog: Catalog, load: Loader) -> FastAPI:
+def create_app(options: ServerOptions, catalog: Catalog | ForeignCatalog, load: Loader) -> FastAPI:
     """Make the application. load is called on other threads."""
     metrics = Metrics()
 

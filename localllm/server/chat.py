@@ -14,6 +14,7 @@ from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingPa
 from localllm.library.behaviour import Behaviour
 from localllm.server.errors import ApiError
 from localllm.server.forced_calls import ForcedCall
+from localllm.server.front.model import ForeignModel, ForeignTemplate, Gap, Prompt
 from localllm.server.service import Prepared
 from localllm.server.thinking import ThinkingFirst
 
@@ -23,7 +24,7 @@ TEXT_ONLY = "images are not supported: this server reads text only"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How an answer is sampled and where it ends."""
+    """How an answer is sampled and where it ends. given: the sampling parameters that the client itself has set."""
 
     sampling: SamplingParams
     max_tokens: int | None = None
@@ -32,13 +33,15 @@ class Limits:
     policy: ContextPolicy = ContextPolicy.REFUSE
     background: bool = False
     adapters: tuple[tuple[int, float], ...] | None = None
+    given: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation to be answered. format: None, "json", or a JSON Schema, of a tool call where `calls` says so.
 
-    think None is the model's own way, and no thinking where there is a format.
+    think None is the model's own way, and no thinking where there is a format. continues: the last message is an
+    answer that goes on.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Chat:
     think: bool | str | None = None
     format: Any = None
     calls: bool = False
+    continues: bool = False
 
 
 def with_defaults(chat: Chat, behaviour: Behaviour) -> Chat:
@@ -57,10 +61,15 @@ def with_defaults(chat: Chat, behaviour: Behaviour) -> Chat:
     return replace(chat, messages=messages)
 
 
-def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:
-    """Render, tokenise, constrain. Raises ApiError 400 for what the model cannot do, TemplateError, RequestError."""
-    template = model.template
+def prepare_chat(model: LoadedModel | ForeignModel, chat: Chat, limits: Limits) -> Prepared:
+    """Render, tokenise, constrain; or leave that to the server where the model is.
+
+    Raises ApiError 400 for what the model cannot do, TemplateError, RequestError.
+    """
     check_roles(chat.messages)
+    if isinstance(model, ForeignModel):
+        return Prepared(model.chat_request(chat, limits))
+    template = model.template
     if chat.tools and not template.supports_tools:
         raise ApiError(400, f'"{chat.name}" does not support tools')
     if chat.think and not can_think(template):
@@ -71,6 +80,7 @@ def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:
         chat.messages,
         tools=chat.tools or None,
         enable_thinking=None if think is None else bool(think),
+        continues=chat.continues,
         **effort,
     )
     first = _first_section(model, chat, prompt) if chat.format not in (None, "") else None
@@ -94,7 +104,7 @@ def prepare_chat(model: LoadedModel, chat: Chat, limits: Limits) -> Prepared:
     return Prepared(request, ThinkingFirst(first, answer) if first else answer)
 
 
-def can_think(template: ChatTemplate) -> bool:
+def can_think(template: ChatTemplate | ForeignTemplate) -> bool:
     """Whether a model reasons before it answers: where it is told to, or always."""
     return template.supports_thinking or bool(template.reasoning_markers)
 
@@ -112,10 +122,13 @@ def _first_section(model: LoadedModel, chat: Chat, prompt: ChatPrompt) -> Marker
     return markers[0] if chat.think else None
 
 
-def prepare_text(model: LoadedModel, tokens: Sequence[int], limits: Limits, format: Any = None) -> Prepared:
-    """A prompt without messages. Raises RequestError."""
+def prepare_text(model: LoadedModel | ForeignModel, prompt: Prompt, limits: Limits, format: Any = None) -> Prepared:
+    """A prompt without messages: token ids, where the model is here. Raises RequestError."""
+    if isinstance(model, ForeignModel):
+        return Prepared(model.text_request(prompt, limits, format))
+    assert not isinstance(prompt, str | Gap)
     request = GenerationRequest(
-        prompt=tuple(tokens),
+        prompt=tuple(prompt),
         sampling=limits.sampling,
         max_tokens=limits.max_tokens,
         stop=limits.stop,
@@ -128,8 +141,10 @@ def prepare_text(model: LoadedModel, tokens: Sequence[int], limits: Limits, form
     return Prepared(request)
 
 
-def infill_tokens(model: LoadedModel, name: str, prefix: str, suffix: str) -> list[int]:
+def infill_tokens(model: LoadedModel | ForeignModel, name: str, prefix: str, suffix: str) -> Prompt:
     """A prompt that asks for what stands between prefix and suffix. ApiError 400 where the model cannot fill in."""
+    if isinstance(model, ForeignModel):
+        return Gap(prefix, suffix)
     tokenizer = model.tokenizer
     marks = (tokenizer.fim_prefix_id, tokenizer.fim_suffix_id, tokenizer.fim_middle_id)
     if None in marks:

@@ -5,6 +5,10 @@ from typing import Any
 from gpu_offload.errors import LlamaCppMemoryError
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
 from localllm.library.errors import LibraryError, PullError
+from localllm.remote.errors import RemoteError
+
+# What a server elsewhere refuses its client with is passed on; all else, our own key among it, is between us and it.
+_PASSED_ON = frozenset({400, 404, 413, 422, 429, 503})
 
 
 class ApiError(LocalLLMError):
@@ -33,6 +37,8 @@ def status_of(error: LocalLLMError) -> int:
     """The HTTP status that says whose fault an error is."""
     if isinstance(error, ApiError):
         return error.status
+    if isinstance(error, RemoteError):
+        return error.status if error.status in _PASSED_ON else 502
     if isinstance(error, PullError):
         return 502
     if isinstance(error, RequestError | TemplateError | TokenizerError | LibraryError):

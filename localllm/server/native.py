@@ -11,6 +11,7 @@ from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import FinishReason
 from localllm.library.behaviour import Behaviour
 from localllm.server.chat import check_roles, infill_tokens, prepare_text
+from localllm.server.front.model import ForeignModel, not_told
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
 from localllm.server.openai.chat import error_event, usage
@@ -101,7 +102,7 @@ async def apply_template(body: TemplateBody, request: Request, service: TheServi
 async def infill(body: InfillBody, request: Request, service: TheService) -> Response:
     """Write what stands between a prefix and a suffix."""
 
-    def prepare(model: LoadedModel, behaviour: Behaviour) -> list[Prepared]:
+    def prepare(model: LoadedModel | ForeignModel, behaviour: Behaviour) -> list[Prepared]:
         tokens = infill_tokens(model, body.model, body.input_prefix, body.input_suffix)
         most = None if body.n_predict < 0 else body.n_predict
         limits = limits_of(body, sampling_of(body, None, behaviour), most, behaviour, body.stop)
@@ -138,7 +139,8 @@ def _ended(reason: FinishReason | None) -> dict[str, str]:
 async def _on_model(service: Service, name: str, work: Callable[[LoadedModel], T]) -> T:
     async with service.lease(name) as lease:
         model = lease.model
-        assert isinstance(model, LoadedModel)
+        if not isinstance(model, LoadedModel):
+            raise not_told("tokens and templates")
         return await to_thread.run_sync(work, model)
 
 

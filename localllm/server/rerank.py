@@ -11,6 +11,7 @@ from gpu_offload.reranker import is_reranker
 from localllm.server.catalog import CatalogEntry
 from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.errors import ApiError
+from localllm.server.front.catalog import ForeignEntry
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
 from localllm.server.openai.schema import Body, Extensions
@@ -68,8 +69,10 @@ async def _rerank(body: RerankBody, service: Service) -> dict[str, Any]:
     }
 
 
-def _check(entry: CatalogEntry) -> None:
-    """Raise ApiError 400 for what is no reranker, before anything is loaded."""
+def _check(entry: CatalogEntry | ForeignEntry) -> None:
+    """Raise ApiError 400 for what is no reranker, before anything is loaded. A server elsewhere says so itself."""
+    if isinstance(entry, ForeignEntry):
+        return
     with open_model(entry.path) as file:
         if not is_reranker(file):
             raise ApiError(

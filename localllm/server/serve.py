@@ -12,6 +12,7 @@ import uvicorn
 from localllm.errors import RequestError
 from localllm.server.app import create_app
 from localllm.server.catalog import Catalog
+from localllm.server.front.catalog import ForeignCatalog
 from localllm.server.limits import IDLE_SECONDS
 from localllm.server.loading import MemoryLoader
 from localllm.server.options import ServerOptions
@@ -21,7 +22,9 @@ from localllm.settings import Settings
 BACKLOG = 2048
 
 
-def serve(settings: Settings, options: ServerOptions, catalog: Catalog, ready: Callable[[str], None]) -> None:
+def serve(
+    settings: Settings, options: ServerOptions, catalog: Catalog | ForeignCatalog, ready: Callable[[str], None]
+) -> None:
     """Serve until SIGINT or SIGTERM: then refuse what is new, let requests end within the grace time, cancel the rest.
 
     ready is told the address before the first request is taken. Raises RequestError where the address cannot be had.

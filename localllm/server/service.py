@@ -17,6 +17,8 @@ from localllm.errors import EngineStoppedError, QueueFullError
 from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer, AnswerReader, Piece, Splitter, collect, pieces
 from localllm.server.catalog import Catalog, CatalogEntry
+from localllm.server.front.catalog import ForeignCatalog, ForeignEntry, ForeignLease
+from localllm.server.front.model import ForeignModel, ForeignRequest
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Lease, ModelManager
 from localllm.server.options import ServerOptions
@@ -26,28 +28,28 @@ from localllm.server.options import ServerOptions
 class Prepared:
     """A request as a route has translated it, and how its answer is to be split."""
 
-    request: GenerationRequest
+    request: GenerationRequest | ForeignRequest
     splitter: Splitter | None = None
 
 
 # On another thread, from the model and what its manifest adds.
-Prepare = Callable[[LoadedModel, Behaviour], Sequence[Prepared]]
+Prepare = Callable[[LoadedModel | ForeignModel, Behaviour], Sequence[Prepared]]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One or more generations under way on a model that is held for them."""
 
-    lease: Lease
+    lease: Lease | ForeignLease
     prepared: Sequence[Prepared]
     streams: Sequence[GenerationStream]
     began: float
     metrics: Metrics
 
     @property
-    def model(self) -> LoadedModel:
+    def model(self) -> LoadedModel | ForeignModel:
         """The model that answers."""
-        return cast("LoadedModel", self.lease.model)
+        return cast("LoadedModel | ForeignModel", self.lease.model)
 
     @property
     def total_s(self) -> float:
@@ -103,7 +105,9 @@ class Run:
 class Service:
     """One server's models and limits."""
 
-    def __init__(self, options: ServerOptions, catalog: Catalog, manager: ModelManager, metrics: Metrics) -> None:
+    def __init__(
+        self, options: ServerOptions, catalog: Catalog | ForeignCatalog, manager: ModelManager, metrics: Metrics
+    ) -> None:
         self.options = options
         self.catalog = catalog
         self.manager = manager
@@ -124,20 +128,35 @@ class Service:
     @contextlib.asynccontextmanager
     async def lease(
         self, name: str, keep_alive_s: float | None = None, *, embeds: bool = False
-    ) -> AsyncIterator[Lease]:
+    ) -> AsyncIterator[Lease | ForeignLease]:
         """Hold a model by name, loaded."""
         async with self._lease(await self.find(name), keep_alive_s, embeds=embeds) as lease:
             yield lease
 
-    async def find(self, name: str) -> CatalogEntry:
+    def entries(self) -> Sequence[CatalogEntry | ForeignEntry]:
+        """All models. Looks into folders, or asks another server: off the event loop."""
+        return self.catalog.entries()
+
+    async def find(self, name: str) -> CatalogEntry | ForeignEntry:
         """The model of that name. Raises what Catalog.find raises."""
         return await to_thread.run_sync(self.catalog.find, name)
 
+    async def expire(self, name: str) -> None:
+        """Unload a model as soon as nobody uses it. Raises what Catalog.find raises."""
+        entry = await self.find(name)
+        if isinstance(entry, ForeignEntry):
+            entry.forget()
+        else:
+            self.manager.expire(entry)
+
     @contextlib.asynccontextmanager
     async def _lease(
-        self, entry: CatalogEntry, keep_alive_s: float | None, *, embeds: bool = False
-    ) -> AsyncIterator[Lease]:
+        self, entry: CatalogEntry | ForeignEntry, keep_alive_s: float | None, *, embeds: bool = False
+    ) -> AsyncIterator[Lease | ForeignLease]:
         with self.admit():
+            if isinstance(entry, ForeignEntry):
+                yield ForeignLease(entry.embedder if embeds else entry.model)
+                return
             async with self.manager.lease(entry, keep_alive_s, embeds=embeds) as lease:
                 yield lease
 
@@ -150,19 +169,21 @@ class Service:
         began = time.monotonic()
         entry = await self.find(name)
         async with self._lease(entry, keep_alive_s) as lease:
-            model = cast("LoadedModel", lease.model)
+            model = cast("LoadedModel | ForeignModel", lease.model)
             prepared = await to_thread.run_sync(prepare, model, entry.behaviour)
-            streams = await self._submit(lease, model, prepared)
+            streams = await self._submit(lease, prepared)
             try:
                 yield Run(lease, prepared, streams, began, self.metrics)
             finally:
                 for stream in streams:
                     stream.cancel()
 
-    async def _submit(
-        self, lease: Lease, model: LoadedModel, prepared: Sequence[Prepared]
-    ) -> Sequence[GenerationStream]:
+    async def _submit(self, lease: Lease | ForeignLease, prepared: Sequence[Prepared]) -> Sequence[GenerationStream]:
         """Submit on another thread: fitting a long prompt takes time. Who leaves meanwhile leaves nothing behind."""
+        if isinstance(lease, ForeignLease):
+            assert isinstance(lease.model, ForeignModel)
+            return await lease.model.submit([cast("ForeignRequest", one.request) for one in prepared])
+        model = cast("LoadedModel", lease.model)
         work = asyncio.ensure_future(to_thread.run_sync(_submit_all, model, prepared))
         try:
             return await asyncio.shield(work)
@@ -178,7 +199,7 @@ def _submit_all(model: LoadedModel, prepared: Sequence[Prepared]) -> Sequence[Ge
     streams: list[GenerationStream] = []
     try:
         for one in prepared:
-            streams.append(model.engine.submit(one.request))
+            streams.append(model.engine.submit(cast("GenerationRequest", one.request)))
     except BaseException:
         for stream in streams:
             stream.cancel()

@@ -15,6 +15,7 @@ class OpenAIServer:
         self.pieces: list[dict[str, Any]] = []
         self.ending = b"data: [DONE]\n\n"
         self.refusal: tuple[int, Any] | None = None
+        self.json_answer: Any = None  # instead of a stream
         self.asked: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.keys: list[str | None] = []
@@ -47,6 +48,8 @@ def openai_server() -> Iterator[OpenAIServer]:
             if script.refusal:
                 status, content = script.refusal
                 self._json(content, status)
+            elif script.json_answer is not None:
+                self._json(script.json_answer)
             else:
                 self._stream()
 

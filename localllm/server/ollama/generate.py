@@ -63,7 +63,7 @@ async def _load(body: Common, empty: dict[str, Any], request: Request, service: 
     keep_alive = translate.keep_alive(body.keep_alive)
     done = {"done": True, "done_reason": "load"}
     if keep_alive == 0:
-        service.manager.expire(await service.find(body.model))
+        await service.expire(body.model)
         done["done_reason"] = "unload"
     else:
         await connected(request, _hold(service, body.model, keep_alive))

@@ -27,7 +27,7 @@ from localllm.library.places import own_store
 from localllm.library.pull import SPARE_BYTES, PullProgress, PullStatus, pull
 from localllm.quality.quantize import TYPES
 from localllm.server import errors
-from localllm.server.catalog import check_name, facts_of
+from localllm.server.catalog import CatalogEntry, check_name, facts_of
 from localllm.server.errors import ApiError
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import BODY_SECONDS
@@ -214,10 +214,12 @@ def _copy(service: Service, source: str, target: ModelName) -> None:
 
 def _library_model(service: Service, name: str) -> LibraryModel:
     """The model of a name, served ones too."""
+    settings = service.catalog.settings
     entry = service.catalog.find(name)
+    assert isinstance(entry, CatalogEntry)  # no other catalog has settings
     if not is_path(name):
         try:
-            return find(name, service.catalog.settings)
+            return find(name, settings)
         except ModelNotFoundError:
             pass  # it was named when the server started
     return LibraryModel((entry.name,), Source.PATH, entry.path)

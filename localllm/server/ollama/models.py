@@ -13,9 +13,11 @@ from starlette.responses import PlainTextResponse
 from localllm.engine.loaded_model import LoadedModel
 from localllm.library.behaviour import SETTING_OF, Behaviour
 from localllm.server.catalog import Catalog, CatalogEntry, facts_of
+from localllm.server.front.catalog import ForeignCatalog, ForeignEntry
 from localllm.server.json_body import JsonRoute
 from localllm.server.model_details import capabilities_of, details_of, model_info
 from localllm.server.models_manager import Slot
+from localllm.server.ollama import foreign
 from localllm.server.ollama.schema import ShowBody
 from localllm.server.options import FOREVER
 from localllm.server.service import TheService
@@ -42,19 +44,26 @@ async def tell_version() -> dict[str, str]:
 @router.api_route("/api/tags", methods=_READ)
 async def tags(service: TheService) -> dict[str, Any]:
     """List the models that requests may name."""
-    return {"models": await to_thread.run_sync(_tags, service.catalog)}
+    catalog = service.catalog
+    if isinstance(catalog, ForeignCatalog):
+        return {"models": await to_thread.run_sync(foreign.tags, catalog)}
+    return {"models": await to_thread.run_sync(_tags, catalog)}
 
 
 @router.post("/api/show")
 async def show(body: ShowBody, service: TheService) -> dict[str, Any]:
     """Tell what a model is."""
     entry = await service.find(body.model)
+    if isinstance(entry, ForeignEntry):
+        return foreign.show(entry)
     return await to_thread.run_sync(_show, entry, bool(body.verbose))
 
 
 @router.api_route("/api/ps", methods=_READ)
 async def ps(service: TheService) -> dict[str, Any]:
     """List the loaded models, those that stay longest first."""
+    if isinstance(service.catalog, ForeignCatalog):
+        return {"models": await to_thread.run_sync(foreign.ps, service.catalog, service.options.keep_alive_s)}
     slots = sorted(service.manager.slots(), key=lambda slot: -slot.seconds_left)
     return {"models": [await to_thread.run_sync(_loaded, slot) for slot in slots]}
 

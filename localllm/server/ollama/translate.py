@@ -22,6 +22,8 @@ from localllm.server.chat import (
     with_defaults,
 )
 from localllm.server.errors import ApiError
+from localllm.server.front.model import ForeignModel, Prompt
+from localllm.server.front.stream import Spellings
 from localllm.server.ollama.options import Options, read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody, Message
 from localllm.server.options import parse_duration
@@ -52,20 +54,20 @@ def chat_of(body: ChatBody) -> Chat:
     )
 
 
-def prepare_chat_body(model: LoadedModel, behaviour: Behaviour, body: ChatBody) -> list[Prepared]:
+def prepare_chat_body(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ChatBody) -> list[Prepared]:
     """A chat request on a model. Whole old messages are dropped where they do not fit, unless truncate is false."""
     policy = ContextPolicy.REFUSE if body.truncate is False else ContextPolicy.DROP_MESSAGES
     chat = with_defaults(_with_thinking(chat_of(body), model), behaviour)
     return [prepare_chat(model, chat, _limits(body, behaviour, policy))]
 
 
-def prepare_generate(model: LoadedModel, behaviour: Behaviour, body: GenerateBody) -> list[Prepared]:
+def prepare_generate(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: GenerateBody) -> list[Prepared]:
     """A generate request on a model: raw, to be filled in, or as a user's message where the model has a template."""
     check_generate(body)
     prompt = body.prompt or ""
     policy = ContextPolicy.REFUSE if body.truncate is False or body.shift is False else ContextPolicy.ROLLING
     limits = _limits(body, behaviour, policy)
-    if policy is ContextPolicy.ROLLING:
+    if policy is ContextPolicy.ROLLING and not isinstance(model, ForeignModel):
         most = CONTEXTS_OF_ANSWER * min(limits.context_limit or model.engine.context, model.engine.context)
         limits = replace(limits, max_tokens=most if limits.max_tokens is None else min(limits.max_tokens, most))
     if body.suffix:
@@ -75,8 +77,10 @@ def prepare_generate(model: LoadedModel, behaviour: Behaviour, body: GenerateBod
             raise ApiError(400, "system has no place in this prompt; put its text into the prompt")
         if body.think:
             raise ApiError(400, f'"{body.model}" does not support thinking')
-        tokens = model.tokenise(prompt)
+        tokens: Prompt = model.tokenise(prompt)
         if body.context:
+            if isinstance(model, ForeignModel):
+                raise ApiError(400, "context is not supported for a model of another server; use /api/chat")
             tokens = (*body.context, *model.tokenizer.encode(prompt, add_special=False))
         return [prepare_text(model, tokens, limits, body.format)]
     messages = [{"role": "system", "content": body.system}] if body.system else []
@@ -96,7 +100,7 @@ def check_generate(body: GenerateBody) -> None:
         raise ApiError(400, "raw mode does not support template, system, or context")
 
 
-def _with_thinking(chat: Chat, model: LoadedModel) -> Chat:
+def _with_thinking(chat: Chat, model: LoadedModel | ForeignModel) -> Chat:
     """Models that can think do, unless they are told not to."""
     if chat.think is None and can_think(model.template):
         return replace(chat, think=True)
@@ -111,6 +115,7 @@ def _limits(body: Common, behaviour: Behaviour, policy: ContextPolicy) -> Limits
         stop=options.stop,
         context_limit=options.context_limit,
         policy=policy,
+        given=frozenset(body.options or ()),
     )
 
 
@@ -200,7 +205,7 @@ def progress_of(progress: Progress) -> dict[str, Any]:
     }
 
 
-def logprobs_of(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def logprobs_of(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | Spellings) -> list[dict[str, Any]]:
     """Each token with the logarithm of its probability and its best rivals."""
     return [
         {
@@ -211,6 +216,6 @@ def logprobs_of(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[
     ]
 
 
-def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+def _token(token_id: int, logprob: float, tokenizer: Tokenizer | Spellings) -> dict[str, Any]:
     data = tokenizer.token_bytes(token_id)
     return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from localllm.engine.request import TokenEvent, TokenLogprob
+from localllm.server.front.model import ForeignModel
 from localllm.server.json_body import JsonRoute
 from localllm.server.openai import translate
 from localllm.server.openai.chat import DONE, FINGERPRINT, error_event, finish_reason, usage
@@ -70,7 +71,7 @@ def _usage(body: CompletionBody, lasts: list[TokenEvent]) -> dict[str, Any]:
 
 
 def _echo(body: CompletionBody, run: Run, index: int) -> str:
-    if not body.echo:
+    if not body.echo or isinstance(run.model, ForeignModel):
         return ""
     return run.model.tokenizer.decode(run.prepared[index].request.prompt, skip_special=True)
 

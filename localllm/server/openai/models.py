@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 
 from localllm.server.catalog import CatalogEntry
 from localllm.server.embedding_model import EmbeddingModel
+from localllm.server.front.catalog import ForeignEntry
 from localllm.server.json_body import JsonRoute
 from localllm.server.openai import translate
 from localllm.server.openai.schema import EmbeddingsBody
@@ -21,7 +22,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 @router.get("/v1/models")
 async def models(service: TheService) -> dict[str, Any]:
     """List the models that requests may name."""
-    entries = await to_thread.run_sync(service.catalog.entries)
+    entries = await to_thread.run_sync(service.entries)
     return {"object": "list", "data": [_row(entry) for entry in entries]}
 
 
@@ -31,12 +32,12 @@ async def model(model: str, service: TheService) -> dict[str, Any]:
     return _row(await service.find(model))
 
 
-def _row(entry: CatalogEntry) -> dict[str, Any]:
+def _row(entry: CatalogEntry | ForeignEntry) -> dict[str, Any]:
     return {
         "id": entry.name,
         "object": "model",
-        "created": int(entry.path.stat().st_mtime),
-        "owned_by": "library",
+        "created": 0 if isinstance(entry, ForeignEntry) else int(entry.path.stat().st_mtime),
+        "owned_by": "remote" if isinstance(entry, ForeignEntry) else "library",
     }
 
 

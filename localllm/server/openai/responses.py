@@ -13,6 +13,7 @@ from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer
 from localllm.server.chat import TEXT_ONLY, Chat, with_defaults
 from localllm.server.errors import ApiError, openai_error, status_of
+from localllm.server.front.model import ForeignModel
 from localllm.server.json_body import JsonRoute
 from localllm.server.openai import translate
 from localllm.server.openai.response_items import Item, ItemWriter
@@ -64,7 +65,7 @@ def chat_of(body: ResponsesBody) -> Chat:
     )
 
 
-def _prepare(model: LoadedModel, behaviour: Behaviour, body: ResponsesBody) -> list[Prepared]:
+def _prepare(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ResponsesBody) -> list[Prepared]:
     sampled = Sampled(
         temperature=body.temperature,
         top_p=body.top_p,

@@ -11,6 +11,7 @@ from localllm.library.behaviour import Behaviour
 from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare_chat, prepare_text, with_defaults
 from localllm.server.errors import ApiError
 from localllm.server.forced_calls import call_schema
+from localllm.server.front.model import ForeignModel, Prompt
 from localllm.server.ollama.options import stop_strings
 from localllm.server.openai.schema import ChatBody, CompletionBody, Extensions, Message, Sampled, Tool
 from localllm.server.options import parse_duration
@@ -18,6 +19,8 @@ from localllm.server.service import Prepared
 
 # A bias of this much bans a token.
 BANNED = -100
+# Completions of one request that are asked of a server elsewhere at once.
+MOST_ELSEWHERE = 64
 
 
 def keep_alive(body: Extensions) -> float | None:
@@ -56,6 +59,7 @@ def limits_of(
         stop=(*stop_strings(stop or []), *behaviour.stop),
         context_limit=own.get("ctx") if body.num_ctx is None else body.num_ctx,
         policy=ContextPolicy.DROP_MESSAGES if body.truncate else ContextPolicy.REFUSE,
+        given=frozenset(name for name in body.model_fields_set if getattr(body, name) is not None),
         adapters=None if body.lora is None else tuple((entry.id, entry.scale) for entry in body.lora),
     )
 
@@ -77,7 +81,7 @@ def chat_of(body: ChatBody) -> Chat:
     )
 
 
-def prepare_chat_body(model: LoadedModel, behaviour: Behaviour, body: ChatBody) -> list[Prepared]:
+def prepare_chat_body(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ChatBody) -> list[Prepared]:
     """A chat completion on a model."""
     wanted = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -86,13 +90,17 @@ def prepare_chat_body(model: LoadedModel, behaviour: Behaviour, body: ChatBody) 
     return [_reseeded(prepare_chosen(model, chat, limits, body.tool_choice), index) for index in range(body.n or 1)]
 
 
-def prepare_chosen(model: LoadedModel, chat: Chat, limits: Limits, choice: str | dict[str, Any] | None) -> Prepared:
+def prepare_chosen(
+    model: LoadedModel | ForeignModel, chat: Chat, limits: Limits, choice: str | dict[str, Any] | None
+) -> Prepared:
     """A conversation whose answer must be a tool call where the choice says so. Raises ApiError 400."""
     name = _forced_name(choice)
     if name is None:
         return prepare_chat(model, chat, limits)
     if chat.format is not None:
         raise ApiError(400, "response_format and a forced tool_choice exclude each other")
+    if isinstance(model, ForeignModel):
+        return Prepared(model.chat_request(chat, limits, name))
     return prepare_chat(model, replace(chat, format=call_schema(chat.tools, name), calls=True), limits)
 
 
@@ -160,18 +168,21 @@ def text_of(content: str | list[dict[str, Any]] | None) -> str:
     return "\n".join(texts)
 
 
-def prepare_completion(model: LoadedModel, behaviour: Behaviour, body: CompletionBody) -> list[Prepared]:
+def prepare_completion(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: CompletionBody) -> list[Prepared]:
     """Completions of one or several prompts, n of each. Raises ApiError 400."""
     if body.best_of not in (None, body.n or 1):
         raise ApiError(400, "best_of is not supported; leave it out or set it to n")
     limits = limits_of(body, sampling_of(body, body.logprobs, behaviour), body.max_tokens, behaviour, body.stop)
     prompts = _prompts(model, body)
-    if len(prompts) * (body.n or 1) > model.engine.runner.max_sequences:
+    if isinstance(model, ForeignModel) and body.echo:
+        raise ApiError(400, "echo is not supported for a model of another server")
+    most = MOST_ELSEWHERE if isinstance(model, ForeignModel) else model.engine.runner.max_sequences
+    if len(prompts) * (body.n or 1) > most:
         raise ApiError(400, f"{len(prompts)} prompts are too many for one request; send them one after the other")
-    return [_reseeded(prepare_text(model, tokens, limits), index) for tokens in prompts for index in range(body.n or 1)]
+    return [_reseeded(prepare_text(model, prompt, limits), index) for prompt in prompts for index in range(body.n or 1)]
 
 
-def _prompts(model: LoadedModel, body: CompletionBody) -> list[Sequence[int]]:
+def _prompts(model: LoadedModel | ForeignModel, body: CompletionBody) -> list[Prompt]:
     prompt = body.prompt
     if body.suffix:
         if not isinstance(prompt, str):

@@ -1,12 +1,9 @@
 """A server that is not ours, llama-cpp-python's own, in the place of vLLM, SGLang and the others."""
 
-import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,24 +11,13 @@ from typing import Any
 import pytest
 
 from localllm.engine.request import FinishReason
-from localllm.remote.errors import RemoteError
 from localllm.remote.server import RemoteServer, remote_server
 from localllm.settings import Settings
+from tests.fakes.llama_server import llama_server, needs_server
 from tests.oracle import llama_oracle
 
-MISSING = [
-    name
-    for name in ("llama_cpp", "sse_starlette", "starlette_context", "pydantic_settings")
-    if importlib.util.find_spec(name) is None
-]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.oracle,
-    llama_oracle.needs_llama,
-    pytest.mark.skipif(bool(MISSING), reason=f"llama-cpp-python's server needs {', '.join(MISSING)}"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_server]
 PROMPT = "Once upon a time"
-START_SECONDS = 120
 KEY = "sesame"
 
 
@@ -42,29 +28,8 @@ def model(data_dir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def address(model: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", "stories"]
-    command += ["--port", str(port), "--n_ctx", "512", "--n_threads", "1", "--n_gpu_layers", "0", "--api_key", KEY]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            found = f"http://127.0.0.1:{port}"
-            _wait(process, found)
-            yield found
-        finally:
-            process.terminate()
-
-
-def _wait(process: subprocess.Popen[bytes], address: str) -> None:
-    end = time.monotonic() + START_SECONDS
-    while True:
-        assert process.poll() is None, "the server ended"
-        assert time.monotonic() < end, "the server does not answer"
-        try:
-            remote_server(address, Settings(remote_key=KEY)).models()
-            return
-        except RemoteError:
-            time.sleep(0.2)
+    with llama_server(model, "stories", KEY) as found:
+        yield found
 
 
 @pytest.fixture
