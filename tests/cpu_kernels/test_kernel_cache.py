@@ -5,28 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cpu_kernels.kernel import CACHE_VARIABLE
-
-# Adds 3 * 2 / sqrt(2 * 2) to 1.
-CHILD = """
-import json
-from kernel_harness import Activations, address, aligned, operation, run_on_threads
-import numpy as np
-from cpu_kernels.activations import norm_add
-from cpu_kernels.kernel import cache_directory
-x, y, weight, epsilon = (aligned(16, np.float32) for _ in range(4))
-x[:], y[:], weight[:] = 1.0, 2.0, 3.0
-act = Activations(16)
-op = operation(address(x), 64, address(y), 64, address(weight), 16, address(epsilon))
-run_on_threads(norm_add, op, act.step(1, 1), 1)
-print(json.dumps({"result": x.tolist(), "hits": norm_add._compiled.cache_hits, "folder": str(cache_directory())}))
-"""
-
+from tests.forking import Nursery, nursery
 
 # Kernels that differ in what they close over alone, each compiled in a process of its own before one loads both. The
 # inner function is too long to be inlined in two places.
@@ -38,12 +23,12 @@ from cpu_kernels.simd.vectors import put_i32
 def times(factor):
     @inner
     def fill(out, value):
-{"".join(f"        put_i32(out + {4 * i}, value * factor + {i} * (value + {i}))" + chr(10) for i in range(300))}
+{"".join(f"        put_i32(out + {4 * i}, value * factor + {i} * (value + {i}))" + chr(10) for i in range(60))}
     def multiply(op, step, thread, threads):
         fill(op, step)
         fill(op + 1200, step + 1)
     return Kernel(multiply, f"times_{{factor}}")
-out = np.zeros(600, np.int32)
+out = np.zeros(120, np.int32)
 for factor in map(int, sys.argv[1:]):
     times(factor)(out.ctypes.data, 5, 0, 1)
     print(int(out[0]))
@@ -67,21 +52,30 @@ def test_kernels_that_different_processes_compiled_do_not_mix(tmp_path: Path) ->
 class Answer:
     """What a process of its own said."""
 
-    def __init__(self, cache: Path) -> None:
-        here = Path(__file__).parent
-        path = os.pathsep.join([str(here), str(here.parents[1])])
-        environment = {**os.environ, CACHE_VARIABLE: str(cache), "PYTHONPATH": path}
-        command = [sys.executable, "-c", CHILD]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        answer = json.loads(done.stdout)
-        assert answer["result"] == [4.0] * 16
+    def __init__(self, children: Nursery, cache: Path) -> None:
+        child = children.start("import kernel_child; kernel_child.main()", variables={CACHE_VARIABLE: str(cache)})
+        out, err = child.communicate()
+        assert child.returncode == 0, err
+        answer = json.loads(out)
+        assert answer["result"] == 7
         self.hits = answer["hits"]
         self.folder = Path(answer["folder"])
-        self.warning = done.stderr
+        self.warning = err.decode()
 
 
-def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path) -> None:
-    first, second = Answer(tmp_path), Answer(tmp_path)
+Start = Callable[[Path], Answer]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts a process that uses a cache."""
+    folder = tmp_path_factory.mktemp("children")
+    with nursery(["kernel_child"], folder, [Path(__file__).parent]) as children:
+        yield lambda cache: Answer(children, cache)
+
+
+def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, start: Start) -> None:
+    first, second = start(tmp_path), start(tmp_path)
     assert (first.hits, second.hits) == (0, 1)
     assert first.warning == second.warning == ""
     assert first.folder.parent == tmp_path
@@ -104,48 +98,50 @@ def _overwrite(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [_empty, _cut, _overwrite])
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
-def test_damaged_files_are_compiled_anew(tmp_path: Path, damage: Callable[[Path], None], suffix: str) -> None:
-    files = list(Answer(tmp_path).folder.rglob(f"*.{suffix}"))
+def test_damaged_files_are_compiled_anew(
+    tmp_path: Path, damage: Callable[[Path], None], suffix: str, start: Start
+) -> None:
+    files = list(start(tmp_path).folder.rglob(f"*.{suffix}"))
     assert files
     for file in files:
         damage(file)
-    answer = Answer(tmp_path)
+    answer = start(tmp_path)
     assert answer.hits == 0
     # What was damaged does not stay: the next processes compile, keep and load.
-    assert [Answer(tmp_path).hits for _ in range(2)][1] == 1
+    assert [start(tmp_path).hits for _ in range(2)][1] == 1
 
 
-def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Start) -> None:
     obstacle = tmp_path / "file"
     obstacle.write_text("in the way")
-    answer = Answer(obstacle / "kernels")
+    answer = start(obstacle / "kernels")
     assert answer.hits == 0
     assert "cannot be used" in answer.warning
 
 
 @pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
-def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
-    folder = Answer(tmp_path).folder
+def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path, start: Start) -> None:
+    folder = start(tmp_path).folder
     folder.chmod(0o777)
-    answer = Answer(tmp_path)
+    answer = start(tmp_path)
     assert answer.hits == 0
     assert "writable by others" in answer.warning
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path) -> None:
-    os.chown(Answer(tmp_path).folder, 65534, 65534)
-    answer = Answer(tmp_path)
+def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path, start: Start) -> None:
+    os.chown(start(tmp_path).folder, 65534, 65534)
+    answer = start(tmp_path)
     assert answer.hits == 0
     assert "writable by others" in answer.warning
 
 
-def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path, start: Start) -> None:
     old, recent = tmp_path / "old", tmp_path / "recent"
     for folder, days in ((old, 40), (recent, 20)):
         folder.mkdir()
         (folder / "kernel.nbc").write_bytes(b"compiled")
         os.utime(folder, (time.time() - days * 86_400,) * 2)
-    Answer(tmp_path)
+    start(tmp_path)
     assert not old.exists()
     assert recent.exists()

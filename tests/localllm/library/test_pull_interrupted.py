@@ -1,18 +1,17 @@
 """Pulls that are killed, and pulls that meet each other, as processes of their own."""
 
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from localllm.library.lookup import users_models
 from localllm.settings import Settings
+from tests.forking import Forked, Nursery, nursery
 from tests.localllm.library.model_server import Answer, ModelServer, cut
 
 # As the command does it, but with small chunks that are noted often.
@@ -26,18 +25,26 @@ main()
 """
 
 
-def start(name: str) -> subprocess.Popen[bytes]:
-    root = Path(__file__).resolve().parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", SCRIPT, name]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+Start = Callable[[str], Forked]
+
+
+@pytest.fixture(scope="module")
+def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with nursery(["localllm.cli.main", "localllm.library.pull"], tmp_path_factory.mktemp("children")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start(children: Nursery, server: ModelServer) -> Start:
+    """Start pulling a model from the server, into the home of now."""
+    return lambda name: children.start(SCRIPT, [name])
 
 
 def slowly(_path: str, answer: Answer) -> None:
     answer.pause_s = 0.01
 
 
-def wait_for_bytes(server: ModelServer, process: subprocess.Popen[bytes], count: int) -> None:
+def wait_for_bytes(server: ModelServer, process: Forked, count: int) -> None:
     while process.poll() is None and len(server.fetched("/blobs/")) + len(server.fetched("/resolve/")) < count:
         time.sleep(0.002)
 
@@ -45,7 +52,7 @@ def wait_for_bytes(server: ModelServer, process: subprocess.Popen[bytes], count:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ollama", "hub"])
 def test_a_pull_that_is_killed_again_and_again_ends_with_the_right_file(
-    server: ModelServer, home: Path, big_gguf: bytes, kind: str
+    server: ModelServer, home: Path, big_gguf: bytes, start: Start, kind: str
 ) -> None:
     """25 times by each protocol: kill -9, Ctrl-C, or a connection that is cut, at random moments."""
     chance = random.Random(kind)
@@ -81,7 +88,7 @@ def test_a_pull_that_is_killed_again_and_again_ends_with_the_right_file(
     assert [path for path in partial.iterdir() if path.suffix in (".part", ".json")] == []
 
 
-def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big_gguf: bytes) -> None:
+def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
     server.faults.append(slowly)
     server.add_ollama("library/big", "latest", {"model": big_gguf})
     process = start(f"{server.host}/library/big")
@@ -98,7 +105,7 @@ def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big
     assert model.path.read_bytes() == big_gguf
 
 
-def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_gguf: bytes) -> None:
+def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
     server.faults.append(slowly)
     server.add_ollama("library/big", "latest", {"model": big_gguf})
     processes = [start(f"{server.host}/library/big") for _ in range(3)]
@@ -112,7 +119,7 @@ def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_
     assert model.path.read_bytes() == big_gguf
 
 
-def test_ctrl_c_says_how_to_go_on(server: ModelServer, home: Path, big_gguf: bytes) -> None:
+def test_ctrl_c_says_how_to_go_on(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
     server.faults.append(slowly)
     server.add_ollama("library/big", "latest", {"model": big_gguf})
     process = start(f"{server.host}/library/big")

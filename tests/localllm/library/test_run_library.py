@@ -31,19 +31,8 @@ def golden(data_dir: Path) -> list[int]:
     return ids
 
 
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled kernels stay where they are while HOME moves; asked for before `home`."""
-    import platformdirs
-
-    monkeypatch.setenv(
-        "LOCALLLM_KERNEL_CACHE", str(Path(platformdirs.user_cache_dir("localllm", appauthor=False)) / "kernels")
-    )
-
-
 @pytest.mark.slow
 def test_list_finds_and_run_runs_all_and_nothing_is_changed(
-    kernels: None,
     home: Path,
     stories: bytes,
     golden: list[int],
@@ -66,7 +55,6 @@ def test_list_finds_and_run_runs_all_and_nothing_is_changed(
 
 @pytest.mark.slow
 def test_run_pulls_what_is_not_here(
-    kernels: None,
     server: ModelServer,
     stories: bytes,
     golden: list[int],
@@ -85,7 +73,6 @@ def test_run_pulls_what_is_not_here(
 
 @pytest.mark.slow
 def test_ollamas_system_and_parameters_are_used(
-    kernels: None,
     home: Path,
     stories: bytes,
     command: Callable[..., int],

@@ -1,0 +1,138 @@
+"""Processes that begin with their imports done, forked from one that has them.
+
+For tests of what processes do to each other, or leave behind when they are killed: dozens of them cost seconds, where
+each would import for half a second. Each has its own variables, its own output, and Ctrl-C as a terminal gives it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Forked:
+    """A child of a Nursery. returncode: as subprocess has it, None while it runs or nobody asked."""
+
+    nursery: "Nursery"
+    pid: int
+    out: Path
+    err: Path
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.nursery.ask(ended=self.pid)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:  # not waited for, so the number is still its own
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        """Wait for its end; what it wrote to stdout and stderr."""
+        if self.returncode is None:
+            self.returncode = self.nursery.ask(wait=self.pid)
+        return self.out.read_bytes(), self.err.read_bytes()
+
+
+class Nursery:
+    """The process that has imported `modules`, and forks."""
+
+    def __init__(self, modules: Sequence[str], folder: Path, path: Sequence[Path] = ()) -> None:
+        self._folder = folder
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
+        command = [sys.executable, "-m", "tests.forking", *modules]
+        self._process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def start(self, code: str, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> Forked:
+        """Run Python code in a new process. variables: its whole environment, by default that of now."""
+        out, err = (Path(tempfile.mkstemp(suffix=suffix, dir=self._folder)[1]) for suffix in (".out", ".err"))
+        wanted = {"code": code, "arguments": [*arguments], "variables": dict(variables or os.environ)}
+        pid = self.ask(**wanted, out=str(out), err=str(err), folder=os.getcwd())
+        assert isinstance(pid, int)
+        return Forked(self, pid, out, err)
+
+    def ask(self, **order: Any) -> int | None:
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, "the process that forks has ended"
+        return json.loads(answer)
+
+    def close(self) -> None:
+        with self._process:
+            assert self._process.stdin
+            self._process.stdin.close()
+
+
+@contextmanager
+def nursery(modules: Sequence[str], folder: Path, path: Sequence[Path] = ()) -> Iterator[Nursery]:
+    """modules: what to import once; folder: for what the processes write; path: where else to look for modules."""
+    opened = Nursery(modules, folder, path)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _serve(modules: Sequence[str]) -> None:
+    for name in modules:
+        __import__(name)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "code" in order:
+            pid = os.fork()
+            if pid == 0:
+                _become(order)
+            answer: int | None = pid
+        else:
+            flags = os.WNOHANG if "ended" in order else 0
+            ended, status = os.waitpid(order.get("ended", order.get("wait")), flags)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        sys.stdout.write(f"{json.dumps(answer)}\n")
+        sys.stdout.flush()
+
+
+def _become(order: dict[str, Any]) -> None:
+    """Run the code as a program of its own would; does not return."""
+    os.environ.clear()
+    os.environ.update(order["variables"])
+    os.chdir(order["folder"])
+    for number, name in ((0, os.devnull), (1, order["out"]), (2, order["err"])):
+        opened = os.open(name, os.O_RDWR)
+        os.dup2(opened, number)
+        os.close(opened)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["-c", *order["arguments"]]
+    code = 1
+    try:
+        exec(compile(order["code"], "<child>", "exec"), {"__name__": "__main__"})
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1:])
