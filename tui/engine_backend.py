@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.engine.answer_parts import AnswerSplitter
+from localllm.engine.harmony import Splitter, answer_splitter
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
 from localllm.errors import RequestError
@@ -29,7 +29,7 @@ CLOSE_S = 1.0
 class EngineAnswer:
     """A GenerationStream, its text split into content, reasoning and tool calls."""
 
-    def __init__(self, stream: "GenerationStream", splitter: AnswerSplitter, model: "LoadedModel") -> None:
+    def __init__(self, stream: "GenerationStream", splitter: Splitter, model: "LoadedModel") -> None:
         self._stream = stream
         self._splitter = splitter
         self._model = model
@@ -121,27 +121,22 @@ class EngineBackend:
         model, behaviour = self._loaded()
         if model.template.is_default:
             prompt = model.tokenise("".join(turn.content for turn in request.turns))
-            splitter = AnswerSplitter((), ())
+            splitter = answer_splitter(())
             # Such a model seldom ends by itself, and the window would roll for ever.
             most = request.max_tokens or model.engine.context // 2
             generation = replace(_limits(request), prompt=prompt, context_policy=ContextPolicy.ROLLING, max_tokens=most)
             return EngineAnswer(model.engine.submit(generation), splitter, model)
-        asked = request.turns[:-1] if request.continues else request.turns
-        messages = _opened(behaviour, [_message(turn) for turn in asked])
-        chat = model.chat_prompt(messages, enable_thinking=request.thinking)
-        prompt, in_reasoning = chat.tokens, chat.starts_in_reasoning
-        markers = model.template.reasoning_markers
-        if request.continues:
-            written, in_reasoning = _written(request.turns[-1], markers, in_reasoning)
-            prompt += tuple(model.tokenizer.encode(written, add_special=False, parse_special=True))
+        messages = _opened(behaviour, [_message(turn) for turn in request.turns])
+        chat = model.chat_prompt(messages, enable_thinking=request.thinking, continues=request.continues)
         generation = replace(
             _limits(request),
-            prompt=prompt,
+            prompt=chat.tokens,
             stop=(*chat.stop, *behaviour.stop),
             context_policy=ContextPolicy.DROP_MESSAGES,
             messages=chat.messages,
         )
-        splitter = AnswerSplitter(markers, model.template.tool_call_markers, in_reasoning)
+        template = model.template
+        splitter = answer_splitter(template.reasoning_markers, template.tool_call_markers, chat.starts_in_reasoning)
         return EngineAnswer(model.engine.submit(generation), splitter, model)
 
     def count_tokens(self, text: str) -> int | None:
@@ -242,12 +237,3 @@ def _opened(behaviour: "Behaviour", messages: list[dict[str, Any]]) -> list[dict
     if behaviour.system and not system:
         system = [{"role": "system", "content": behaviour.system}]
     return [*system, *behaviour.messages, *(message for message in messages if message["role"] != "system")]
-
-
-def _written(turn: Turn, markers: Sequence[tuple[str, str]], in_reasoning: bool) -> tuple[str, bool]:
-    """What the model has written of a cut answer, and whether it stopped inside its reasoning."""
-    if not turn.reasoning or not markers:
-        return turn.content, in_reasoning and not turn.content
-    opening, closing = markers[0]
-    text = ("" if in_reasoning else opening) + turn.reasoning
-    return (text + closing + turn.content, False) if turn.content else (text, True)

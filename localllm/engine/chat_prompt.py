@@ -45,6 +45,24 @@ class RenderedChat:
         """Tokens of the whole conversation."""
         return len(self.tokens)
 
+    def begun(self, message: Mapping[str, Any]) -> tuple[str, tuple[int, ...], bool]:
+        """What an assistant's message puts behind the rendered text so that it goes on, as text and as tokens.
+
+        And whether it stops inside its reasoning. Its names of control tokens stay text, as in any message.
+        """
+        (hidden,) = self._literal.hide_messages([message])
+        content = hidden.get("content") or ""
+        reasoning = hidden.get("reasoning_content") or hidden.get("thinking")
+        if reasoning and self._template.reasoning_markers:
+            opening, closing = self._template.reasoning_markers[0]
+            written = ("" if self.starts_in_reasoning else opening) + reasoning + (closing if content else "") + content
+            in_reasoning = not content
+        else:
+            written, in_reasoning = content, self.starts_in_reasoning and not content
+        text, ranges = self._literal.reveal(written)
+        tokens = self._tokenizer.encode(text, add_special=False, parse_special=True, literal=ranges)
+        return text, tuple(tokens), in_reasoning
+
     def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
         """Return the conversation's tokens without its oldest messages, and how many messages went.
 

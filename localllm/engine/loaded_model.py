@@ -56,12 +56,17 @@ class LoadedModel:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         enable_thinking: bool | None = None,
+        continues: bool = False,
         **extra: Any,
     ) -> ChatPrompt:
-        """Render and tokenise a conversation that the assistant answers next. Raises TemplateError."""
+        """Render and tokenise a conversation that the assistant answers next. Raises TemplateError.
+
+        continues: its last message is the beginning of that answer.
+        """
         options = {"tools": tools, "enable_thinking": enable_thinking, **extra}
-        chat = RenderedChat(self.tokenizer, self.template, messages, options)
-        return ChatPrompt(chat.text, chat.tokens, chat, self.template.stop_strings, chat.starts_in_reasoning)
+        chat = RenderedChat(self.tokenizer, self.template, messages[:-1] if continues else messages, options)
+        begun, tokens, in_reasoning = chat.begun(messages[-1]) if continues else ("", (), chat.starts_in_reasoning)
+        return ChatPrompt(chat.text + begun, chat.tokens + tokens, chat, self.template.stop_strings, in_reasoning)
 
     def constraint(
         self, kind: "ConstraintKind", source: str = "", after: tuple[str, str] | None = None

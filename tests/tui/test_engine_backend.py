@@ -8,6 +8,7 @@ import pytest
 
 from localllm.engine.answer_parts import PartKind
 from localllm.engine.backends import BackendChoice
+from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
 from localllm.library.behaviour import Behaviour
 from localllm.settings import Settings
@@ -36,16 +37,27 @@ class Model:
 
     def __init__(self, text: str, starts_in_reasoning: bool = False) -> None:
         self.engine = Engine(text)
-        self.template = SimpleNamespace(is_default=False, reasoning_markers=THINK, tool_call_markers=())
-        self.tokenizer = SimpleNamespace(encode=lambda text, **_options: [ord(letter) for letter in text])
-        self.starts_in_reasoning = starts_in_reasoning
+        opening = "<think>" if starts_in_reasoning else ""
 
-    def chat_prompt(self, messages: list[dict[str, str]], **_options: object) -> SimpleNamespace:
-        text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
-        text += "<think>" if self.starts_in_reasoning else ""
-        return SimpleNamespace(
-            tokens=tuple(map(ord, text)), starts_in_reasoning=self.starts_in_reasoning, stop=("[",), messages=()
+        def render(messages: list[dict[str, str]], **_options: object) -> str:
+            return "".join(f"[{message['role']}]{message['content']}" for message in messages) + opening
+
+        self.template = SimpleNamespace(
+            is_default=False,
+            reasoning_markers=THINK,
+            tool_call_markers=(),
+            stop_strings=("[",),
+            render=render,
+            starts_in_reasoning=lambda _rendered: starts_in_reasoning,
         )
+        self.tokenizer = SimpleNamespace(
+            encode=lambda text, **_options: [ord(letter) for letter in text],
+            markup=lambda _text: [],
+            add_bos=False,
+            bos_id=None,
+        )
+
+    chat_prompt = LoadedModel.chat_prompt
 
 
 def ask(model: Any, request: ChatRequest, behaviour: Behaviour | None = None) -> tuple[str, list[tuple[str, str]]]:

@@ -44,10 +44,13 @@ def keep_alive(value: float | str | None) -> float | None:
 
 
 def chat_of(body: ChatBody) -> Chat:
-    """The conversation of a chat request. Raises ApiError 400."""
+    """The conversation of a chat request; an answer at its end goes on. Raises ApiError 400."""
+    messages = [_message(message) for message in body.messages or []]
+    last = messages[-1] if messages else {}
     return Chat(
         name=body.model,
-        messages=[_message(message) for message in body.messages or []],
+        messages=messages,
+        continues=last.get("role") == "assistant" and "tool_calls" not in last,
         tools=[tool.model_dump(exclude_unset=True) | {"type": "function"} for tool in body.tools or []],
         think=body.think or None if isinstance(body.think, str) else body.think,
         format=body.format,

@@ -110,6 +110,26 @@ def test_system_messages_and_the_newest_question_stay(data_dir: Path, tokenizer:
     assert alone.without_oldest(5) == (alone.tokens, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "message", "begun", "in_reasoning"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", {"content": "It was"}, "It was", False),
+        ("Qwen-Qwen3-0.6B", {"content": "It was", "thinking": "Hm."}, "<think>Hm.</think>It was", False),
+        ("Qwen-Qwen3-0.6B", {"content": "", "reasoning_content": "Hm"}, "<think>Hm", True),
+        ("Qwen-Qwen2.5-7B-Instruct", {"content": "<|im_end|>"}, "<|im_end|>", False),
+    ],
+)
+def test_an_answer_that_goes_on_ends_the_prompt(
+    data_dir: Path, tokenizer: Tokenizer, name: str, message: dict[str, str], begun: str, in_reasoning: bool
+) -> None:
+    whole = chat(tokenizer, template(data_dir, name), conversation(2))
+    text, tokens, inside = whole.begun({"role": "assistant", **message})
+    assert (text, inside) == (begun, in_reasoning)
+    assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == begun
+    # What a model has written as text is no control token the next time.
+    assert tokens == tuple(tokenizer.encode(begun, add_special=False, parse_special=False))
+
+
 def test_the_beginning_of_the_answer_stays_behind_the_messages(data_dir: Path, tokenizer: Tokenizer) -> None:
     whole = chat(tokenizer, template(data_dir, "Qwen-Qwen2.5-7B-Instruct"), conversation(30))
     begun = tuple(tokenizer.encode("It was"))

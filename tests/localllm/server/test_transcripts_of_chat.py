@@ -62,6 +62,17 @@ def test_ndjson_of_chat(server: Any) -> None:
     assert transcript(server, "/api/chat", messages=HELLO, options={"temperature": 0, "num_predict": 1}) == OLLAMA
 
 
+def test_an_answer_at_the_end_of_ollamas_chat_goes_on(server: Any) -> None:
+    def prompt_tokens(messages: list[dict[str, str]]) -> int:
+        body = {"model": MODEL, "messages": messages, "stream": False, "options": {"num_predict": 1}}
+        answer = httpx.post(server.url + "/api/chat", json=body, timeout=PATIENCE_S).json()
+        return int(answer["prompt_eval_count"])
+
+    begun = prompt_tokens([*HELLO, {"role": "assistant", "content": "Once"}])
+    assert 17 < begun <= 17 + len(" Once")  # the text alone, without the markup of another turn
+    assert prompt_tokens([*HELLO, {"role": "assistant", "content": "Once"}, *HELLO]) > begun + len("Once")
+
+
 def test_events_of_messages(server: Any) -> None:
     asked = {"messages": HELLO, "temperature": 0, "max_tokens": 1, "stream": True}
     assert transcript(server, "/v1/messages", **asked) == ANTHROPIC
