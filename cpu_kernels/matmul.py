@@ -2,8 +2,8 @@
 
 Weights are packed so that a vector lane is an output row (see cpu_kernels.formats). A format brings two functions:
 gemv(weights, k, act, tile, y, addend, first, last) for one token, over its groups of rows, and
-tile(zero_i, zero_f, group, k, act, tile, out, scratch) for a register tile of tokens, where out is (y, its stride,
-addend, its stride).
+tile(zero_i, zero_f, group, k, act, tile, out, scratch, fresh) for a register tile of tokens, where out is (y, its
+stride, addend, its stride) and fresh tells that the group still lies in memory: the first tile asks for it ahead.
 Both add the same products in the same order, so a token's result does not depend on its company.
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
@@ -90,6 +90,7 @@ def tile_kernel(tile: Any, width: int, name: str) -> Kernel:
                         m,
                         moved((y, y_stride, addend, addend_stride), row, column),
                         sums,
+                        m == m0,
                     )
 
     def matmul(op: int, step: int, thread: int, threads: int) -> None:

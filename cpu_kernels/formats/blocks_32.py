@@ -233,6 +233,7 @@ def _gemv(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
 def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
     low_steps, high_steps, shift, add_steps = layout.low_steps, layout.high_steps, layout.shift, _add_steps(layout)
     half_bytes, block_bytes, minima, start_sums = layout.half_bytes, layout.block_bytes, layout.minima, _start(layout)
+    lines = block_bytes // 64
 
     @inner
     def scaled_low_steps(p: int) -> Any:
@@ -254,6 +255,7 @@ def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
         tile: int,
         out: Any,
         sums: int,
+        fresh: bool,
     ) -> None:
         width = tile_width(zero_i)
         blocks = k // 32
@@ -265,6 +267,8 @@ def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
             offset = field(act, _SUM) + tile * width * blocks * 4
             tile_store(zero_f, sums, 64)
             for _ in range(blocks):
+                if fresh and half == 0:
+                    prefetch_lines(p + _AHEAD, lines)
                 products = start_sums(zero_i, offset)
                 products = add_steps(products, scaled_low_steps(p + half * half_bytes), x)
                 products = add_steps(products, high_steps(p + half * half_bytes), x + 4 * step)

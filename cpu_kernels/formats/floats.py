@@ -112,11 +112,14 @@ def _format(name: str, load: Any, vector_bytes: int, pack_row: Any, unpack_row: 
         index: int,
         out: Any,
         sums: int,
+        fresh: bool,
     ) -> None:
         width = tile_width(zero_i)
         x = field(act, _FLOATS) + index * width * k * 4
         total = zero_f
         for i in range(k):
+            if fresh:
+                prefetch_lines(group + i * vector_bytes + _AHEAD, 1)
             total = tile_fma_broadcast(total, load(group + i * vector_bytes), x + i * 4 * width, 4)
         tile_store(total, sums, 64)
         put_tile(zero_i, sums, out)

@@ -161,6 +161,7 @@ def _tile(
     tile: int,
     out: Any,
     sums: int,
+    fresh: bool,
 ) -> None:
     width = tile_width(zero_i)
     blocks = k // 256
@@ -172,6 +173,8 @@ def _tile(
     tile_store(zero_f, sums, 64)
     for _ in range(blocks):
         products = zero_i
+        if fresh:
+            prefetch_lines(p + _AHEAD, 21)
         for quarter in range(4):
             scales = load_i32(p + _SCALES + quarter * 64)
             for i in range(4):

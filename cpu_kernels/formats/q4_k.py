@@ -196,6 +196,7 @@ def _tile(
     tile: int,
     out: Any,
     sums: int,
+    fresh: bool,
 ) -> None:
     width = tile_width(zero_i)
     blocks = k // 256
@@ -211,6 +212,8 @@ def _tile(
             scales = load_i32(p + _SCALES + half * 64)
             for chunk in range(2):
                 nibbles = p + half * 1024 + chunk * 512
+                if fresh:
+                    prefetch_lines(nibbles + _AHEAD, 8)
                 part = short_dot4_steps(start_short(zero_i), low_nibbles(nibbles), x)
                 part = short_dot4_steps(part, low_nibbles(nibbles + 256), x + 4 * step)
                 products = add_short(products, part, mask_bits(scales, 0xFF))
@@ -219,6 +222,8 @@ def _tile(
                 products = add_short(products, part, mask_bits(shift_right(scales, 8), 0xFF))
                 scales = shift_right(scales, 16)
                 x += 16 * step
+        if fresh:
+            prefetch_lines(p + _SCALES + _AHEAD, 5)
         tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)
         tile_scale_add_to_memory(tile_minima(zero_i, p + _MINIMA, pairs), neg_f32(load_f16(p + _DMIN)), scale, sums)
         p += _BLOCK_BYTES

@@ -150,6 +150,7 @@ def _tile(
     tile: int,
     out: Any,
     sums: int,
+    fresh: bool,
 ) -> None:
     width = tile_width(zero_i)
     blocks = k // 256
@@ -165,6 +166,8 @@ def _tile(
             scales = load_i32(p + _SCALES + half * 64)
             for chunk in range(2):
                 values = p + (half * 2 + chunk) * _CHUNK
+                if fresh:
+                    prefetch_lines(values + _AHEAD, 10)
                 part = zero_i
                 for quarter in range(2):
                     low = low_fives(values + quarter * _HALF_CHUNK)
@@ -177,6 +180,8 @@ def _tile(
                 products = tile_multiply_add_i32(products, part, mask_bits(shift_right(scales, 8), 0xFF))
                 scales = shift_right(scales, 16)
                 x += 16 * step
+        if fresh:
+            prefetch_lines(p + _SCALES + _AHEAD, 5)
         tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)
         tile_scale_add_to_memory(tile_minima(zero_i, p + _MINIMA, pairs), neg_f32(load_f16(p + _DMIN)), scale, sums)
         p += _BLOCK_BYTES

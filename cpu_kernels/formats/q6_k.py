@@ -162,6 +162,7 @@ def _tile(
     tile: int,
     out: Any,
     sums: int,
+    fresh: bool,
 ) -> None:
     width = tile_width(zero_i)
     blocks = k // 256
@@ -175,6 +176,8 @@ def _tile(
         products = zero_i
         for quarter in range(4):
             scales = load_i32(p + _SCALES + quarter * 64)
+            if fresh:
+                prefetch_lines(p + quarter * 768 + _AHEAD, 12)
             for j in range(4):
                 part = broadcast_like(zero_i, offset, 0)
                 part = dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x, _LARGEST)
@@ -182,6 +185,8 @@ def _tile(
                 scales = shift_right(scales, 8)
                 x += 4 * step
                 offset += step
+        if fresh:
+            prefetch_lines(p + _SCALES + _AHEAD, 5)
         tile_scale_add_to_memory(products, load_f32(p + _D), scale, sums)
         p += _BLOCK_BYTES
         scale += step

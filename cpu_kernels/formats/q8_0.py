@@ -107,6 +107,7 @@ def _tile(
     tile: int,
     out: Any,
     sums: int,
+    fresh: bool,
 ) -> None:
     width = tile_width(zero_i)
     blocks = k // 32
@@ -117,6 +118,8 @@ def _tile(
         offset = field(act, _SUM) + tile * width * blocks * 4
         total = zero_f
         for _ in range(blocks):
+            if fresh and half == 0:
+                prefetch_lines(p + _AHEAD, 17)
             products = start_biased(zero_i, offset)
             products = biased_dot4_steps(products, _weights(p + half * 512), q)
             products = biased_dot4_steps(products, _weights(p + half * 512 + 256), q + 16 * width)
