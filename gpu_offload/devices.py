@@ -5,7 +5,7 @@ import functools
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpu_offload.library import ggml, llama
+from gpu_offload.library import ggml, log_callback
 
 
 class DeviceKind(StrEnum):
@@ -18,12 +18,16 @@ class DeviceKind(StrEnum):
     OTHER = "other"
 
 
+# The backend of devices on other machines.
+WORKER = "RPC"
+
 _KINDS = (DeviceKind.CPU, DeviceKind.GPU, DeviceKind.INTEGRATED_GPU, DeviceKind.ACCELERATOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device. backend is ggml's word ("CUDA", "ROCm", "Metal", "Vulkan", "SYCL", "CPU"); memory is in bytes.
+    """One device. backend is ggml's word ("CUDA", "ROCm", "Metal", "Vulkan", "SYCL", "CPU"), or "RPC" for a
+    worker on another machine; memory is in bytes.
 
     free_bytes is a moment's figure: other programs, the desktop among them, share it.
     """
@@ -38,7 +42,6 @@ class Device:
 
 def devices() -> list[Device]:
     """Return every device, in llama.cpp's order. Raises LlamaCppMissingError without the llama extra."""
-    llama()
     registry = _registry()
     count = registry.ggml_backend_dev_count()
     return [_device(registry.ggml_backend_dev_get(index)) for index in range(count)]
@@ -47,12 +50,12 @@ def devices() -> list[Device]:
 def gpus() -> list[Device]:
     """Return the devices worth giving layers to, as main_gpu and tensor_split number them; empty where there is none.
 
-    Integrated GPUs count only where no other GPU exists, as llama.cpp has it.
+    Those of workers come first; integrated GPUs count only where this machine has no other, as llama.cpp has it.
     """
     found = devices()
-    return [device for device in found if device.kind is DeviceKind.GPU] or [
-        device for device in found if device.kind is DeviceKind.INTEGRATED_GPU
-    ]
+    workers = [device for device in found if device.kind is DeviceKind.GPU and device.backend == WORKER]
+    own = [device for device in found if device.kind is DeviceKind.GPU and device.backend != WORKER]
+    return workers + (own or [device for device in found if device.kind is DeviceKind.INTEGRATED_GPU])
 
 
 def _device(handle: int) -> Device:
@@ -61,9 +64,10 @@ def _device(handle: int) -> Device:
     base.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     number = base.ggml_backend_dev_type(handle)
     backend = base.ggml_backend_reg_name(base.ggml_backend_dev_backend_reg(handle))
+    description = base.ggml_backend_dev_description(handle).decode().strip()
     return Device(
         name=base.ggml_backend_dev_name(handle).decode(),
-        description=base.ggml_backend_dev_description(handle).decode().strip(),
+        description=f"worker {description}" if backend == WORKER.encode() else description,
         backend="Metal" if backend == b"MTL" else backend.decode(),
         kind=_KINDS[number] if number < len(_KINDS) else DeviceKind.OTHER,
         total_bytes=total.value,
@@ -73,6 +77,7 @@ def _device(handle: int) -> Device:
 
 @functools.cache
 def _registry() -> ctypes.CDLL:
+    _base()  # what GPUs say while they are looked for goes to the log
     library = ggml("ggml")
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
@@ -83,6 +88,9 @@ def _registry() -> ctypes.CDLL:
 @functools.cache
 def _base() -> ctypes.CDLL:
     library = ggml("ggml-base")
+    library.ggml_log_set.argtypes = [type(log_callback()), ctypes.c_void_p]
+    library.ggml_log_set.restype = None
+    library.ggml_log_set(log_callback(), None)
     for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
         getattr(library, name).argtypes = [ctypes.c_void_p]
         getattr(library, name).restype = ctypes.c_char_p

@@ -28,6 +28,9 @@ _COMMANDS = {
     "sycl": f'CMAKE_ARGS="-DGGML_SYCL=on -DCMAKE_C_COMPILER=icx -DCMAKE_CXX_COMPILER=icpx" {_BUILD}',
     "metal": f"{_WHEEL}/metal",
     "cpu": f"{_WHEEL}/cpu",
+    # What is installed already is built anew, as it is.
+    "rpc": 'CMAKE_ARGS="-DGGML_RPC=on" pip install --no-cache-dir --force-reinstall --no-deps '
+    "--no-binary llama-cpp-python llama-cpp-python",
 }
 
 
@@ -50,13 +53,18 @@ class DeviceRequestError(LocalLLMError):
 class LlamaCppMissingError(LocalLLMError):
     """llama-cpp-python is not installed or does not load. The message says how to install it here."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, command: str | None = None) -> None:
+        """command: what mends it, where that is none of the usual installations."""
+        if command:
+            super().__init__(f"llama.cpp cannot do that ({reason}). Install it anew:\n  {command}")
+            return
         commands = "\n".join(f"  {backend:7}{install_command(backend)}" for backend in _backends_here())
         super().__init__(f"llama.cpp is not available ({reason}). Install it for your device:\n{commands}")
 
 
 def install_command(backend: str) -> str:
-    """Return the shell command that installs llama.cpp for "cuda", "rocm", "vulkan", "sycl", "metal" or "cpu".
+    """Return the shell command that installs llama.cpp for "cuda", "rocm", "vulkan", "sycl", "metal" or "cpu",
+    or, for workers on other machines, "rpc".
 
     On Windows it is for PowerShell. The CUDA wheel is for CUDA 12.4 and later 12.x; for others, build from source with
     CMAKE_ARGS="-DGGML_CUDA=on".

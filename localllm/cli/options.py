@@ -20,6 +20,10 @@ CpuMoe = Annotated[
 Lora = Annotated[
     list[str] | None, typer.Option(metavar="FILE[:W]", help="Apply a LoRA adapter with this weight (1); repeatable.")
 ]
+Rpc = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HOST:PORT", help="Give layers to llama.cpp's worker there; repeatable, or with commas."),
+]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
 KVTypeK = Annotated[str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16 or q8_0 (f16).")]
 KVTypeV = Annotated[str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16 or q8_0 (f16).")]
@@ -33,6 +37,7 @@ _COMPUTING = (
     "split_mode",
     "n_cpu_moe",
     "lora",
+    "rpc",
     "kv_type_k",
     "kv_type_v",
 )

@@ -16,6 +16,7 @@ from localllm.cli.options import (
     KVTypeV,
     MainGpu,
     Model,
+    Rpc,
     SplitMode,
     computing_flags,
 )
@@ -42,6 +43,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     main_gpu: MainGpu = None,
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
+    rpc: Rpc = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
     as_json: AsJson = False,
@@ -63,10 +65,10 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.settings import load_settings
 
     settings = load_settings(computing_flags(given))
-    gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
     request = replace(plan_request(settings), context_tokens=context)
     with open_model(resolve(model)) as file:
-        choice = None if gpu_memory else choose_backend(file, settings)
+        choice = None if gpu_memory else choose_backend(file, settings)  # which makes devices of workers
+        gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
         if choice and choice.backend == "native":
             request = replace(request, kv_types=native_kv_types(settings))
         try:

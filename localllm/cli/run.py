@@ -20,6 +20,7 @@ from localllm.cli.options import (
     MainGpu,
     Model,
     Remote,
+    Rpc,
     SplitMode,
     computing_flags,
 )
@@ -63,6 +64,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     lora: Lora = None,
+    rpc: Rpc = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
     remote: Remote = None,

@@ -85,11 +85,16 @@ def open_runner(
 def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
     """The backend that the settings name; for "auto", llama.cpp for GPUs and what the native engine does not know.
 
-    Raises UnsupportedModelError where the native engine is left with an architecture that it does not know, and
-    RequestError where it is named together with settings that only llama.cpp can follow.
+    Workers on other machines are looked up first, and are devices from then on. Raises UnsupportedModelError where the
+    native engine is left with an architecture that it does not know, RequestError where it is named together with
+    settings that only llama.cpp can follow, and what add_workers raises.
     """
     from models.registry import find_architecture
 
+    if workers := [address.strip() for address in settings.rpc.split(",") if address.strip()]:
+        from gpu_offload.rpc import add_workers
+
+        add_workers(workers)
     if settings.backend == "auto":
         choice = _automatic(file, settings)
     else:
@@ -157,7 +162,7 @@ def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:
 
 def for_draft(settings: Settings) -> Settings:
     """The same settings for a second, small model, to which wishes about devices, adapters and types do not belong."""
-    plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="")
+    plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="", rpc="")
     return replace(plain, kv_type_k=None, kv_type_v=None)
 
 
@@ -178,6 +183,7 @@ def _wishes(settings: Settings) -> list[str]:
         "split_mode": settings.split_mode,
         "n_cpu_moe": settings.n_cpu_moe,
         "lora": settings.lora,
+        "rpc": settings.rpc,
     }
     return [name for name, value in asked.items() if value]
 

@@ -1,0 +1,121 @@
+"""llama.cpp's RPC workers: devices of other machines, which hold layers and compute them.
+
+A worker is llama.cpp's `rpc-server`, built from the same source as the library here. Its protocol has no password and
+no cipher: it belongs on a network where everybody is trusted. llama.cpp ends the process when a worker cannot be
+reached, speaks another version, or goes away; so a second process tries each worker first.
+"""
+
+import ctypes
+import functools
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError, install_command
+from gpu_offload.library import ggml, llama
+
+_ADDRESS = re.compile(r"(?P<host>[^\s,:/\[\]]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
+# Where in its source llama.cpp has ended a process, before it says why.
+_ABORTED = re.compile(r"\S+\.cpp:\d+: ")
+_TRY_SECONDS = 30.0
+_TRY = "import sys; from gpu_offload.rpc import connect; connect(sys.argv[1])"
+
+_lock = threading.Lock()
+_connected: set[str] = set()
+
+
+def can_reach_workers() -> bool:
+    """Whether this build of llama.cpp knows workers. Raises LlamaCppMissingError without the llama extra."""
+    llama()
+    return bool(_registry().ggml_backend_reg_by_name(b"RPC"))
+
+
+def add_workers(addresses: Sequence[str]) -> None:
+    """Let llama.cpp use the devices of these workers, each host:port, from now on; devices() lists them.
+
+    Asking again for a worker does nothing, and none can be taken away. Raises DeviceRequestError for what is no
+    address and for a worker that does not answer, LlamaCppMissingError where this build knows no workers.
+    """
+    for address in addresses:
+        found = _ADDRESS.fullmatch(address)
+        if found is None or not 0 < int(found["port"]) < 2**16:
+            raise DeviceRequestError(
+                f"{address!r} is not the address of a worker (rpc): give host:port, as 10.0.0.2:50052."
+            )
+    with _lock:
+        fresh = [address for address in dict.fromkeys(addresses) if address not in _connected]
+        if not fresh:
+            return
+        if not can_reach_workers():
+            here = version("llama_cpp_python")
+            raise LlamaCppMissingError(
+                f"the installed llama-cpp-python {here} was built without RPC, which workers need",
+                f"{install_command('rpc')}=={here}\n"
+                "Add what your own device needs to CMAKE_ARGS, such as -DGGML_CUDA=on.",
+            )
+        for address in fresh:
+            _try(address)
+            connect(address)
+            _connected.add(address)
+
+
+def connect(address: str) -> None:
+    """Register a worker's devices. llama.cpp ends the process where that fails.
+
+    Raises DeviceRequestError for a worker without devices.
+    """
+    llama()
+    registry, base = _registry(), _base()
+    function = base.ggml_backend_reg_get_proc_address(
+        registry.ggml_backend_reg_by_name(b"RPC"), b"ggml_backend_rpc_add_server"
+    )
+    add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(function)
+    found = add_server(address.encode())
+    if not found:
+        raise DeviceRequestError(f"The worker at {address} has no devices.")
+    registry.ggml_backend_register(found)
+
+
+def _try(address: str) -> None:
+    """Connect in a process that may end."""
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", _TRY, address],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TRY_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DeviceRequestError(
+            f"The worker at {address} takes connections and says nothing for {_TRY_SECONDS:g} s. "
+            "Is it llama.cpp's rpc-server?"
+        ) from error
+    if tried.returncode:
+        said = [line for line in tried.stderr.decode(errors="replace").splitlines() if line.strip()]
+        known = [line for line in said if _ABORTED.match(line)] or said[-1:] or ["nothing"]
+        raise DeviceRequestError(
+            f"The worker at {address} cannot be used. Start llama.cpp's rpc-server there, of the same version as "
+            f"llama-cpp-python here, with --host and --port. llama.cpp said:\n{_ABORTED.sub('', known[0])}"
+        )
+
+
+@functools.cache
+def _registry() -> ctypes.CDLL:
+    library = ggml("ggml")
+    library.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
+    library.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    library.ggml_backend_register.argtypes = [ctypes.c_void_p]
+    library.ggml_backend_register.restype = None
+    return library
+
+
+@functools.cache
+def _base() -> ctypes.CDLL:
+    library = ggml("ggml-base")
+    library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
+    return library

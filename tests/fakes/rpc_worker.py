@@ -1,0 +1,60 @@
+"""llama.cpp's RPC worker on this machine's processor, as its rpc-server is: `python -m tests.fakes.rpc_worker PORT`."""
+
+import ctypes
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpu_offload.library import ggml, llama
+
+START_SECONDS = 60
+
+
+@contextmanager
+def rpc_worker() -> Iterator[str]:
+    """Run a worker as a process, and give its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.fakes.rpc_worker", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _wait(process, port)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int) -> None:
+    end = time.monotonic() + START_SECONDS
+    while True:
+        assert process.poll() is None, "the worker ended"
+        assert time.monotonic() < end, "the worker does not answer"
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+def main(port: str) -> None:
+    """Serve the first device, the processor, until the process ends."""
+    llama()
+    registry, base = ggml("ggml"), ggml("ggml-base")
+    registry.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    registry.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
+    base.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    base.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
+    function = base.ggml_backend_reg_get_proc_address(
+        registry.ggml_backend_reg_by_name(b"RPC"), b"ggml_backend_rpc_start_server"
+    )
+    kinds = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
+    devices = (ctypes.c_void_p * 1)(registry.ggml_backend_dev_get(0))
+    ctypes.CFUNCTYPE(None, *kinds)(function)(f"127.0.0.1:{port}".encode(), None, 1, 1, devices)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

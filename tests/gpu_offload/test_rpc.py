@@ -1,0 +1,88 @@
+"""Workers on other machines: a real one where this build of llama.cpp has them, the errors where not."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
+from gpu_offload.rpc import add_workers, can_reach_workers
+from tests.fakes.rpc_worker import rpc_worker
+from tests.oracle import llama_oracle
+
+pytestmark = llama_oracle.needs_llama
+
+
+@pytest.fixture(scope="module")
+def built_in() -> None:
+    if not can_reach_workers():
+        pytest.skip("this build of llama.cpp has no RPC; CMAKE_ARGS=-DGGML_RPC=on makes one that has")
+
+
+@pytest.fixture(scope="module")
+def worker(built_in: None) -> Iterator[str]:
+    with rpc_worker() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def model(data_dir: Path) -> str:
+    return str(data_dir / "models" / "gguf" / "stories260K-F32.gguf")
+
+
+def localllm(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    """A process of its own: workers stay devices of the process that has added them."""
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
+    command = [sys.executable, "-c", "from localllm.cli.main import main; main()", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", "host:0", "host:99999", "http://host:1", "a b:1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(DeviceRequestError, match="give host:port"):
+        add_workers([address])
+
+
+def test_a_build_without_workers_says_how_to_get_one() -> None:
+    if can_reach_workers():
+        pytest.skip("this build of llama.cpp has RPC")
+    with pytest.raises(LlamaCppMissingError, match=r'CMAKE_ARGS="-DGGML_RPC=on" pip install .*llama-cpp-python==\d'):
+        add_workers(["127.0.0.1:9"])
+
+
+def test_nobody_there_does_not_end_the_process(built_in: None) -> None:
+    with pytest.raises(DeviceRequestError, match=r"127.0.0.1:9 cannot be used(.|\n)*Failed to connect"):
+        add_workers(["127.0.0.1:9"])
+
+
+def test_somebody_else_there_does_not_end_it_either(built_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_offload.rpc._TRY_SECONDS", 3)
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, pytest.raises(DeviceRequestError, match="says nothing for 3 s"):
+        add_workers([f"127.0.0.1:{silent.getsockname()[1]}"])
+
+
+@pytest.mark.slow
+def test_a_worker_computes_what_this_machine_would(worker: str, model: str, tmp_path: Path) -> None:
+    greedy = ("run", model, "Once upon a time", "--raw", "--temperature", "0", "--max-tokens", "24", "--json")
+    here = localllm(tmp_path, *greedy, "--backend", "llama")
+    there = localllm(tmp_path, *greedy, "--rpc", worker)
+    assert (here.returncode, there.returncode) == (0, 0), there.stderr.decode()
+    local, remote = json.loads(here.stdout), json.loads(there.stdout)
+    assert remote["token_ids"] == local["token_ids"] and len(local["token_ids"]) == 24
+    assert remote["backend"] == "llama.cpp" and "rpc set" in remote["backend_reason"]
+    assert f"worker {worker}" in remote["backend_reason"]
+
+
+@pytest.mark.slow
+def test_the_plan_shows_the_worker(worker: str, model: str, tmp_path: Path) -> None:
+    shown = localllm(tmp_path, "plan", model, "--rpc", worker, "--json")
+    made: dict[str, Any] = json.loads(shown.stdout)
+    assert made["uses"][1]["place"] == f"worker {worker}"
+    assert made["uses"][1]["weights"] > 0 and made["backend"] == "llama.cpp"
