@@ -1,13 +1,14 @@
 """A conversation as a prompt, and as a shorter one where it outgrows the context."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.literal_text import LiteralText
+from localllm.engine.images import ImageRows, PromptImages
+from localllm.engine.literal_text import LiteralText, Range
 
 # These are never dropped.
 LASTING_ROLES = frozenset({"system", "developer"})
@@ -19,7 +20,8 @@ class RenderedChat:
     """A conversation that the assistant answers next, rendered and tokenised. Fulfils engine.request.Conversation.
 
     Markup is what the template writes. The names of control tokens in messages and options stay text; an assistant's
-    content alone may hold the markers of reasoning. options: of ChatTemplate.render. Raises TemplateError.
+    content alone may hold the markers of reasoning. options: of ChatTemplate.render. images: those whose
+    stand-ins the messages hold. Raises TemplateError.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class RenderedChat:
         template: ChatTemplate,
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
+        images: PromptImages | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._images = images
         self._template = template
         markers = [text for pair in template.reasoning_markers for text in pair]
         self._literal = LiteralText(tokenizer.markup, markers)
@@ -114,10 +118,13 @@ class RenderedChat:
     def _encode(self, rendered: str) -> tuple[str, tuple[int, ...]]:
         """Text and token ids, with one BOS where the model wants it, whether the template wrote it or not."""
         text, ranges = self._literal.reveal(rendered)
-        ids = tuple(self._tokenizer.encode(text, add_special=False, parse_special=True, literal=ranges))
+        ids = tuple(self._images.encode(text, ranges, self._ids) if self._images else self._ids(text, ranges))
         bos = self._tokenizer.bos_id
         wants_bos = self._tokenizer.add_bos and bos is not None and ids[:1] != (bos,)
         return text, (bos, *ids) if wants_bos and bos is not None else ids
+
+    def _ids(self, text: str, literal: Sequence[Range]) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False, parse_special=True, literal=literal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +136,4 @@ class ChatPrompt:
     messages: RenderedChat
     stop: tuple[str, ...]
     starts_in_reasoning: bool
+    images: Mapping[int, ImageRows] = field(default_factory=dict)

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,12 @@ from localllm.engine.context_policy import fit_prompt
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation, Vocabulary
+from localllm.engine.images import SeesImages, text_of_prompt
 from localllm.engine.inspection import EngineSnapshot, Journal, view_request
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.plan import Plan, PlannedRows
 from localllm.engine.prefix_cache import common_prefix
-from localllm.engine.request import FinishReason, GenerationRequest
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest
 from localllm.engine.runner import Runner
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Scheduler
@@ -109,11 +110,14 @@ class Engine:
         Raises RequestError, ContextOverflowError, QueueFullError or TemplateError, before anything is queued. A long
         prompt takes some milliseconds here, one whose messages must be dropped as long as rendering the rest.
         """
-        self._check(request)
+        text = text_of_prompt(request.prompt, request.images)
+        self._check(request, text)
+        if request.images and request.context_policy is ContextPolicy.ROLLING:
+            request = replace(request, context_policy=ContextPolicy.REFUSE)
         context = min(self.context, request.context_limit or self.context, self._context_in_memory())
         prompt = fit_prompt(request, context)
         stream = GenerationStream(self._wake)
-        sampler = Sampler(request.sampling, self.runner.vocab_size, request.prompt, self._vocabulary.token_bytes)
+        sampler = Sampler(request.sampling, self.runner.vocab_size, text, self._vocabulary.token_bytes)
         generation = Generation(request, prompt, context, sampler, self._vocabulary, stream, self._adapters_of(request))
         with self._lock:
             if self._closing or self._failure:
@@ -144,11 +148,20 @@ class Engine:
     def _run(self, plan: Plan) -> NDArray[np.float32]:
         """Compute the plan's rows, and learn from the time that it took."""
         began = time.monotonic()
-        logits = self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
+        logits = self._compute(plan)
         took = time.monotonic() - began
         self._scheduler.observe(plan, took)
         self._journal.note(plan, took)
         return logits
+
+    def _compute(self, plan: Plan) -> NDArray[np.float32]:
+        for part in plan.parts:
+            if part.image is not None:
+                assert isinstance(self.runner, SeesImages) and part.generation.sequence is not None
+                self.runner.append_embeddings(part.generation.sequence, part.image.embeddings, part.image.sees_all)
+        if not plan.tokens:
+            return np.empty((0, self.runner.vocab_size), dtype=np.float32)
+        return self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
 
     def _spill(self) -> bool:
         return self._kv.spiller is not None and self._kv.spiller.spill()
@@ -223,10 +236,12 @@ class Engine:
             owned.add(generation.sequence)
         return owned
 
-    def _check(self, request: GenerationRequest) -> None:
-        if not request.prompt:
+    def _check(self, request: GenerationRequest, text: list[int]) -> None:
+        if not text:
             raise RequestError("The prompt is empty. Send at least one token.")
-        if min(request.prompt) < 0 or max(request.prompt) >= self.runner.vocab_size:
+        if request.images and not isinstance(self.runner, SeesImages):
+            raise RequestError(f"The {self.runner.backend} engine reads no images. Load the model with --backend llama.")
+        if min(text) < 0 or max(text) >= self.runner.vocab_size:
             raise RequestError(f"A prompt token is outside the vocabulary (0 to {self.runner.vocab_size - 1}).")
         for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s"):
             value = getattr(request, name)

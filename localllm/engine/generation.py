@@ -12,6 +12,7 @@ from localllm.engine.adapters import AdapterSet
 from localllm.engine.context_policy import FittedPrompt, roll
 from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.disk_cache import Segment
+from localllm.engine.images import ImageSpans
 from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.prompt_lookup import PromptLookup
 from localllm.engine.request import (
@@ -63,12 +64,13 @@ class Generation:
         self.context = context
         self.stream = stream
         self.tokens = list(prompt.tokens)
+        self.images = ImageSpans(self.tokens, request.images)
         self.sequence: int | None = None
         self.computed = 0
         self.restoring: list[Segment] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
-        self._lookup = PromptLookup(self.tokens)
+        self._lookup = PromptLookup(self.images.without(self.tokens))
         self._lookup_length = DraftLength()
         self._model_length = DraftLength()
         self._drafted_by: DraftLength | None = None

@@ -50,12 +50,12 @@ class KVManager:
         """
         tokens = generation.tokens[:-1]
         key = self._key(tokens, generation)
-        cached = self.cache.match(key)
+        cached = generation.images.whole(self.cache.match(key))
         source, computed, coming = None, cached, cached
         for other in running:
             if other.sequence is None or not self._runner.can_truncate or not _may_share(other, generation):
                 continue
-            common = common_prefix(tokens, other.tokens[:-1])
+            common = generation.images.whole(common_prefix(tokens, other.tokens[:-1]))
             coming = max(coming, common if not other.stream.full else 0)
             if min(common, other.computed) > computed:
                 source, computed = other.sequence, min(common, other.computed)
@@ -119,7 +119,8 @@ class KVManager:
         self.cache.insert(key, sequence)
         disk = self._disk_of(generation)
         if self.spiller and generation.request.persist and disk:
-            self.spiller.later(tokens, key, disk)
+            text = generation.images.text_end(0, len(tokens))  # what stands before images; they stay in memory
+            self.spiller.later(tokens[:text], key[:text], disk)
         while len(self.cache) > self._kept_sequences:
             self.cache.drop_oldest()
         while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:

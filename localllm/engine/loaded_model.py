@@ -16,6 +16,7 @@ from localllm.engine.chat_prompt import ChatPrompt, RenderedChat
 from localllm.engine.disk_cache import DiskCache, disk_cache_folder
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
+from localllm.engine.images import ImagePieces, PromptImages, SeesImages, has_images
 from localllm.errors import RequestError
 from localllm.settings import Settings
 
@@ -61,12 +62,39 @@ class LoadedModel:
     ) -> ChatPrompt:
         """Render and tokenise a conversation that the assistant answers next. Raises TemplateError.
 
-        continues: its last message is the beginning of that answer.
+        continues: its last message is the beginning of that answer. A content may be a list of parts, {"type": "text",
+        "text": str} and {"type": "image", "data": bytes}, a PNG or JPEG; RequestError where the model reads no images,
+        PictureError for a picture that is not taken.
         """
         options = {"tools": tools, "enable_thinking": enable_thinking, **extra}
-        chat = RenderedChat(self.tokenizer, self.template, messages[:-1] if continues else messages, options)
+        images = PromptImages(self._see) if has_images(messages) else None
+        if images:
+            messages = images.hide(messages)
+        chat = RenderedChat(self.tokenizer, self.template, messages[:-1] if continues else messages, options, images)
         begun, tokens, in_reasoning = chat.begun(messages[-1]) if continues else ("", (), chat.starts_in_reasoning)
-        return ChatPrompt(chat.text + begun, chat.tokens + tokens, chat, self.template.stop_strings, in_reasoning)
+        prompt = chat.tokens + tokens
+        rows = images.rows if images else {}
+        return ChatPrompt(chat.text + begun, prompt, chat, self.template.stop_strings, in_reasoning, rows)
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether a conversation may hold images."""
+        return isinstance(self.engine.runner, SeesImages) and self.engine.runner.projector is not None
+
+    def _see(self, data: bytes) -> ImagePieces:
+        """A picture as the model reads it. Raises RequestError where it reads none, PictureError, LlamaCppError."""
+        runner = self.engine.runner
+        if not isinstance(runner, SeesImages):
+            raise RequestError(
+                f"{self.file.path.name} is computed by the {runner.backend} engine, which reads text only. "
+                "Load it with --backend llama and its projector, --mmproj FILE."
+            )
+        if runner.projector is None:
+            raise RequestError(
+                f"{self.file.path.name} was loaded without a projector and reads text only. "
+                "Put the model's mmproj file beside it, or name it with --mmproj FILE."
+            )
+        return runner.projector.see(data)
 
     def constraint(
         self, kind: "ConstraintKind", source: str = "", after: tuple[str, str] | None = None

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from localllm.engine.generation import Generation
+from localllm.engine.images import ImageRows
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """The rows of one generation: `count` pending tokens, then drafts."""
+    """The rows of one generation: `count` pending tokens, then drafts; or those of an image, which are no tokens."""
 
     generation: Generation
     count: int
     drafts: Sequence[int] = ()
+    image: ImageRows | None = None
 
     def __len__(self) -> int:
         return self.count + len(self.drafts)
@@ -20,7 +22,7 @@ class PlannedRows:
 
 @dataclass(slots=True)
 class Plan:
-    """A batch for Runner.run, in the order in which rows were added.
+    """A batch for Runner.run, in the order in which rows were added. Parts that are images are no rows of it.
 
     logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
     its prompt is unfinished. again: this pass changed what the next can plan, by reading KV from the disk
@@ -42,6 +44,10 @@ class Plan:
         """Add rows of a generation that has a sequence; one part a generation."""
         generation, start = part.generation, part.generation.computed
         assert generation.sequence is not None
+        self.parts.append(part)
+        if part.image is not None:
+            self.logits.append(slice(0, 0))
+            return
         rows = [*generation.tokens[start : start + part.count], *part.drafts]
         self.tokens += rows
         self.positions += range(start, start + len(rows))
@@ -49,7 +55,6 @@ class Plan:
         wanted = 1 + len(part.drafts) if part.count == generation.pending else 0
         self.logits.append(slice(len(self.wanted), len(self.wanted) + wanted))
         self.wanted += range(len(self.tokens) - wanted, len(self.tokens))
-        self.parts.append(part)
 
 
 def fair_shares(wants: Sequence[int], budget: int) -> list[int]:

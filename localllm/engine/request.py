@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint
+    from localllm.engine.images import ImageRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class GenerationRequest:
     `constraint` makes it; the engine works on a copy. It decides itself when the answer may end, min_tokens does not.
     adapters are LoRA adapters by number, each with its weight; None takes those that the model was loaded with.
     Requests of one namespace share keys and values of known prefixes among themselves, and with no others.
+    images are the runs of rows that stand in the prompt, by the first id of each; a window with images never rolls.
     """
 
     prompt: tuple[int, ...]
@@ -111,6 +113,7 @@ class GenerationRequest:
     persist: bool = True
     constraint: "Constraint | None" = None
     adapters: tuple[tuple[int, float], ...] | None = None
+    images: "Mapping[int, ImageRows]" = field(default_factory=dict)
     namespace: str = ""
 
 

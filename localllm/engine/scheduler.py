@@ -64,7 +64,9 @@ class Scheduler:
         return plan
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from a step's time how long the next ones may be, and what speculation costs."""
+        """Learn from a step's time how long the next ones may be, and what speculation costs; of images, nothing."""
+        if any(part.image is not None for part in plan.parts):
+            return
         self.chunk.observe(len(plan), seconds)
         if all(part.count == 1 for part in plan.parts):
             self.costs.observe(len(plan), seconds)
@@ -139,8 +141,13 @@ class Scheduler:
         budget = min(rows, self._runner.max_rows) - len(plan)
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
             members = [generation for generation in group if generation.sequence is not None]
-            shares = fair_shares([generation.pending for generation in members], max(budget, 0))
-            for generation, share in zip(members, shares, strict=True):
+            reading = [generation for generation in members if generation.images.at(generation.computed) is None]
+            for generation in members:
+                if (image := generation.images.at(generation.computed)) is not None and budget > 0:
+                    self._add(plan, PlannedRows(generation, len(image.ids), image=image))
+                    budget -= len(image.ids)
+            shares = fair_shares([_text_ahead(generation) for generation in reading], max(budget, 0))
+            for generation, share in zip(reading, shares, strict=True):
                 if share and self._add(plan, PlannedRows(generation, share)):
                     budget -= share
 
@@ -174,3 +181,8 @@ class Scheduler:
 
     def _enqueue(self, generation: Generation) -> None:
         insort(self.waiting, generation, key=self._order.__getitem__)
+
+
+def _text_ahead(generation: Generation) -> int:
+    """Pending tokens before the next image."""
+    return generation.images.text_end(generation.computed, len(generation.tokens)) - generation.computed
