@@ -2,8 +2,10 @@
 
 import ctypes
 import functools
+import importlib.util
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +64,8 @@ def llama() -> Any:
 
 @functools.cache
 def log_callback() -> Any:
-    """Return the callback that C holds a bare pointer to; the cache keeps it alive."""
-    from llama_cpp import llama_cpp
-
-    return llama_cpp.llama_log_callback(_log.take)
+    """Return the callback that C holds a bare pointer to; the cache keeps it alive. A ggml_log_callback."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_log.take)
 
 
 def route_log() -> None:
@@ -81,12 +81,26 @@ def complaints() -> str:
 
 @functools.cache
 def ggml(library: str) -> ctypes.CDLL:
-    """Return ggml's "ggml" (registry of devices) or "ggml-base" library, which llama-cpp-python ships unbound."""
-    module = llama()
-    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(module.__file__).parent / "lib"))
-    for name in (f"lib{library}.so", f"lib{library}.dylib", f"{library}.dll", f"lib{library}.dll"):
+    """Return ggml's "ggml" (registry of devices) or "ggml-base" library, which llama-cpp-python ships unbound.
+
+    Its package is not imported for that: it would take longer than everything else that asks for devices alone. Raises
+    LlamaCppMissingError as llama() does.
+    """
+    if sys.platform == "win32":
+        llama()  # tells Windows where libraries of devices are
+    package = importlib.util.find_spec("llama_cpp")
+    if package is None or package.origin is None:
+        raise LlamaCppMissingError("the package llama-cpp-python is not installed")
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
+    # By the name that the libraries know each other by, where there are several: packages hold copies instead of links,
+    # and each copy would have devices and a log of its own.
+    names = (f"lib{library}.so.0", f"lib{library}.0.dylib", f"lib{library}.so", f"lib{library}.dylib")
+    for name in (*names, f"{library}.dll", f"lib{library}.dll"):
         if (folder / name).exists():
-            return ctypes.CDLL(str(folder / name))
+            try:
+                return ctypes.CDLL(str(folder / name))
+            except OSError as error:
+                raise LlamaCppMissingError(f"its library does not load: {error}") from error
     raise LlamaCppMissingError(f"{folder} holds no {library} library")
 
 
