@@ -240,7 +240,9 @@ class Engine:
         if not text:
             raise RequestError("The prompt is empty. Send at least one token.")
         if request.images and not isinstance(self.runner, SeesImages):
-            raise RequestError(f"The {self.runner.backend} engine reads no images. Load the model with --backend llama.")
+            raise RequestError(
+                f"The {self.runner.backend} engine reads no images. Load the model with --backend llama."
+            )
         if min(text) < 0 or max(text) >= self.runner.vocab_size:
             raise RequestError(f"A prompt token is outside the vocabulary (0 to {self.runner.vocab_size - 1}).")
         for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s"):

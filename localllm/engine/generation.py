@@ -26,7 +26,7 @@ from localllm.engine.request import (
     TokenLogprob,
 )
 from localllm.engine.sampling import Sampler
-from localllm.engine.speculation import DraftLength, StepCosts
+from localllm.engine.speculation import DraftLength, LookupLength, StepCosts
 from localllm.engine.stream import GenerationStream
 
 
@@ -71,11 +71,14 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self._lookup = PromptLookup(self.images.without(self.tokens))
-        self._lookup_length = DraftLength()
+        self._lookup_length = LookupLength()
         self._model_length = DraftLength()
         self._drafted_by: DraftLength | None = None
         self._constraint = request.constraint.fork() if request.constraint else None
-        self.counts = Counts(
+        self.generated = 0
+        self._speculated = (0, 0)  # drafted, accepted
+        # What does not change with every token.
+        self._counts = Counts(
             prompt=len(self.tokens),
             dropped_messages=prompt.dropped_messages,
             dropped_tokens=prompt.dropped_tokens,
@@ -98,6 +101,12 @@ class Generation:
         return len(self.tokens) - self.computed
 
     @property
+    def counts(self) -> Counts:
+        """Tokens so far."""
+        drafted, accepted = self._speculated
+        return replace(self._counts, generated=self.generated, drafted=drafted, accepted=accepted)
+
+    @property
     def expired(self) -> bool:
         """Whether the request's time limit has passed."""
         limit = self.request.time_limit_s
@@ -107,7 +116,7 @@ class Generation:
     def tokens_left(self) -> int:
         """Most tokens that may still be generated."""
         asked, in_context = self.request.max_tokens, self.context - len(self.tokens)
-        left = self.context if asked is None else asked - self.counts.generated
+        left = self.context if asked is None else asked - self.generated
         return left if self.request.context_policy is ContextPolicy.ROLLING else min(left, in_context)
 
     def start(self, sequence: int, cached_memory: int) -> None:
@@ -116,13 +125,13 @@ class Generation:
         self.computed = cached_memory
         if self._admitted is None:
             self._admitted = time.monotonic()
-            self.counts = replace(self.counts, cached_memory=cached_memory)
+            self._counts = replace(self._counts, cached_memory=cached_memory)
 
     def restored(self, tokens: int) -> None:
         """Note that the disk tier has filled the sequence up to so many tokens."""
         gained, self.computed = tokens - self.computed, tokens
-        if self.counts.generated == 0:
-            self.counts = replace(self.counts, cached_disk=self.counts.cached_disk + gained)
+        if self.generated == 0:
+            self._counts = replace(self._counts, cached_disk=self._counts.cached_disk + gained)
 
     def draft(self, limit: int, costs: StepCosts, others: int) -> list[int]:
         """Return up to `limit` tokens that followed the same words before; others: rows that the step has beside."""
@@ -148,20 +157,18 @@ class Generation:
         while not self.finish_reason and len(came) <= len(drafts) and came == list(drafts[: len(came)]):
             self._sample(rows[len(came)])
             came = self.tokens[start:]
+        if not drafts:
+            return
         accepted = common_prefix(came, drafts)
-        if drafts and self._drafted_by:
+        if self._drafted_by:
             self._drafted_by.observe(len(drafts), accepted)
-        self.counts = replace(
-            self.counts, drafted=self.counts.drafted + len(drafts), accepted=self.counts.accepted + accepted
-        )
+        self._speculated = self._speculated[0] + len(drafts), self._speculated[1] + accepted
 
     def _sample(self, row: NDArray[np.float32]) -> None:
         """Choose a token; take it and those that must follow. Raises LogitsError, or the constraint's RequestError."""
         allowed = self._constraint.mask() if self._constraint else None
-        if allowed is None and (self.request.ignore_eos or self.counts.generated < self.request.min_tokens):
-            allowed = np.ones(len(row), np.bool_)
-            allowed[self._eog] = False
-        token_id, logprob = self._sampler.sample(row, allowed)
+        goes_on = allowed is None and (self.request.ignore_eos or self.generated < self.request.min_tokens)
+        token_id, logprob = self._sampler.sample(row, allowed, self._eog if goes_on else None)
         self._first_token = self._first_token or time.monotonic()
         self._take(token_id, logprob)
         self._take_forced()
@@ -184,10 +191,11 @@ class Generation:
         """Go on with a token: in the history, the text, the constraint; and see whether it ends the answer."""
         self._sampler.accept(token_id)
         self.tokens.append(token_id)
-        self._lookup.append(token_id)
-        self._lookup_length.token()
+        expected = self._lookup.append(token_id)
+        if expected is not None:
+            self._lookup_length.guessed(expected)
         self._model_length.token()
-        self.counts = replace(self.counts, generated=self.counts.generated + 1)
+        self.generated += 1
         self._unsent.append((token_id, logprob))
         if token_id in self._vocabulary.eog_ids:
             self.finish_reason = FinishReason.STOP
@@ -210,8 +218,8 @@ class Generation:
         if self.request.context_policy is not ContextPolicy.ROLLING or len(self.tokens) < self.context:
             return False
         kept = roll(self.tokens, self.context)
-        dropped = self.counts.dropped_tokens + len(self.tokens) - len(kept)
-        self.counts = replace(self.counts, dropped_tokens=dropped)
+        dropped = self._counts.dropped_tokens + len(self.tokens) - len(kept)
+        self._counts = replace(self._counts, dropped_tokens=dropped)
         self.tokens, self.computed = kept, 0
         self._lookup = PromptLookup(kept)
         return True

@@ -77,7 +77,7 @@ class Journal:
     def note(self, plan: "Plan", seconds: float) -> None:
         """Remember a step."""
         drafted = sum(len(part.drafts) for part in plan.parts)
-        decode = sum(part.count for part in plan.parts if part.image is None and part.generation.counts.generated)
+        decode = sum(part.count for part in plan.parts if part.image is None and part.generation.generated)
         self._steps.append(StepRecord(len(plan) - decode - drafted, decode, drafted, seconds))
 
     @property

@@ -10,6 +10,9 @@ from localllm.errors import LocalLLMError
 # No model computes a logit as high; below it, bias and penalties cannot overflow float32.
 HIGHEST_LOGIT = 1e30
 
+# Values in a column where the largest are sought.
+STACKED = 64
+
 
 class LogitsError(LocalLLMError):
     """Logits that no token can be chosen from: NaN, absurdly high, or nothing but minus infinity."""
@@ -46,19 +49,37 @@ def check_model(logits: NDArray[np.float32]) -> None:
         )
 
 
-def check_choice(logits: NDArray[np.float32]) -> None:
-    """Raise LogitsError when no token is left to choose."""
-    if logits.max() == -np.inf:
+def check_choice(highest: float) -> None:
+    """Raise LogitsError when no token is left to choose. highest: the logit of the best one."""
+    if highest == -np.inf:
         raise LogitsError(
             "No token is allowed next: the constraint, the logit bias and the model together exclude all of them. "
             "Loosen the constraint or the bias."
         )
 
 
+def _contenders(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
+    """Return positions, ascending, among which are those of the `count` largest values.
+
+    The values are stacked in columns. No more values than columns reach above the count-th highest column, so that the
+    rest need no second look, and no array of their size is made: new memory costs more than looking.
+    """
+    columns = values.size // STACKED
+    stack = values[: columns * STACKED].reshape(STACKED, columns)
+    highest = stack.max(axis=0)
+    high = np.flatnonzero(highest >= np.partition(highest, columns - count)[columns - count])
+    inside = (np.arange(0, columns * STACKED, columns)[:, np.newaxis] + high).ravel()
+    return np.concatenate([inside, np.arange(columns * STACKED, values.size)])
+
+
 def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
     """Return the positions, ascending, of the `count` largest values; ties at the border go to the lowest position."""
     if count >= values.size:
         return np.arange(values.size)
+    if count < values.size // STACKED:
+        contenders = _contenders(values, count)
+        if contenders.size < values.size:
+            return contenders[largest(values[contenders], count)]
     border = np.partition(values, values.size - count)[values.size - count]
     positions = np.flatnonzero(values >= border)
     if positions.size > count:

@@ -39,6 +39,9 @@ class Sampler:
         self._params = params
         self._vocab_size = vocab_size
         self._all_ids = np.arange(vocab_size)
+        # Made once: new memory of this size costs more than what is done in it.
+        self._adjusted = np.empty(vocab_size, np.float32)
+        self._ceilings = np.empty(vocab_size, np.float32)
         self._seed = secrets.randbits(32) if params.seed is None else params.seed
         self._position = 0
         self._history = TokenHistory(prompt_tail)
@@ -52,6 +55,7 @@ class Sampler:
         self._filters = [] if self._greedy else build_filters(params, self._coin)
         if self._mirostat is not None and not self._greedy:
             self._filters = [build_temperature(params), self._mirostat]
+        self._top_k_first = params.top_k > 0 and params.top_n_sigma <= 0 and self._mirostat is None
 
     @property
     def seed(self) -> int:
@@ -59,16 +63,20 @@ class Sampler:
         return self._seed
 
     def sample(
-        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
+        self,
+        logits: NDArray[np.float32],
+        allowed: NDArray[np.bool_] | None = None,
+        banned: NDArray[np.intp] | None = None,
     ) -> tuple[int, TokenLogprob | None]:
         """Return the next token and, if the params ask for it, its log-probability. Records nothing.
 
-        logits: float32[vocab_size], left as they are. allowed: bool[vocab_size], None allows every token.
-        Raises LogitsError on NaN or absurdly high logits and when no token is left.
+        logits: float32[vocab_size], left as they are. allowed: bool[vocab_size], None allows every token but those
+        banned by their ids. Raises LogitsError on NaN or absurdly high logits and when no token is left.
         """
-        adjusted = self._adjust(logits, allowed)
+        adjusted = self._adjust(logits, allowed, banned)
         if self._greedy:
             token_id = int(adjusted.argmax())
+            check_choice(adjusted[token_id])
         else:
             candidates = self._narrow(adjusted)
             token_id = int(candidates.ids[draw(candidates.probabilities(), self._uniforms()[0])])
@@ -79,9 +87,10 @@ class Sampler:
         self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
     ) -> NDArray[np.float64]:
         """Return the distribution that `sample` would draw from, float64[vocab_size]; one-hot when greedy."""
-        adjusted = self._adjust(logits, allowed)
+        adjusted = self._adjust(logits, allowed, None)
         distribution = np.zeros(self._vocab_size)
         if self._greedy:
+            check_choice(adjusted.max())
             distribution[adjusted.argmax()] = 1
         else:
             candidates = self._narrow(adjusted)
@@ -97,19 +106,27 @@ class Sampler:
         if self._mirostat is not None:
             self._mirostat.accept(token_id)
 
-    def _adjust(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None) -> NDArray[np.float32]:
+    def _adjust(
+        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None
+    ) -> NDArray[np.float32]:
         if logits.shape != (self._vocab_size,):
             raise ValueError(f"logits have shape {logits.shape}, expected ({self._vocab_size},)")
         check_model(logits)
-        if self._changes_logits or allowed is not None:
-            logits = logits.copy()
-        with np.errstate(over="ignore"):  # a logit pushed below float32 is minus infinity, as it should be
-            self._penalise(logits)
+        if not self._changes_logits and allowed is None and banned is None:
+            return logits
+        adjusted = self._adjusted
+        np.copyto(adjusted, logits)
+        if self._changes_logits:
+            with np.errstate(over="ignore"):  # a logit pushed below float32 is minus infinity, as it should be
+                self._penalise(adjusted)
         if allowed is not None:
             # A ceiling of plus or minus infinity: four times faster than assigning through a mask.
-            np.minimum(logits, (allowed - np.float32(0.5)) * np.float32(np.inf), out=logits)
-        check_choice(logits)
-        return logits
+            np.subtract(allowed, np.float32(0.5), out=self._ceilings)
+            np.multiply(self._ceilings, np.float32(np.inf), out=self._ceilings)
+            np.minimum(adjusted, self._ceilings, out=adjusted)
+        if banned is not None:
+            adjusted[banned] = -np.inf
+        return adjusted
 
     def _penalise(self, logits: NDArray[np.float32]) -> None:
         params = self._params
@@ -122,11 +139,13 @@ class Sampler:
             self._dry.apply(logits, self._history.last(params.dry_penalty_last_n))
 
     def _narrow(self, logits: NDArray[np.float32]) -> Candidates:
-        candidates = Candidates(self._all_ids, logits)
-        if logits.min() == -np.inf:
-            possible = np.flatnonzero(logits > -np.inf)
-            candidates = Candidates(possible, logits[possible])
-        for step in self._filters:
+        candidates, steps = Candidates(self._all_ids, logits), self._filters
+        if self._top_k_first:  # it leaves few, impossible ones only where there are no others
+            candidates, steps = steps[0](candidates), steps[1:]
+        check_choice(candidates.logits.max())
+        if candidates.logits.min() == -np.inf:
+            candidates = candidates.keep(np.flatnonzero(candidates.logits > -np.inf))
+        for step in steps:
             candidates = step(candidates)
         return candidates
 

@@ -109,6 +109,7 @@ def test_greedy_obeys_bias_penalties_and_mask() -> None:
     assert Sampler(SamplingParams(temperature=0, logit_bias={3: -math.inf}), 4).sample(logits)[0] == 2
     assert Sampler(SamplingParams(temperature=0, repeat_penalty=2.0), 4, [3, 2]).sample(logits)[0] == 1
     assert Sampler(SamplingParams(temperature=0), 4).sample(logits, np.array([True, True, False, False]))[0] == 1
+    assert Sampler(SamplingParams(temperature=0), 4).sample(logits, banned=np.array([2, 3]))[0] == 1
     assert logits.tolist() == [3, 4, 5, 6]
 
 

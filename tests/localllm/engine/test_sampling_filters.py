@@ -60,6 +60,14 @@ def test_top_k_keeps_the_highest_and_the_lowest_ids_of_a_tie(values: list[float]
     assert largest(np.array(values), count).tolist() == expected
 
 
+@pytest.mark.parametrize("count", [1, 7, 40])
+@pytest.mark.parametrize("levels", [1, 5, 200, 10**6])
+def test_the_largest_of_many_values_are_those_of_a_sort(levels: int, count: int) -> None:
+    values = np.random.default_rng(levels).integers(levels, size=5003).astype(np.float32)
+    values[::3] = -np.inf
+    assert largest(values, count).tolist() == sorted(np.argsort(-values, kind="stable")[:count].tolist())
+
+
 @settings(deadline=None)
 @given(finite_logits, st.floats(0.01, 0.99), min_keeps)
 def test_top_p_keeps_the_smallest_nucleus(values: list[float], mass: float, min_keep: int) -> None:

@@ -1,0 +1,83 @@
+"""When prompt lookup speculates, and how much, judged by what steps cost and what would have been guessed."""
+
+import pytest
+
+from localllm.engine.prompt_lookup import PromptLookup
+from localllm.engine.speculation import MAX_DRAFT, LookupLength, StepCosts
+
+# Of a processor whose tiles are 1, 2 and 4 rows wide: steps of so many rows in units of a step of one.
+TILES = {1: 1.0, 2: 1.9, 3: 2.6, 4: 2.6, 5: 3.7, 6: 3.7, 7: 3.7, 8: 3.7}
+
+
+def tiled(rows: int) -> float:
+    return TILES.get(rows, 0.9 + 1.4 * -(-rows // 4))
+
+
+def learned(cost: float = 0.02) -> StepCosts:
+    costs = StepCosts()
+    for rows in [*range(1, MAX_DRAFT + 2)] * 5:
+        costs.observe(rows, cost * tiled(rows))
+    return costs
+
+
+def test_costs_that_jump_are_learned_as_they_are() -> None:
+    costs = learned()
+    for rows in (1, 2, 4, 5, 8):
+        assert costs.seconds(rows) == pytest.approx(0.02 * tiled(rows), rel=0.12)
+    assert costs.seconds(8) < 1.05 * costs.seconds(5)
+
+
+def test_what_was_not_measured_lies_between_its_neighbours() -> None:
+    costs = StepCosts()
+    costs.observe(1, 1.0)
+    assert costs.seconds(11) == pytest.approx(2.0)
+    costs.observe(5, 3.0)
+    assert costs.seconds(3) == pytest.approx(2.0)
+    assert costs.seconds(5) == pytest.approx((3.0 + StepCosts.TRUST * 1.4) / (1 + StepCosts.TRUST))
+    for _ in range(1000):
+        costs.observe(1, 1.0)
+    assert costs.seconds(5) == pytest.approx(1.4, rel=0.01), "old measures fade"
+
+
+def test_costs_follow_a_machine_that_slows_down() -> None:
+    costs = learned()
+    for _ in range(60):
+        costs.observe(1, 0.05)
+    assert costs.seconds(1) == pytest.approx(0.05, rel=0.03)
+
+
+def test_lookup_waits_for_evidence_where_rows_are_dear() -> None:
+    length, costs = LookupLength(), learned()
+    assert length.choose(MAX_DRAFT, costs, 0.0) == 0
+    for _ in range(4):
+        length.guessed(True)
+    assert 1 + length.choose(MAX_DRAFT, costs, 0.0) in (4, 8, 12, 16), "whole tiles"
+    for _ in range(3):
+        length.guessed(False)
+    assert length.choose(MAX_DRAFT, costs, 0.0) == 0
+    for _ in range(10):
+        for _ in range(30):
+            length.guessed(True)
+        length.guessed(False)
+    assert length.choose(MAX_DRAFT, costs, 0.0) > 0, "this text is copied piece by piece"
+
+
+def test_lookup_gives_up_where_guesses_fail_and_asks_no_drafts_to_learn_that() -> None:
+    length, cheap = LookupLength(), StepCosts()
+    assert length.choose(MAX_DRAFT, cheap, 0.0) > 0
+    for _ in range(30):
+        length.guessed(False)
+    assert length.choose(MAX_DRAFT, cheap, 0.0) == 0
+
+
+def test_lookup_goes_on_where_it_was_right_and_tells_what_it_expected() -> None:
+    lookup = PromptLookup([1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 1, 2, 3])
+    assert lookup.draft(3) == [4, 5, 9]
+    assert lookup.append(4) is True
+    # 2, 3, 4 stood later before a 6, but 1, 2, 3, 4 only before a 5.
+    assert lookup.draft(2) == [5, 9]
+    assert lookup.append(6) is False
+    assert lookup.draft(2) == [1, 2]
+    assert lookup.append(7) is False
+    assert not lookup.found and lookup.draft(4) == []
+    assert lookup.append(8) is None
