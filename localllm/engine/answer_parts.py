@@ -32,7 +32,7 @@ class AnswerSplitter:
     """Splits one answer by its template's markers, which are left out of the text.
 
     Reasoning and content stream; a tool call comes when it is complete. A call that cannot be understood is content,
-    markers included.
+    markers included. An answer begins with its reasoning or has none: a marker of it further on is text about markers.
     """
 
     def __init__(
@@ -41,8 +41,10 @@ class AnswerSplitter:
         """tool_calls: leave them out where the request offered no tools. Markers as ChatTemplate gives them."""
         self._kinds = dict.fromkeys(tool_calls, PartKind.TOOL_CALLS)
         self._kinds |= dict.fromkeys(reasoning, PartKind.REASONING)
-        self._openings = [opening for opening, _ in self._kinds]
+        self._reasoning = list(reasoning)
+        self._tool_calls = list(tool_calls)
         self._section: Marker | None = reasoning[0] if starts_in_reasoning and reasoning else None
+        self._begun = False  # whether content, other than blanks, has come
         self._held = ""
 
     def push(self, text: str) -> list[AnswerPart]:
@@ -84,10 +86,14 @@ class AnswerSplitter:
         return True
 
     def _read_content(self, parts: list[AnswerPart]) -> bool:
-        found = [(self._held.find(marker[0]), -len(marker[0]), marker) for marker in self._kinds]
+        text = self._held.lstrip()
+        self._begun = self._begun or not any(opening.startswith(text[: len(opening)]) for opening, _ in self._reasoning)
+        markers = self._tool_calls if self._begun else self._reasoning + self._tool_calls
+        found = [(self._held.find(marker[0]), -len(marker[0]), marker) for marker in markers]
         found = [entry for entry in found if entry[0] >= 0]
         at, _, section = min(found, default=(-1, 0, None))
-        end = at if section else len(self._held) - beginning_at_end(self._held, self._openings)
+        openings = [opening for opening, _ in markers]
+        end = at if section else len(self._held) - beginning_at_end(self._held, openings)
         parts.append(AnswerPart(PartKind.CONTENT, self._held[:end]))
         self._held = self._held[end + len(section[0]) if section else end :]
         self._section = section

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gguf_io.chat_template import ChatTemplate
-from localllm.engine.answer_parts import AnswerSplitter, Marker
+from localllm.engine.answer_parts import Marker
 from localllm.engine.chat_prompt import ChatPrompt
 from localllm.engine.constraint import Constraint, ConstraintKind
+from localllm.engine.harmony import answer_splitter
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.library.behaviour import Behaviour
@@ -99,7 +100,7 @@ def prepare_chat(model: LoadedModel | ForeignModel, chat: Chat, limits: Limits) 
     )
     if constraint is None:
         calls = template.tool_call_markers if chat.tools else ()
-        return Prepared(request, AnswerSplitter(template.reasoning_markers, calls, prompt.starts_in_reasoning))
+        return Prepared(request, answer_splitter(template.reasoning_markers, calls, prompt.starts_in_reasoning))
     answer = ForcedCall() if chat.calls else None
     return Prepared(request, ThinkingFirst(first, answer) if first else answer)
 

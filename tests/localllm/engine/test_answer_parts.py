@@ -33,15 +33,25 @@ CUTS = st.lists(st.integers(0, 200), max_size=30)
 
 @given(CUTS)
 def test_sections_are_found_across_pieces(cuts: list[int]) -> None:
-    parts = split(f"Hm<think>I <b> think</think>So: {CALL}done", cuts)
+    parts = split(f"\n<think>I <b> think</think>So: {CALL}done", cuts)
     assert [(part.kind.value, part.text) for part in parts] == [
-        ("content", "Hm"),
+        ("content", "\n"),
         ("reasoning", "I <b> think"),
         ("content", "So: "),
         ("tool_calls", CALL),
         ("content", "done"),
     ]
     assert parts[3].tool_calls == (ToolCall("add", {"a": 1}),)
+
+
+@given(CUTS)
+def test_markers_of_reasoning_within_an_answer_are_text(cuts: list[int]) -> None:
+    assert split("Write <think>so</think>!", cuts) == [AnswerPart(PartKind.CONTENT, "Write <think>so</think>!")]
+    assert split("<think>a</think>b <think>c</think>", cuts) == [
+        AnswerPart(PartKind.REASONING, "a"),
+        AnswerPart(PartKind.CONTENT, "b <think>c</think>"),
+    ]
+    assert split("</think>!", cuts) == [AnswerPart(PartKind.CONTENT, "</think>!")]
 
 
 @given(CUTS)

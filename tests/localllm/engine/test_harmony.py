@@ -1,0 +1,76 @@
+"""Answers of gpt-oss, however the text is cut into pieces."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gguf_io.chat_template import ChatTemplate
+from localllm.engine.answer_parts import AnswerPart, AnswerSplitter, PartKind
+from localllm.engine.harmony import HarmonySplitter, answer_splitter
+from localllm.engine.tool_calls import ToolCall
+
+CUTS = st.lists(st.integers(0, 300), max_size=30)
+THOUGHT = "<|channel|>analysis<|message|>I <b> think.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Yes & <no>."
+CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
+
+
+def split(text: str, cuts: list[int], offers_tools: bool = True, starts_in_reasoning: bool = False) -> list[AnswerPart]:
+    """The parts of a text that comes in pieces, neighbours of one kind joined."""
+    splitter = HarmonySplitter(offers_tools, starts_in_reasoning)
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    parts = [part for at, end in itertools.pairwise(edges) for part in splitter.push(text[at:end])]
+    joined: list[AnswerPart] = []
+    for part in [*parts, *splitter.flush()]:
+        if joined and part.kind == joined[-1].kind and part.kind is not PartKind.TOOL_CALLS:
+            part = AnswerPart(part.kind, joined.pop().text + part.text)  # noqa: PLW2901
+        joined.append(part)
+    return joined
+
+
+@given(CUTS)
+def test_channels_become_reasoning_and_content(cuts: list[int]) -> None:
+    expected = [AnswerPart(PartKind.REASONING, "I <b> think."), AnswerPart(PartKind.CONTENT, "Yes & <no>.")]
+    assert split(THOUGHT + FINAL, cuts) == expected
+    assert split(THOUGHT + FINAL + "<|return|>", cuts) == expected
+    assert split(THOUGHT.removesuffix("<|end|>") + FINAL, cuts) == expected, "a header ends what was before it"
+    body = (THOUGHT + FINAL).removeprefix("<|channel|>analysis<|message|>")
+    assert split(body, cuts, starts_in_reasoning=True) == expected
+
+
+@given(CUTS)
+def test_messages_for_functions_are_calls(cuts: list[int]) -> None:
+    for call in (CALL, ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}'):
+        for end in ("", "<|call|>"):
+            _, part = split(f"{THOUGHT}<|start|>assistant{call}{end}", cuts)
+            assert part.kind is PartKind.TOOL_CALLS and part.tool_calls == (ToolCall("add", {"a": 1}),)
+    two = split(f"{CALL}<|call|><|start|>assistant{CALL}<|call|>", cuts)
+    assert [part.kind for part in two] == [PartKind.TOOL_CALLS] * 2
+
+
+@given(CUTS)
+def test_what_is_no_call_stays_content(cuts: list[int]) -> None:
+    assert split(CALL, cuts, offers_tools=False) == [AnswerPart(PartKind.CONTENT, '{"a": 1}')]
+    broken = CALL.removesuffix("}")
+    assert split(broken, cuts) == [AnswerPart(PartKind.CONTENT, broken)]
+    preamble = "<|channel|>commentary<|message|>Let me see."
+    assert split(preamble, cuts) == [AnswerPart(PartKind.CONTENT, "Let me see.")]
+
+
+@given(
+    CUTS, st.sampled_from(["plain text", "to be or not to be", "<b>", "to=", "<|channel|>analysis", "<|start|>x" * 40])
+)
+def test_text_without_headers_is_content(cuts: list[int], text: str) -> None:
+    assert "".join(part.text for part in split(text, cuts)).replace("<|start|>", "") == text.replace("<|start|>", "")
+    assert {part.kind for part in split(text, cuts)} == {PartKind.CONTENT}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("openai-gpt-oss-120b", HarmonySplitter), ("Qwen-Qwen3-0.6B", AnswerSplitter)]
+)
+def test_the_template_decides_who_splits(data_dir: Path, name: str, kind: type) -> None:
+    template = ChatTemplate((data_dir / "templates" / f"{name}.jinja").read_text())
+    assert type(answer_splitter(template.reasoning_markers, template.tool_call_markers)) is kind
