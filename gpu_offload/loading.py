@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -17,6 +18,9 @@ OUTPUT_ROWS = 64
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
 _FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type
+# Told what is being done and which share of it is done, 0 to 1.
+LoadProgress = Callable[[str, float], None]
+
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "alloc_tensor_range")
 
 
@@ -46,11 +50,12 @@ def can_repack() -> bool:
     return not ggml("ggml-cpu").ggml_cpu_has_amx_int8()
 
 
-def load_model(model: ModelFile, options: LlamaOptions) -> Any:
+def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> Any:
     """Return a llama_model pointer; free it with llama_model_free.
 
-    Raises LlamaCppMemoryError where a device's memory does not suffice, LlamaCppError for whatever else llama.cpp
-    dislikes, and LlamaCppMissingError without the llama extra.
+    progress is called on this thread; what it raises ends the load and is raised again. Raises LlamaCppMemoryError
+    where a device's memory does not suffice, LlamaCppError for whatever else llama.cpp dislikes, and
+    LlamaCppMissingError without the llama extra.
     """
     library = llama()
     route_log()
@@ -65,7 +70,23 @@ def load_model(model: ModelFile, options: LlamaOptions) -> Any:
     overrides = _expert_overrides(options.cpu_expert_layers)
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+    stopped: list[BaseException] = []
+
+    def told(share: float, _user_data: object) -> bool:
+        try:
+            if progress is not None:
+                progress("loading weights", share)
+        except BaseException as error:  # nothing may be raised through llama.cpp's own frames
+            stopped.append(error)
+        return not stopped
+
+    callback = library.llama_progress_callback(told)
+    params.progress_callback = callback
     handle = library.llama_model_load_from_file(str(model.path).encode(), params)
+    if stopped:
+        if handle:
+            library.llama_model_free(handle)
+        raise stopped[0]
     if not handle:
         raise _failure(f"llama.cpp cannot load {model.path}")
     return handle

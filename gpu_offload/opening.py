@@ -8,6 +8,7 @@ import psutil
 from gguf_io.model_file import ModelFile
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMemoryError
+from gpu_offload.loading import LoadProgress
 from gpu_offload.placement import Gpu
 from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
@@ -18,17 +19,21 @@ _ATTEMPTS = 4
 _STEP = 768 * 2**20  # bytes of further reserve a GPU and attempt
 
 
-def open_planned(model: ModelFile, request: PlanRequest) -> tuple[LlamaCppRunner, Plan]:
+def open_planned(
+    model: ModelFile, request: PlanRequest, progress: LoadProgress | None = None, main_memory: int | None = None
+) -> tuple[LlamaCppRunner, Plan]:
     """Return a runner on this machine's devices and the plan that it follows.
 
     When a GPU runs out of memory all the same, less is planned for it, and a warning is logged; after four attempts, or
-    where there is no GPU to relieve, the error is raised. Raises LlamaCppError, its kin, and what plan() raises.
+    where there is no GPU to relieve, the error is raised. progress is called on this thread; what it raises ends the
+    load. main_memory: bytes to plan with; None asks the machine. Raises LlamaCppError, its kin, and what plan() raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         found = [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
-        chosen = plan(model, found, psutil.virtual_memory().available, request)
+        room = psutil.virtual_memory().available if main_memory is None else main_memory
+        chosen = plan(model, found, room, request)
         try:
-            return LlamaCppRunner(model, chosen.options), chosen
+            return LlamaCppRunner(model, chosen.options, progress), chosen
         except LlamaCppMemoryError as error:
             if attempt == _ATTEMPTS or not found:
                 raise

@@ -17,7 +17,7 @@ from gpu_offload.cells import CellBook
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
 from gpu_offload.library import llama, route_log
-from gpu_offload.loading import load_model, open_context
+from gpu_offload.loading import LoadProgress, load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import LlamaOptions
 from gpu_offload.projector import Projector
@@ -36,13 +36,16 @@ class LlamaCppRunner:
     sequences can be forked, exported and imported only whole, and truncated only to nothing.
     """
 
-    def __init__(self, model: ModelFile, options: LlamaOptions) -> None:
-        """Load the model and make its context. Raises LlamaCppError and its kin, or ValueError for a bad option."""
+    def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
+        """Load the model and make its context. progress is called on this thread; what it raises ends the load.
+
+        Raises LlamaCppError and its kin, or ValueError for a bad option.
+        """
         if not 1 <= options.max_sequences <= MAX_SEQUENCES:
             raise ValueError(f"max_sequences is {options.max_sequences}, outside 1..{MAX_SEQUENCES}")
         self._lib = llama()
         self._options = options
-        self._model: Any = load_model(model, options)
+        self._model: Any = load_model(model, options, progress)
         self._open_context: Any = None
         self._projector: Projector | None = None
         try:

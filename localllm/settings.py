@@ -58,11 +58,11 @@ class Settings:
     and kv_type_v say how keys and values are stored (where the model decides, the native engine takes f16); parallel is
     how many requests run at once; draft names a small model that guesses ahead; disk_cache keeps conversations' KV
     across restarts; model_store is the folder of pulled models, model_folders further ones to look for GGUF files in,
-    separated as in PATH. Of the server: host and port to listen on; api_key, or the file it stands in; allow_hosts and
-    origins, separated by commas, are further names of this machine and foreign pages that may call; keep_alive is how
-    long an idle model stays, such as 5m; max_queue counts requests, max_models those in memory at once, memory_mib what
-    they may take; grace_s are the seconds that requests get to end when the server stops. The rest are llama.cpp's
-    sampling parameters and defaults.
+    separated as in PATH. Of the server: host and port to listen on; api_key, or the file it stands in, which may have
+    one for each user; allow_hosts and origins, separated by commas, are further names of this machine and foreign pages
+    that may call; keep_alive is how long an idle model stays, such as 5m; max_queue counts requests, max_models those
+    in memory at once, memory_mib what they may take; grace_s are the seconds that requests get to end when the server
+    stops. The rest are llama.cpp's sampling parameters and defaults.
     """
 
     backend: Backend = "auto"

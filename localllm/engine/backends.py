@@ -54,11 +54,12 @@ def open_runner(
     file: ModelFile,
     settings: Settings,
     progress: Callable[[str, float], None] | None,
+    main_memory: int | None = None,
     kv_tokens: int | None = None,
 ) -> tuple[Runner, BackendChoice]:
     """Load the weights into the backend that the settings name.
 
-    kv_tokens: have the native engine store so
+    main_memory: bytes that llama.cpp may plan with; None asks the machine. kv_tokens: have the native engine store so
     many tokens, instead of what its budget (kv_mib) holds. Where "auto" leaves the choice, a model that the native
     engine turns out not to know goes to llama.cpp. Raises what choose_backend raises; RequestError where the model's
     heads do not fit the types of keys and values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not
@@ -69,7 +70,7 @@ def open_runner(
     choice = choose_backend(file, settings)
     kv_bytes_in_file(file, native_kv_types(settings))
     if choice.backend == "llama":
-        runner, choice = _open_llama(file, settings, choice)
+        runner, choice = _open_llama(file, settings, choice, progress, main_memory)
     else:
         try:
             runner = _open_native(file, settings, progress, kv_tokens)
@@ -77,7 +78,7 @@ def open_runner(
             if settings.backend == "native" or not _llama_is_here():
                 raise
             choice = BackendChoice("llama", f"the native engine cannot: {error}")
-            runner, choice = _open_llama(file, settings, choice)
+            runner, choice = _open_llama(file, settings, choice, progress, main_memory)
     log.info("%s: %s", file.path.name, choice)
     return runner, choice
 
@@ -256,10 +257,16 @@ def _open_native(
     )
 
 
-def _open_llama(file: ModelFile, settings: Settings, choice: BackendChoice) -> tuple[Runner, BackendChoice]:
+def _open_llama(
+    file: ModelFile,
+    settings: Settings,
+    choice: BackendChoice,
+    progress: Callable[[str, float], None] | None,
+    main_memory: int | None,
+) -> tuple[Runner, BackendChoice]:
     from gpu_offload.opening import open_planned
 
-    runner, plan = open_planned(file, plan_request(settings))
+    runner, plan = open_planned(file, plan_request(settings), progress, main_memory)
     return runner, replace(
         choice,
         notes=plan.notes,

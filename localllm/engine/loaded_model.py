@@ -124,11 +124,16 @@ class LoadedModel:
 
 
 def load_model(
-    path: str | Path, settings: Settings, progress: LoadProgress | None = None, template: str | None = None
+    path: str | Path,
+    settings: Settings,
+    progress: LoadProgress | None = None,
+    template: str | None = None,
+    main_memory: int | None = None,
 ) -> LoadedModel:
     """Open, plan, load and start. Raises ModelFileError, TokenizerError, TemplateError or OutOfMemoryError.
 
-    progress is called on this thread. template: a Jinja chat template to use instead of the file's. The settings'
+    progress is called on this thread; what it raises ends the load and is raised again. template: a Jinja chat template
+    to use instead of the file's. main_memory: bytes that llama.cpp may plan with; None asks the machine. The settings'
     draft model is loaded too; RequestError if it does not fit.
     """
     file = open_model(path)
@@ -137,7 +142,7 @@ def load_model(
         tokenizer = load_tokenizer(file)
         chat_template = load_chat_template(file, template)
         draft_model = _open_draft(settings.draft, tokenizer, settings, progress) if settings.draft else None
-        runner, backend = open_runner(file, settings, progress)
+        runner, backend = open_runner(file, settings, progress, main_memory)
         weights = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
         adapters = adapter_set(weights, runner.adapter_count)
         identity = f"{runner.kv_identity}/{adapters}" if adapters else runner.kv_identity

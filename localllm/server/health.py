@@ -23,7 +23,12 @@ async def health(service: TheService) -> dict[str, Any]:
         return await to_thread.run_sync(_elsewhere, service.catalog)
     engines = [slot.model.engine for slot in service.manager.slots() if isinstance(slot.model, LoadedModel)]
     ready = [engine.stats().generated_tokens > 0 for engine in engines]
-    return {"status": "ok", "ready": any(ready), "models_loaded": len(service.manager.slots())}
+    return {
+        "status": "ok",
+        "ready": any(ready),
+        "models_loaded": len(service.manager.slots()),
+        "models_loading": len(service.manager.coming()),
+    }
 
 
 def _elsewhere(catalog: ForeignCatalog) -> dict[str, Any]:

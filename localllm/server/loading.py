@@ -1,75 +1,163 @@
-"""Loading one model beside others, within memory."""
+"""Planning and loading one model beside others, within memory."""
 
-from dataclasses import replace
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import psutil
 
 from gguf_io import ModelFile, open_model
-from localllm.engine.backends import choose_backend, native_kv_bytes
-from localllm.engine.loaded_model import LoadedModel, load_model
-from localllm.engine.memory_plan import plan_memory
+from gpu_offload.devices import gpus
+from gpu_offload.placement import Gpu
+from gpu_offload.planner import plan as plan_llama
+from localllm.engine.backends import choose_backend, native_kv_bytes, plan_request
+from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
+from localllm.engine.memory_plan import RESERVE_BYTES, plan_memory
 from localllm.errors import OutOfMemoryError
+from localllm.library import resolve
 from localllm.server.catalog import CatalogEntry
 from localllm.server.embedding_model import EmbeddingModel
-from localllm.server.models_manager import Model
 from localllm.server.options import ServerOptions
 from localllm.settings import Settings
+from models.errors import UnsupportedModelError
 
 MIB = 2**20
+AMPLE_TOKENS = 8192
+EMBEDDING_BYTES = 256 * MIB  # for the context of one that embeds
+
+Model = LoadedModel | EmbeddingModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What one load was granted. needed: bytes of main memory, keys and values included; room: what there was."""
+
+    entry: CatalogEntry
+    settings: Settings
+    embeds: bool
+    native: bool
+    needed: int
+    room: int
 
 
 class MemoryLoader:
-    """Loads models so that the keys and values promised to all of them fit into memory together."""
+    """Loads models so that what all of them hold or were promised fits into memory together.
+
+    A load under way counts with all that it was granted, although part of it may be in memory already: who plans
+    meanwhile gets too little rather than too much. Models of llama.cpp, which asks devices itself for their free
+    memory, are loaded one after the other.
+    """
 
     def __init__(self, settings: Settings, options: ServerOptions) -> None:
         self._settings = settings
         self._options = options
+        self._llama = threading.Lock()
 
-    def __call__(self, entry: CatalogEntry, embeds: bool, beside: list[Model]) -> Model:
-        """Load a model. Raises OutOfMemoryError with the sums, ModelFileError and its kin."""
-        if embeds:
-            return EmbeddingModel(entry.path, self._settings)
+    def plan(self, entry: CatalogEntry, embeds: bool, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
+        """Grant a load its memory beside models that are loaded and loads under way; for one thread at a time.
+
+        Raises OutOfMemoryError with the sums, ModelFileError and its kin.
+        """
         settings = self._settings
         if lora := entry.behaviour.settings.get("lora"):
             settings = replace(settings, lora=settings.lora or str(lora))
-        with open_model(entry.path) as file:
-            settings = self._within_memory(settings, file, beside)
-        return load_model(entry.path, settings, template=entry.behaviour.template)
-
-    def _within_memory(self, settings: Settings, file: ModelFile, beside: list[Model]) -> Settings:
-        """The settings with a budget of keys and values: what is left, halved where more models may be loaded.
-
-        llama.cpp plans its own memory, on devices too.
-        """
-        if choose_backend(file, settings).backend == "llama":
-            return settings
-        room = self._room(beside)
-        per_token = native_kv_bytes(file, settings)
-        kv = None if settings.kv_mib is None else settings.kv_mib * MIB
+        room = self._room(beside, coming)
         try:
-            plan = plan_memory(file.size_bytes, per_token, kv, room)
+            with open_model(entry.path) as file:
+                if embeds:
+                    return _plan_embeddings(entry, settings, file, room)
+                if choose_backend(file, settings).backend == "llama":
+                    return _plan_llama(entry, settings, file, room)
+                try:
+                    return self._plan_native(entry, settings, file, room, bool(coming))
+                except UnsupportedModelError:  # loading it says so, or takes llama.cpp
+                    return LoadPlan(entry, settings, False, False, file.size_bytes, room)
         except OutOfMemoryError as error:
-            held = sum(map(_held, beside)) // MIB
-            raise OutOfMemoryError(f"{error}\n{len(beside)} loaded models hold {held:,} MiB.") from error
-        if kv is None and self._options.max_models > 1:
-            return replace(settings, kv_mib=max(plan.kv // 2 // MIB, 1))
-        return replace(settings, kv_mib=max(plan.kv // MIB, 1))
+            held = (sum(map(_held, beside)) + sum(plan.needed for plan in coming)) // MIB
+            raise OutOfMemoryError(f"{error}\n{len(beside) + len(coming)} other models hold {held:,} MiB.") from error
 
-    def _room(self, beside: list[Model]) -> int:
-        """Bytes that no loaded model uses or has been promised."""
-        promised = sum(
-            stats.pages_free * stats.page_bytes
-            for stats in (model.engine.stats() for model in beside if isinstance(model, LoadedModel))
-        )
+    def load(self, plan: LoadPlan, progress: LoadProgress) -> Model:
+        """Load as planned. progress is called on this thread; what it raises ends the load and is raised again.
+
+        Raises ModelFileError and its kin, LlamaCppMemoryError where a device has less room than it said.
+        """
+        with nullcontext() if plan.native else self._llama:
+            progress("loading weights", 0.0)
+            if plan.embeds:
+                return EmbeddingModel(plan.entry.path, plan.settings)
+            return load_model(plan.entry.path, plan.settings, progress, plan.entry.behaviour.template, plan.room)
+
+    def _plan_native(
+        self, entry: CatalogEntry, settings: Settings, file: ModelFile, room: int, others_load: bool
+    ) -> LoadPlan:
+        """A budget of keys and values: what is left, halved where more models may be loaded.
+
+        While others load and the sums are rough, no small budget is granted: the model can wait for them.
+        """
+        per_token = native_kv_bytes(file, settings)
+        weights = file.size_bytes + _draft_bytes(settings)
+        fixed = None if settings.kv_mib is None else settings.kv_mib * MIB
+        plan = plan_memory(weights, per_token, fixed, room)
+        kv = plan.kv // 2 if fixed is None and self._options.max_models > 1 else plan.kv
+        if others_load and fixed is None and kv < AMPLE_TOKENS * per_token:
+            raise OutOfMemoryError(f"{plan}\nThat is too little while other models load.")
+        kv_mib = max(kv // MIB, 1)
+        return LoadPlan(entry, replace(settings, kv_mib=kv_mib), False, True, weights + kv_mib * MIB, room)
+
+    def _room(self, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
+        """Bytes that nothing uses or has been promised."""
+        promised = sum(map(_promised, beside)) + sum(plan.needed for plan in coming)
         room = psutil.virtual_memory().available - promised
         if self._options.memory_bytes is not None:
-            room = min(room, self._options.memory_bytes - sum(map(_held, beside)))
+            held = sum(map(_held, beside)) + sum(plan.needed for plan in coming)
+            room = min(room, self._options.memory_bytes - held)
         return room
 
 
-def _held(model: Model) -> int:
-    """Bytes of a model's weights and of all the keys and values that it may store."""
-    if isinstance(model, EmbeddingModel):
-        return model.file.size_bytes
+def _plan_llama(entry: CatalogEntry, settings: Settings, file: ModelFile, room: int) -> LoadPlan:
+    """What llama.cpp takes of main memory beside that of its devices."""
+    found = [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
+    made = plan_llama(file, found, room, plan_request(settings))
+    main = made.uses[0]
+    if not main.fits:
+        table = "\n".join("  ".join(row) for row in made.rows())
+        raise OutOfMemoryError(
+            f"The model does not fit into memory (MiB):\n{table}\n"
+            "Close other programs, choose a smaller quantisation, or set the context (ctx) lower."
+        )
+    return LoadPlan(entry, settings, False, False, main.needed, room)
+
+
+def _plan_embeddings(entry: CatalogEntry, settings: Settings, file: ModelFile, room: int) -> LoadPlan:
+    needed = file.size_bytes + EMBEDDING_BYTES
+    if needed + RESERVE_BYTES > room:
+        raise OutOfMemoryError(
+            f"The model does not fit into memory: it needs {needed // MIB:,} MiB and {RESERVE_BYTES // MIB} MiB in "
+            f"reserve; {max(room, 0) // MIB:,} MiB are available. Close other programs."
+        )
+    return LoadPlan(entry, settings, True, False, needed, room)
+
+
+def _draft_bytes(settings: Settings) -> int:
+    """What the draft model takes: its weights, and keys and values of its own."""
+    if not settings.draft:
+        return 0
+    with open_model(resolve(settings.draft)) as file:
+        return file.size_bytes + DRAFT_KV_MIB * MIB
+
+
+def _promised(model: Model) -> int:
+    """Bytes of keys and values that a model may still store. llama.cpp has taken all of its own."""
+    if isinstance(model, EmbeddingModel) or model.backend.backend != "native":
+        return 0
     stats = model.engine.stats()
-    return model.file.size_bytes + stats.pages_total * stats.page_bytes
+    return stats.pages_free * stats.page_bytes
+
+
+def _held(model: Model) -> int:
+    """Bytes of main memory for a model's weights and for all the keys and values that it may store."""
+    if isinstance(model, EmbeddingModel):
+        return model.file.size_bytes + EMBEDDING_BYTES
+    stats = model.engine.stats()
+    return max(model.file.size_bytes + stats.pages_total * stats.page_bytes - model.backend.device_bytes, 0)

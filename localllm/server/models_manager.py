@@ -1,13 +1,13 @@
 """Which models are in memory: loaded when asked for, kept for a while, unloaded when others need the room.
 
-Everything here runs on the event loop, except that models load and close on other threads.
+Everything here runs on the event loop, except that models are planned, loaded and closed on other threads.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,34 +15,44 @@ from typing import Protocol
 from anyio import to_thread
 
 from gpu_offload.errors import LlamaCppMemoryError
-from localllm.engine.loaded_model import LoadedModel
+from localllm.engine.loaded_model import LoadProgress
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.server.catalog import CatalogEntry
-from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.errors import ApiError
+from localllm.server.load_watch import LoadState, LoadStoppedError, LoadWatch
+from localllm.server.loading import LoadPlan, Model
 from localllm.server.options import FOREVER, ServerOptions
 
 log = logging.getLogger(__name__)
 
-Model = LoadedModel | EmbeddingModel
-
 # A file may be loaded with more than one chat template or set of adapters, and once more for embeddings.
 Key = tuple[Path, str | None, str, bool]
 
+STOPPING = "the server is shutting down"
+
 
 class Loader(Protocol):
-    """Loads a model beside others. Blocks; raises OutOfMemoryError where those others leave too little room."""
+    """Loads models beside others; see MemoryLoader. Both methods block, and load is called for several at once."""
 
-    def __call__(self, entry: CatalogEntry, embeds: bool, beside: list[Model]) -> Model: ...
+    def plan(self, entry: CatalogEntry, embeds: bool, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
+        """Grant a load its memory. Raises OutOfMemoryError where the others leave too little room."""
+
+    def load(self, plan: LoadPlan, progress: LoadProgress) -> Model:
+        """Load as planned; what progress raises ends the load."""
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A model that is loading, loaded or being closed. users are requests that hold it."""
+    """A model that waits for room, loads (plan), is loaded (model) or is being closed. users are requests that hold it.
+
+    watch tells how far the load is, and stops it.
+    """
 
     entry: CatalogEntry
     embeds: bool
     keep_alive_s: float
+    watch: LoadWatch = field(default_factory=LoadWatch)
+    plan: LoadPlan | None = None
     model: Model | None = None
     users: int = 0
     last_used: float = field(default_factory=time.monotonic)
@@ -66,26 +76,36 @@ class Lease:
 
 
 class ModelManager:
-    """Several models at once, least recently used out first."""
+    """Several models at once, least recently used out first. Loads go side by side where memory allows it."""
 
-    def __init__(self, options: ServerOptions, load: Loader) -> None:
+    def __init__(self, options: ServerOptions, loader: Loader) -> None:
         self._options = options
-        self._load_model = load
+        self._loader = loader
         self._slots: dict[Key, Slot] = {}
-        self._one_load = asyncio.Lock()
-        self._released = asyncio.Event()
+        self._one_plan = asyncio.Lock()
+        self._changed = asyncio.Event()
         self._closed = False
 
     def slots(self) -> list[Slot]:
         """What is loaded now."""
         return [slot for slot in self._slots.values() if slot.model]
 
+    def coming(self) -> list[Slot]:
+        """What is being loaded now, or waits for room."""
+        return [slot for slot in self._slots.values() if not slot.model]
+
     @contextlib.asynccontextmanager
     async def lease(
-        self, entry: CatalogEntry, keep_alive_s: float | None = None, *, embeds: bool = False
+        self,
+        entry: CatalogEntry,
+        keep_alive_s: float | None = None,
+        *,
+        embeds: bool = False,
+        told: Callable[[LoadState], None] | None = None,
     ) -> AsyncIterator[Lease]:
         """Hold a model, loading it first where needed. keep_alive_s counts from the end; None is the default.
 
+        told hears how far the load is, if there is one. A load that nobody waits for any more is stopped.
         Raises ModelFileError and its kin, OutOfMemoryError where it cannot fit even alone, ApiError on shutdown.
         """
         began = time.monotonic()
@@ -97,13 +117,16 @@ class ModelManager:
         try:
             assert slot.loading
             # Shielded: that one client leaves is no reason for the others to wait anew.
-            model = await asyncio.shield(slot.loading)
+            with slot.watch.heard_by(told):
+                model = await asyncio.shield(slot.loading)
             yield Lease(slot, model, time.monotonic() - began)
         finally:
             slot.users -= 1
             slot.last_used = time.monotonic()
+            if slot.model is None and not slot.users:
+                self._stop_load(slot, f"nobody waits for {entry.name} any more")
             self._plan_unload(slot)
-            self._released.set()
+            self._changed.set()
 
     def expire(self, entry: CatalogEntry) -> None:
         """Unload a model as soon as nobody uses it."""
@@ -119,9 +142,15 @@ class ModelManager:
         slot.keep_alive_s = 0.0
         self._begin_close(slot)
 
+    def stop_loading(self) -> None:
+        """Hand out nothing from now on, and end what is being loaded; who waits for it gets an ApiError."""
+        self._closed = True
+        for slot in self.coming():
+            self._stop_load(slot, STOPPING)
+
     async def close(self) -> None:
         """Unload everything."""
-        self._closed = True
+        self.stop_loading()
         for slot in list(self._slots.values()):
             if slot.loading:
                 await asyncio.wait([slot.loading])
@@ -131,10 +160,13 @@ class ModelManager:
 
     async def _slot(self, entry: CatalogEntry, embeds: bool) -> Slot:
         key = _key(entry, embeds)
-        while (slot := self._slots.get(key)) and slot.closing:
-            await asyncio.wait([slot.closing])
+        while slot := self._slots.get(key):
+            ending = slot.closing or (slot.loading if slot.watch.stopped else None)
+            if ending is None:
+                break
+            await asyncio.wait([ending])
         if self._closed:
-            raise ApiError(503, "the server is shutting down")
+            raise ApiError(503, STOPPING)
         if slot is None:
             slot = self._slots[key] = Slot(entry, embeds, self._options.keep_alive_s)
             slot.loading = asyncio.create_task(self._load(key, slot))
@@ -143,38 +175,73 @@ class ModelManager:
 
     async def _load(self, key: Key, slot: Slot) -> Model:
         try:
-            async with self._one_load:
-                slot.model = await self._load_with_room(slot)
+            slot.model = await self._load_with_room(slot)
         except BaseException:
             del self._slots[key]
             raise
+        finally:
+            slot.plan = None
+            self._changed.set()
         log.info("loaded %s", slot.entry.name)
         self._plan_unload(slot)
         return slot.model
 
     async def _load_with_room(self, slot: Slot) -> Model:
-        """Load, unloading idle models while there are too many or memory does not suffice; wait for busy ones."""
+        """Load when there is room: loads under way are waited for, then idle models unloaded, busy ones waited for."""
         while True:
-            others = [other.model for other in self.slots() if other.model]
-            if len(others) < self._options.max_models:
-                try:
-                    return await to_thread.run_sync(self._load_model, slot.entry, slot.embeds, others)
-                except (OutOfMemoryError, LlamaCppMemoryError):
-                    if not others:
-                        raise
-            await self._unload_one()
+            slot.watch.check()
+            try:
+                if await self._planned(slot):
+                    assert slot.plan
+                    return await to_thread.run_sync(self._load_on_thread, slot, slot.plan)
+            except (OutOfMemoryError, LlamaCppMemoryError):
+                slot.plan = None
+                if not self.slots() and not self._under_way():
+                    raise
+            await self._make_room(slot)
 
-    async def _unload_one(self) -> None:
-        while self.slots():
-            self._released.clear()
+    async def _planned(self, slot: Slot) -> bool:
+        """Grant the slot its memory; False where there are too many models. One plan after the other."""
+        async with self._one_plan:
+            loaded, coming = self.slots(), self._under_way()
+            if len(loaded) + len(coming) >= self._options.max_models:
+                return False
+            models = [other.model for other in loaded if other.model]
+            plans = [other.plan for other in coming if other.plan]
+            slot.plan = await to_thread.run_sync(self._loader.plan, slot.entry, slot.embeds, models, plans)
+            return True
+
+    def _load_on_thread(self, slot: Slot, plan: LoadPlan) -> Model:
+        model = self._loader.load(plan, slot.watch.progress)
+        try:
+            slot.watch.check()
+        except LoadStoppedError:  # too late for the load itself to notice
+            model.close()
+            raise
+        return model
+
+    def _under_way(self) -> list[Slot]:
+        return [slot for slot in self._slots.values() if slot.plan]
+
+    async def _make_room(self, waiting: Slot) -> None:
+        """Return when it is worth planning again."""
+        while (self.slots() or self._under_way()) and not waiting.watch.stopped:
+            self._changed.clear()
             idle = [slot for slot in self.slots() if not slot.users]
-            if idle:
+            if idle and not self._under_way():
                 slot = min(idle, key=lambda slot: slot.last_used)
                 self._begin_close(slot)
                 if slot.closing:
                     await asyncio.wait([slot.closing])
                 return
-            await self._released.wait()
+            before = self.slots(), self._under_way()
+            await self._changed.wait()
+            if before != (self.slots(), self._under_way()):
+                return
+
+    def _stop_load(self, slot: Slot, why: str) -> None:
+        slot.watch.stop(why)
+        self._changed.set()
 
     def _plan_unload(self, slot: Slot) -> None:
         if slot.users or slot.closing or slot.model is None or slot.keep_alive_s == FOREVER:
@@ -199,7 +266,7 @@ class ModelManager:
         finally:
             del self._slots[_key(slot.entry, slot.embeds)]
             slot.model = None
-            self._released.set()
+            self._changed.set()
         log.info("unloaded %s", slot.entry.name)
 
 

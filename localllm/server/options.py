@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 from urllib.parse import urlsplit
 
 from localllm.errors import SettingsError
-from localllm.settings import PREFIX, KVType, Settings, read_key
+from localllm.server.keys import Key, read_keys
+from localllm.settings import PREFIX, KVType, Settings
 
 FOREVER = float("inf")
 
@@ -25,7 +26,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 11434
-    api_key: str | None = field(default=None, repr=False)
+    keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     keep_alive_s: float = 300.0
@@ -33,6 +34,11 @@ class ServerOptions:
     max_queue: int = 512
     memory_bytes: int | None = None
     grace_s: float = 30.0
+
+    @property
+    def api_key(self) -> str | None:
+        """A key that opens the server, for programs that have its settings; None where it asks for none."""
+        return self.keys[0].secret if self.keys else None
 
 
 def parse_duration(value: str | float) -> float:
@@ -63,7 +69,7 @@ def server_options(settings: Settings) -> ServerOptions:
     return ServerOptions(
         host=settings.host,
         port=settings.port,
-        api_key=read_key(settings.api_key, settings.api_key_file, "api_key_file"),
+        keys=read_keys(settings),
         hosts=_listed(settings.allow_hosts),
         origins=_listed(settings.origins),
         keep_alive_s=keep_alive,

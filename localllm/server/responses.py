@@ -12,9 +12,10 @@ from starlette.types import Receive, Scope, Send
 
 from localllm.errors import LocalLLMError
 from localllm.server.errors import ClientGoneError
-from localllm.server.service import Run
+from localllm.server.load_watch import LoadState
 
 T = TypeVar("T")
+RunT = TypeVar("RunT")
 
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
@@ -41,33 +42,91 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
+class LoadLines:
+    """Lines that tell how far a load is, sent before an answer's own where the answer has to wait for it."""
+
+    def __init__(self, line: Callable[[LoadState], bytes], error_line: Callable[[LocalLLMError], bytes]) -> None:
+        self._line = line
+        self._error_line = error_line
+        self._latest: LoadState | None = None
+        self._heard = asyncio.Event()
+
+    def told(self, state: LoadState) -> None:
+        """Take note of a state; one that nobody has read yet is forgotten."""
+        self._latest = state
+        self._heard.set()
+
+    async def come_before(self, entering: "asyncio.Task[Any]") -> bool:
+        """Whether there is a state to tell before the task is done."""
+        heard = asyncio.create_task(self._heard.wait())
+        try:
+            await asyncio.wait({heard, entering}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            heard.cancel()
+        return not entering.done()
+
+    def before(
+        self, entering: "asyncio.Task[RunT]", lines: Callable[[RunT], AsyncGenerator[bytes, None]]
+    ) -> AsyncGenerator[bytes, None]:
+        """The states' lines until the task is done, then those of what it has entered; or the error's."""
+        return with_errors(self._before(entering, lines), self._error_line)
+
+    async def _before(
+        self, entering: "asyncio.Task[RunT]", lines: Callable[[RunT], AsyncGenerator[bytes, None]]
+    ) -> AsyncGenerator[bytes, None]:
+        while await self.come_before(entering):
+            self._heard.clear()
+            if self._latest is not None:
+                yield self._line(self._latest)
+        async with contextlib.aclosing(lines(entering.result())) as rest:
+            async for line in rest:
+                yield line
+
+
 async def respond(
     request: Request,
-    running: contextlib.AbstractAsyncContextManager[Run],
+    running: contextlib.AbstractAsyncContextManager[RunT],
     *,
-    whole: Callable[[Run], Awaitable[Any]],
-    lines: Callable[[Run], AsyncGenerator[bytes, None]] | None,
+    whole: Callable[[RunT], Awaitable[Any]],
+    lines: Callable[[RunT], AsyncGenerator[bytes, None]] | None,
     media_type: str,
+    load_lines: LoadLines | None = None,
 ) -> Response:
     """Answer with a stream of lines, or with one JSON object where lines is None.
 
-    What goes wrong before the first byte raises, so that it gets its own status.
+    What goes wrong before the first byte raises, so that it gets its own status. load_lines, which `running` must tell
+    of the load, let a stream begin while the model still loads.
     """
-    stack = contextlib.AsyncExitStack()
+    stack, held = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+    entering = asyncio.create_task(stack.enter_async_context(running))
+    held.push_async_callback(stack.aclose)
+    held.push_async_callback(_end, entering)
     try:
-        run = await connected(request, stack.enter_async_context(running))
+        if lines and load_lines:
+            load_first = await connected(request, load_lines.come_before(entering))
+            if load_first:
+                return ClosingStream(load_lines.before(entering, lines), held, media_type)
+        run = await connected(request, _awaited(entering))
         body = None if lines else await connected(request, _awaited(whole(run)))
     except BaseException:
-        await stack.aclose()
+        await held.aclose()
         raise
     if lines:
-        return ClosingStream(lines(run), stack, media_type)
-    await stack.aclose()
+        return ClosingStream(lines(run), held, media_type)
+    await held.aclose()
     return JSONResponse(body)
 
 
 async def _awaited(work: Awaitable[T]) -> T:
     return await work
+
+
+async def _end(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task that nobody waits for any more, and wait until it has noticed."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # seen, even where nobody asked for it
 
 
 class ClosingStream(StreamingResponse):

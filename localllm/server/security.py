@@ -6,7 +6,6 @@ rebound its own name to this machine is given away by the Host header, which bro
 
 import asyncio
 import contextlib
-import hmac
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.server.errors import error_body
+from localllm.server.keys import KeyRing
 from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
 
@@ -33,7 +33,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self._app = app
-        self._key = options.api_key.encode() if options.api_key else None
+        self._keys = KeyRing(options.keys)
         self._hosts = frozenset({options.host.lower(), *(host.lower() for host in options.hosts), *_own_names()})
         self._origins = [origin.lower().rstrip("/") for origin in options.origins]
 
@@ -91,11 +91,11 @@ class Gate:
         return any(fnmatchcase(origin, pattern) for pattern in self._origins)
 
     def _has_key(self, path: str, headers: dict[bytes, str]) -> bool:
-        if self._key is None or path in OPEN_PATHS:
+        if self._keys.is_empty or path in OPEN_PATHS:
             return True
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
-        return hmac.compare_digest(given.encode("latin-1"), self._key)
+        return self._keys.admit(given.encode("latin-1"))
 
 
 def _host_of(header: str) -> str | None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 import uvicorn
+from fastapi import FastAPI
 
 from localllm.errors import RequestError
 from localllm.server.app import create_app
@@ -22,10 +23,24 @@ from localllm.settings import Settings
 BACKLOG = 2048
 
 
+class Server(uvicorn.Server):
+    """uvicorn's server, which ends loads as soon as it is to stop: before it waits for what is under way."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop."""
+        self._app.state.service.manager.stop_loading()
+        await super().shutdown(sockets)
+
+
 def serve(
     settings: Settings, options: ServerOptions, catalog: Catalog | ForeignCatalog, ready: Callable[[str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM: then refuse what is new, let requests end within the grace time, cancel the rest.
+    """Serve until SIGINT or SIGTERM: then refuse what is new, end loads, let requests end within the grace
+    time, cancel the rest.
 
     ready is told the address before the first request is taken. Raises RequestError where the address cannot be had.
     """
@@ -44,10 +59,11 @@ def serve(
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=round(options.grace_s),
         )
+        server = Server(config, app)
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         # uvicorn raises the signal again once everything is closed; for a user who pressed Ctrl-C that is the end.
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+            server.run(sockets=[listener])
 
 
 def listen(options: ServerOptions) -> socket.socket:

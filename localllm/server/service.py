@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, cast
 
 from anyio import to_thread
@@ -19,6 +19,8 @@ from localllm.server.answers import Answer, AnswerReader, Piece, Splitter, colle
 from localllm.server.catalog import Catalog, CatalogEntry
 from localllm.server.front.catalog import ForeignCatalog, ForeignEntry, ForeignLease
 from localllm.server.front.model import ForeignModel, ForeignRequest
+from localllm.server.keys import current_namespace
+from localllm.server.load_watch import LoadTold
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Lease, ModelManager
 from localllm.server.options import ServerOptions
@@ -127,10 +129,10 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def lease(
-        self, name: str, keep_alive_s: float | None = None, *, embeds: bool = False
+        self, name: str, keep_alive_s: float | None = None, *, embeds: bool = False, told: LoadTold | None = None
     ) -> AsyncIterator[Lease | ForeignLease]:
-        """Hold a model by name, loaded."""
-        async with self._lease(await self.find(name), keep_alive_s, embeds=embeds) as lease:
+        """Hold a model by name, loaded. told hears how far that is."""
+        async with self._lease(await self.find(name), keep_alive_s, embeds=embeds, told=told) as lease:
             yield lease
 
     def entries(self) -> Sequence[CatalogEntry | ForeignEntry]:
@@ -151,24 +153,32 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def _lease(
-        self, entry: CatalogEntry | ForeignEntry, keep_alive_s: float | None, *, embeds: bool = False
+        self,
+        entry: CatalogEntry | ForeignEntry,
+        keep_alive_s: float | None,
+        *,
+        embeds: bool = False,
+        told: LoadTold | None = None,
     ) -> AsyncIterator[Lease | ForeignLease]:
         with self.admit():
             if isinstance(entry, ForeignEntry):
                 yield ForeignLease(entry.embedder if embeds else entry.model)
                 return
-            async with self.manager.lease(entry, keep_alive_s, embeds=embeds) as lease:
+            async with self.manager.lease(entry, keep_alive_s, embeds=embeds, told=told) as lease:
                 yield lease
 
     @contextlib.asynccontextmanager
-    async def run(self, name: str, keep_alive_s: float | None, prepare: Prepare) -> AsyncIterator[Run]:
+    async def run(
+        self, name: str, keep_alive_s: float | None, prepare: Prepare, told: LoadTold | None = None
+    ) -> AsyncIterator[Run]:
         """Load the model, translate the request on another thread, submit it; cancel what is left at the end.
 
+        told hears how far the load is.
         Raises what translating, loading and submitting raise, before anything was answered.
         """
         began = time.monotonic()
         entry = await self.find(name)
-        async with self._lease(entry, keep_alive_s) as lease:
+        async with self._lease(entry, keep_alive_s, told=told) as lease:
             model = cast("LoadedModel | ForeignModel", lease.model)
             prepared = await to_thread.run_sync(prepare, model, entry.behaviour)
             streams = await self._submit(lease, prepared)
@@ -199,12 +209,18 @@ def _submit_all(model: LoadedModel, prepared: Sequence[Prepared]) -> Sequence[Ge
     streams: list[GenerationStream] = []
     try:
         for one in prepared:
-            streams.append(model.engine.submit(cast("GenerationRequest", one.request)))
+            streams.append(model.engine.submit(_in_namespace(cast("GenerationRequest", one.request))))
     except BaseException:
         for stream in streams:
             stream.cancel()
         raise
     return streams
+
+
+def _in_namespace(request: GenerationRequest) -> GenerationRequest:
+    """The request as its user's: in this thread too, the context is that of the HTTP request."""
+    namespace = current_namespace()
+    return replace(request, namespace=namespace) if namespace else request
 
 
 def _cancel_all(work: "asyncio.Future[Sequence[GenerationStream]]") -> None:

@@ -8,10 +8,13 @@ from starlette.responses import JSONResponse
 
 from localllm.errors import LocalLLMError
 from localllm.server.answers import Answer, Piece
+from localllm.server.front.catalog import ForeignLease
 from localllm.server.json_body import JsonRoute
+from localllm.server.models_manager import Lease
 from localllm.server.ollama import translate
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
-from localllm.server.responses import NDJSON, connected, ndjson, respond, with_errors
+from localllm.server.ollama.translate import load_progress
+from localllm.server.responses import NDJSON, LoadLines, ndjson, respond, with_errors
 from localllm.server.service import Prepare, Run, Service, TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
@@ -61,18 +64,33 @@ def _said_in_chat(piece: Piece | Answer, calls_before: int) -> dict[str, Any]:
 async def _load(body: Common, empty: dict[str, Any], request: Request, service: Service) -> Response:
     """Load or unload a model, and say which."""
     keep_alive = translate.keep_alive(body.keep_alive)
-    done = {"done": True, "done_reason": "load"}
     if keep_alive == 0:
         await service.expire(body.model)
-        done["done_reason"] = "unload"
-    else:
-        await connected(request, _hold(service, body.model, keep_alive))
-    return JSONResponse({**translate.line(body.model, empty), **done})
+        return JSONResponse(_loaded(body, empty, "unload"))
+
+    async def whole(_lease: Lease | ForeignLease) -> dict[str, Any]:
+        return _loaded(body, empty, "load")
+
+    async def lines(_lease: Lease | ForeignLease) -> AsyncGenerator[bytes, None]:
+        yield ndjson(_loaded(body, empty, "load"))
+
+    load_lines = _load_lines(body, empty)
+    running = service.lease(body.model, keep_alive, told=load_lines.told)
+    streams = body.progress and body.stream is not False
+    return await respond(
+        request, running, whole=whole, lines=lines if streams else None, media_type=NDJSON, load_lines=load_lines
+    )
 
 
-async def _hold(service: Service, name: str, keep_alive: float | None) -> None:
-    async with service.lease(name, keep_alive):
-        pass
+def _loaded(body: Common, empty: dict[str, Any], reason: str) -> dict[str, Any]:
+    return {**translate.line(body.model, empty), "done": True, "done_reason": reason}
+
+
+def _load_lines(body: Common, empty: dict[str, Any]) -> LoadLines:
+    """Lines that tell how far the model's load is."""
+    return LoadLines(
+        lambda state: ndjson(translate.line(body.model, empty, progress=load_progress(state))), _error_line
+    )
 
 
 async def _answer(body: Common, say: Say, prepare: Prepare, request: Request, service: Service) -> Response:
@@ -86,9 +104,13 @@ async def _answer(body: Common, say: Say, prepare: Prepare, request: Request, se
     def lines(run: Run) -> AsyncGenerator[bytes, None]:
         return with_errors(_lines(body, say, run), _error_line)
 
-    running = service.run(body.model, translate.keep_alive(body.keep_alive), prepare)
+    load_lines = _load_lines(body, say(Piece(), 0)) if body.progress else None
+    told = load_lines.told if load_lines else None
+    running = service.run(body.model, translate.keep_alive(body.keep_alive), prepare, told)
     streams = body.stream is not False
-    return await respond(request, running, whole=whole, lines=lines if streams else None, media_type=NDJSON)
+    return await respond(
+        request, running, whole=whole, lines=lines if streams else None, media_type=NDJSON, load_lines=load_lines
+    )
 
 
 async def _lines(body: Common, say: Say, run: Run) -> AsyncGenerator[bytes, None]:

@@ -10,38 +10,41 @@ from anyio import to_thread
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse
 
-from localllm.engine.loaded_model import LoadedModel
 from localllm.library.behaviour import SETTING_OF, Behaviour
 from localllm.server.catalog import Catalog, CatalogEntry, facts_of
+from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.front.catalog import ForeignCatalog, ForeignEntry
 from localllm.server.json_body import JsonRoute
 from localllm.server.model_details import capabilities_of, details_of, model_info
 from localllm.server.models_manager import Slot
 from localllm.server.ollama import foreign
 from localllm.server.ollama.schema import ShowBody
+from localllm.server.ollama.translate import load_progress
 from localllm.server.options import FOREVER
 from localllm.server.service import TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
 
-_READ = ["GET", "HEAD"]
 # A date that no program takes for near, where a model stays for good.
 _NEVER = datetime(2318, 1, 1, tzinfo=UTC)
 
 
-@router.api_route("/", methods=_READ, response_class=PlainTextResponse)
+@router.get("/", response_class=PlainTextResponse)
+@router.head("/", include_in_schema=False)
 async def root() -> str:
     """Say that a server is there, in the words that Ollama's clients look for."""
     return "Ollama is running"
 
 
-@router.api_route("/api/version", methods=_READ)
+@router.get("/api/version")
+@router.head("/api/version", include_in_schema=False)
 async def tell_version() -> dict[str, str]:
     """This program's version."""
     return {"version": version("localllm")}
 
 
-@router.api_route("/api/tags", methods=_READ)
+@router.get("/api/tags")
+@router.head("/api/tags", include_in_schema=False)
 async def tags(service: TheService) -> dict[str, Any]:
     """List the models that requests may name."""
     catalog = service.catalog
@@ -59,13 +62,14 @@ async def show(body: ShowBody, service: TheService) -> dict[str, Any]:
     return await to_thread.run_sync(_show, entry, bool(body.verbose))
 
 
-@router.api_route("/api/ps", methods=_READ)
+@router.get("/api/ps")
+@router.head("/api/ps", include_in_schema=False)
 async def ps(service: TheService) -> dict[str, Any]:
-    """List the loaded models, those that stay longest first."""
+    """List the loaded models, those that stay longest first, and those that load."""
     if isinstance(service.catalog, ForeignCatalog):
         return {"models": await to_thread.run_sync(foreign.ps, service.catalog, service.options.keep_alive_s)}
     slots = sorted(service.manager.slots(), key=lambda slot: -slot.seconds_left)
-    return {"models": [await to_thread.run_sync(_loaded, slot) for slot in slots]}
+    return {"models": [await to_thread.run_sync(_loaded, slot) for slot in (*slots, *service.manager.coming())]}
 
 
 def _tags(catalog: Catalog) -> list[dict[str, Any]]:
@@ -117,7 +121,12 @@ def _loaded(slot: Slot) -> dict[str, Any]:
         "expires_at": _expiry(slot),
         "size_vram": 0,
     }
-    if isinstance(slot.model, LoadedModel):
+    row["context_length"] = row["details"]["context_length"]
+    if slot.model is None:
+        row["loading"] = load_progress(slot.watch.state)
+    elif isinstance(slot.model, EmbeddingModel):
+        row["context_length"] = slot.model.max_tokens
+    else:
         stats = slot.model.engine.stats()
         used = (stats.pages_total - stats.pages_free) * stats.page_bytes
         row |= {

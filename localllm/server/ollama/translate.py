@@ -24,6 +24,7 @@ from localllm.server.chat import (
 from localllm.server.errors import ApiError
 from localllm.server.front.model import ForeignModel, Prompt
 from localllm.server.front.stream import Spellings
+from localllm.server.load_watch import LoadState
 from localllm.server.ollama.options import Options, read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody, Message
 from localllm.server.options import parse_duration
@@ -206,6 +207,11 @@ def progress_of(progress: Progress) -> dict[str, Any]:
         "completed": progress.prefilled,
         "total": progress.total,
     }
+
+
+def load_progress(state: LoadState) -> dict[str, Any]:
+    """How far a model's load is: what it does now, and which share of that is done, 0 to 1."""
+    return {"phase": state.phase, "share": round(state.share, 4)}
 
 
 def logprobs_of(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer | Spellings) -> list[dict[str, Any]]:

@@ -13,10 +13,10 @@ from localllm.errors import LocalLLMError
 from localllm.server.answers import Answer, Piece
 from localllm.server.errors import openai_error, status_of
 from localllm.server.json_body import JsonRoute
-from localllm.server.ollama.translate import logprobs_of, progress_of
+from localllm.server.ollama.translate import load_progress, logprobs_of, progress_of
 from localllm.server.openai import translate
 from localllm.server.openai.schema import ChatBody
-from localllm.server.responses import SSE, respond, sse, with_errors
+from localllm.server.responses import SSE, LoadLines, respond, sse, with_errors
 from localllm.server.service import Run, TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
@@ -29,10 +29,13 @@ FINGERPRINT = "fp_localllm"
 async def chat_completions(body: ChatBody, request: Request, service: TheService) -> Response:
     """Answer a conversation."""
     translate.chat_of(body)
+    head = _head(body.model, "chat.completion.chunk", f"chatcmpl-{secrets.token_hex(12)}")
+    load_lines = load_chunks(head) if body.progress else None
     running = service.run(
         body.model,
         translate.keep_alive(body),
         lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body),
+        load_lines.told if load_lines else None,
     )
 
     async def whole(run: Run) -> dict[str, Any]:
@@ -44,9 +47,21 @@ async def chat_completions(body: ChatBody, request: Request, service: TheService
         }
 
     def lines(run: Run) -> AsyncGenerator[bytes, None]:
-        return with_errors(_chunks(body, run), error_event)
+        return with_errors(_chunks(body, head, run), error_event)
 
-    return await respond(request, running, whole=whole, lines=lines if body.stream else None, media_type=SSE)
+    return await respond(
+        request,
+        running,
+        whole=whole,
+        lines=lines if body.stream else None,
+        media_type=SSE,
+        load_lines=load_lines,
+    )
+
+
+def load_chunks(head: dict[str, Any]) -> LoadLines:
+    """Chunks without choices that tell how far the model's load is."""
+    return LoadLines(lambda state: sse({**head, "choices": [], "progress": load_progress(state)}), error_event)
 
 
 def _choice(run: Run, index: int, answer: Answer) -> dict[str, Any]:
@@ -67,8 +82,7 @@ def _choice(run: Run, index: int, answer: Answer) -> dict[str, Any]:
     }
 
 
-async def _chunks(body: ChatBody, run: Run) -> AsyncGenerator[bytes, None]:
-    head = _head(body.model, "chat.completion.chunk", f"chatcmpl-{secrets.token_hex(12)}")
+async def _chunks(body: ChatBody, head: dict[str, Any], run: Run) -> AsyncGenerator[bytes, None]:
     answers = [Answer() for _ in run.streams]
     for index in range(len(answers)):
         yield _chunk(head, index, {"role": "assistant", "content": ""})

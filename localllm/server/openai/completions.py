@@ -10,8 +10,9 @@ from fastapi import APIRouter, Request, Response
 from localllm.engine.request import TokenEvent, TokenLogprob
 from localllm.server.front.model import ForeignModel
 from localllm.server.json_body import JsonRoute
+from localllm.server.ollama.translate import progress_of
 from localllm.server.openai import translate
-from localllm.server.openai.chat import DONE, FINGERPRINT, error_event, finish_reason, usage
+from localllm.server.openai.chat import DONE, FINGERPRINT, error_event, finish_reason, load_chunks, usage
 from localllm.server.openai.schema import CompletionBody
 from localllm.server.responses import SSE, respond, sse, with_errors
 from localllm.server.service import Run, TheService
@@ -22,10 +23,13 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 @router.post("/v1/completions")
 async def completions(body: CompletionBody, request: Request, service: TheService) -> Response:
     """Continue one or several prompts."""
+    head = _head(body.model)
+    load_lines = load_chunks(head) if body.progress else None
     running = service.run(
         body.model,
         translate.keep_alive(body),
         lambda model, behaviour: translate.prepare_completion(model, behaviour, body),
+        load_lines.told if load_lines else None,
     )
 
     async def whole(run: Run) -> dict[str, Any]:
@@ -35,21 +39,29 @@ async def completions(body: CompletionBody, request: Request, service: TheServic
             | {"finish_reason": finish_reason(answer.last, False)}
             for index, answer in enumerate(answers)
         ]
-        return {**_head(body.model), "choices": found, "usage": _usage(body, [answer.last for answer in answers])}
+        return {**head, "choices": found, "usage": _usage(body, [answer.last for answer in answers])}
 
     def lines(run: Run) -> AsyncGenerator[bytes, None]:
-        return with_errors(_chunks(body, run), error_event)
+        return with_errors(_chunks(body, head, run), error_event)
 
-    return await respond(request, running, whole=whole, lines=lines if body.stream else None, media_type=SSE)
+    return await respond(
+        request,
+        running,
+        whole=whole,
+        lines=lines if body.stream else None,
+        media_type=SSE,
+        load_lines=load_lines,
+    )
 
 
-async def _chunks(body: CompletionBody, run: Run) -> AsyncGenerator[bytes, None]:
-    head = _head(body.model)
+async def _chunks(body: CompletionBody, head: dict[str, Any], run: Run) -> AsyncGenerator[bytes, None]:
     lasts: list[TokenEvent] = [TokenEvent() for _ in run.streams]
     if body.echo:
         for index in range(len(run.streams)):
             yield sse({**head, "choices": [_choice(run, index, _echo(body, run, index), ())]})
     async for index, piece in run.all_pieces():
+        if piece.progress and body.progress:
+            yield sse({**head, "choices": [], "progress": progress_of(piece.progress)})
         if piece.says_something:
             yield sse({**head, "choices": [_choice(run, index, piece.content, piece.logprobs)]})
         if piece.last:

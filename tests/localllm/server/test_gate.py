@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from localllm.server.keys import Key
 from localllm.server.options import ServerOptions
 from localllm.server.security import Gate
 
@@ -60,13 +61,13 @@ def test_a_pattern_of_origins_opens_no_host() -> None:
 
 @pytest.mark.parametrize("given", ["sesame", "Sesame2", "", "s\xe9same"])
 def test_a_wrong_key(given: str) -> None:
-    options = ServerOptions(api_key="sesame2")
+    options = ServerOptions(keys=(Key("", "sesame2"),))
     assert status(options, authorization=f"Bearer {given}") == 401
     assert status(options, **{"x-api-key": given}) == 401
     assert status(options, path="/health", authorization=f"Bearer {given}") == 200
 
 
 def test_a_right_key() -> None:
-    options = ServerOptions(api_key="sesame2")
+    options = ServerOptions(keys=(Key("", "sesame2"),))
     assert status(options, authorization="bearer sesame2") == status(options, **{"x-api-key": "sesame2"}) == 200
     assert status(options, path="/health/../api/tags") == 401

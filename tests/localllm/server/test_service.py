@@ -33,7 +33,8 @@ def submission(engine: SlowEngine, *requests: str) -> Any:
     model: Any = SimpleNamespace(engine=engine)
     prepared: list[Any] = [SimpleNamespace(request=request) for request in requests]
     nothing: Any = None
-    return Service(nothing, nothing, nothing, nothing)._submit(nothing, model, prepared)
+    lease: Any = SimpleNamespace(model=model)
+    return Service(nothing, nothing, nothing, nothing)._submit(lease, prepared)
 
 
 def test_who_leaves_while_it_is_submitted_leaves_nothing_behind() -> None:

@@ -1,0 +1,80 @@
+"""Keys for one user and for several, and the cached prefixes that these do not share."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from localllm.errors import SettingsError
+from localllm.server.keys import Key, KeyRing, current_namespace, read_keys
+from localllm.server.options import server_options
+from localllm.settings import Settings
+from tests.localllm.server.conftest import MODEL, StartServer
+
+SEVERAL = "# who may ask\nalice: wonderland\n\nbob:  builder # 1\n"
+
+
+def keys_of(tmp_path: Path, text: str) -> tuple[Key, ...]:
+    file = tmp_path / "keys"
+    file.write_text(text, encoding="utf-8")
+    return read_keys(Settings(api_key_file=str(file)))
+
+
+def test_one_key_or_one_for_each_user(tmp_path: Path) -> None:
+    assert read_keys(Settings()) == ()
+    assert read_keys(Settings(api_key="a: b")) == (Key("", "a: b"),)
+    assert keys_of(tmp_path, "# one\nsesame open\n") == (Key("", "sesame open"),)
+    assert keys_of(tmp_path, "alice: wonderland") == (Key("alice", "wonderland"),)
+    assert keys_of(tmp_path, "alice: wonderland\n\n#\nbob:\tbuilder") == (
+        Key("alice", "wonderland"),
+        Key("bob", "builder"),
+    )
+    assert "wonderland" not in repr(keys_of(tmp_path, "alice: wonderland\nbob: builder"))
+
+
+@pytest.mark.parametrize(
+    "text", ["a: one\ntwo", "a: one\na: two", "a: one\nb: one", "# nothing", "one\ntwo", "a b: one\nb: two", SEVERAL]
+)
+def test_what_is_no_list_of_keys_is_refused_without_telling_any(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        keys_of(tmp_path, text)
+    assert not any(secret in str(refused.value) for secret in ("one", "two", "wonderland", "builder"))
+
+
+def test_each_of_several_users_has_a_namespace() -> None:
+    def namespace(ring: KeyRing, given: bytes) -> str:
+        assert ring.admit(given)
+        return current_namespace()
+
+    alone = KeyRing([Key("", "sesame")])
+    assert namespace(alone, b"sesame") == "" and not alone.admit(b"sesam") and not alone.admit(b"")
+    several = KeyRing([Key("alice", "wonderland"), Key("bob", "builder")])
+    found = [namespace(several, given) for given in (b"wonderland", b"builder", b"wonderland")]
+    assert found[0] == found[2] != found[1] and "" not in found
+    assert not any(secret in "".join(found) for secret in ("alice", "wonderland"))
+    assert not several.admit(b"alice") and KeyRing([]).is_empty
+
+
+def test_programs_of_this_machine_take_the_first_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice: wonderland\nbob: builder\n", encoding="utf-8")
+    assert server_options(Settings(api_key_file=str(file))).api_key == "wonderland"
+
+
+def test_users_do_not_share_prefixes(start_server: StartServer, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice: wonderland\nbob: builder\n", encoding="utf-8")
+    prompt = "Once upon a time there was a little girl who lived in a big house. " * 3
+    body = {"model": MODEL, "prompt": prompt, "stream": False, "options": {"num_predict": 2, "temperature": 0}}
+    with start_server("--api-key-file", str(file)) as server:
+
+        def ask(key: str) -> Any:
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx.post(f"{server.url}/api/generate", json=body, headers=headers, timeout=120).json()
+
+        answers = [ask(key) for key in ("wonderland", "builder", "wonderland", "builder")]
+        cached = [answer["prompt_eval_cached_count"] for answer in answers]
+        assert cached[:2] == [0, 0] and cached[2] == cached[3] > 30
+        assert len({answer["response"] for answer in answers}) == 1
+        assert "error" in ask("alice")
