@@ -53,8 +53,8 @@ class ChatApp(App[None]):
         self.theme = remembered if remembered in self.available_themes else THEMES[0].name
         wanted = model or store.remembered(remembered_as) or ""
         self._conversation = Conversation(store, wanted, parameters or Parameters())
-        if keys:
-            self.set_keymap(keys)
+        self.keys = keys or {}
+        self.set_keymap(self.keys)
 
     def on_mount(self) -> None:
         """Leave in order when the system asks: the terminal as it was, the answer as far as it has come."""
@@ -71,9 +71,9 @@ class ChatApp(App[None]):
         self._leave_on(signal.SIGHUP)
 
     def _leave_on(self, number: signal.Signals) -> None:
-        chat = self.screen_stack[0]
-        assert isinstance(chat, ChatScreen)
-        chat.keep_answer()
+        for screen in self.screen_stack:
+            if isinstance(screen, ChatScreen):
+                screen.keep_answer()
         self.exit(return_code=128 + number)
 
     def get_default_screen(self) -> Screen[None]:

@@ -105,10 +105,10 @@ class EngineBackend:
             with open_model(found.path):
                 pass  # a file that cannot be read must not cost the model that works
             self._close()
-            progress("loading", 0.0)
+            progress(f"loading {found.name}", 0.0)
             model = load_model(found.path, settings, progress, behaviour.template)
             try:
-                progress("loading", 1.0)  # the last moment to stop
+                progress(f"loading {found.name}", 1.0)  # the last moment to stop
             except BaseException:
                 model.close()
                 raise

@@ -37,6 +37,8 @@ class Status:
             segments.append((0, self._prefill(), "$accent"))
         elif self.answering:
             segments.append((0, "writing", "$success"))
+        elif not self.model and self.context is None:
+            segments.append((0, "no model yet: F4 offers some", "$foreground 60%"))
         if self.model:
             segments.append((2, f"{self.model}", "bold"))
             segments.append((4, self.place, "$foreground 60%"))
@@ -107,9 +109,7 @@ def human_seconds(seconds: float) -> str:
     return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"
 
 
-def bar(share: float, width: int = 6) -> str:
-    """A small bar, filled to eighths of a cell."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    whole, part = divmod(eighths, 8)
-    text = "█" * whole + (" ▏▎▍▌▋▊▉"[part] if part else "")
-    return "▕" + text.ljust(width) + "▏"
+def bar(share: float, width: int = 8) -> str:
+    """A line that is thick as far as it is filled, to half a cell."""
+    whole, half = divmod(round(min(max(share, 0.0), 1.0) * width * 2), 2)
+    return ("━" * whole + "╾" * half).ljust(width, "─")

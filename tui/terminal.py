@@ -60,5 +60,16 @@ def surviving(driver: "type[Driver]") -> "type[Driver]":
             super().__init__(*arguments, **options)
             screen: Any = self._file  # type: ignore[has-type]
             self._file = TerminalOutput(screen, lambda: self._app.call_later(self._app.leave_without_terminal))
+            self._suspended = False
+
+        def suspend_application_mode(self) -> None:
+            self._suspended = True
+            super().suspend_application_mode()
+
+        def resume_application_mode(self) -> None:
+            # A hang-up brings SIGCONT as well. A second thread that reads the keys would never end.
+            if self._suspended:
+                self._suspended = False
+                super().resume_application_mode()
 
     return SurvivingDriver

@@ -141,6 +141,18 @@ def test_a_terminal_that_goes_away_keeps_the_answer(start: StartChat, how: str) 
     assert chat.stored() == [("Go on", None), ("Half an answer", "cancelled")]
 
 
+def test_a_signal_to_go_on_that_nobody_waited_for_changes_nothing(start: StartChat) -> None:
+    chat = start("answers")
+    chat.read_until("Ask anything")
+    chat.process.send_signal(signal.SIGCONT)  # a hang-up brings it along
+    chat.type("Go on\r")
+    chat.read_until("Half an answer")
+    chat.process.send_signal(signal.SIGTERM)
+    assert chat.wait() == 128 + signal.SIGTERM
+    chat.assert_restored()
+    assert chat.seen.count(OTHER_SCREEN) == 1
+
+
 def test_a_crash_restores_the_terminal_and_tells_of_the_defect(start: StartChat) -> None:
     chat = start("crashes")
     chat.read_until("Ask anything")

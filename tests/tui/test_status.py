@@ -21,7 +21,7 @@ def a_status() -> Status:
 
 def test_all_facts_where_there_is_room() -> None:
     assert str(a_status().line(200)) == (
-        "qwen3:0.6b │ llama.cpp, 20/29 layers on GPU │ ctx 128/4096 ▕▎     ▏ │ cached 30 mem + 60 disk │ TTFT 340 ms"
+        "qwen3:0.6b │ llama.cpp, 20/29 layers on GPU │ ctx 128/4096 ──────── │ cached 30 mem + 60 disk │ TTFT 340 ms"
         " │ 42 tok/s │ 3 GiB"
     )
 
@@ -36,14 +36,14 @@ def test_the_least_important_give_way_first() -> None:
 
 def test_a_load_tells_what_and_how_far() -> None:
     status = Status(activity=("pulling qwen3:0.6b, 499 MiB, 12 MiB/s, 30 s left", 0.25))
-    assert str(status.line(80)) == "▕█▌    ▏ 25% pulling qwen3:0.6b, 499 MiB, 12 MiB/s, 30 s left"
+    assert str(status.line(80)) == "━━────── 25% pulling qwen3:0.6b, 499 MiB, 12 MiB/s, 30 s left"
 
 
 def test_a_prompt_that_is_read_tells_how_long_it_takes() -> None:
     status = Status(answering=True, progress=Progress(0, 1024, 4096), counts=Counts(cached_memory=512))
-    assert status.segments()[0][1] == "reading ▕█▌    ▏ 1024/4096"
+    assert status.segments()[0][1] == "reading ━━────── 1024/4096"
     status.timings = Timings(prefill_s=2.0)  # 512 tokens in 2 s: 3072 take 12
-    assert status.segments()[0][1] == "reading ▕█▌    ▏ 1024/4096, 12 s left"
+    assert status.segments()[0][1] == "reading ━━────── 1024/4096, 12 s left"
     status.progress = Progress(3, 0, 4096)
     assert status.segments()[0][1] == "waiting, place 3"
 
@@ -69,8 +69,9 @@ def test_speed_is_that_of_the_last_seconds() -> None:
 
 def test_small_things() -> None:
     assert [human_seconds(seconds) for seconds in (1.25, 0.34, 0.0042)] == ["1.25 s", "340 ms", "4.2 ms"]
-    assert bar(0.5, 4) == "▕██  ▏"
-    assert bar(7.0, 4) == "▕████▏"
+    assert bar(0.5, 4) == "━━──"
+    assert bar(0.375, 4) == "━╾──"
+    assert bar(7.0, 4) == "━━━━"
 
 
 def test_another_models_defaults_replace_those_that_nobody_changed() -> None:

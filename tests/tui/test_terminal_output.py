@@ -1,8 +1,10 @@
 """Output outlives its terminal."""
 
 import io
+from types import SimpleNamespace
+from typing import Any, cast
 
-from tui.terminal import TerminalOutput
+from tui.terminal import TerminalOutput, surviving
 
 
 class GoneStream(io.StringIO):
@@ -25,3 +27,28 @@ def test_a_terminal_that_went_is_told_of_once_and_written_to_no_more() -> None:
         output.write("abc")
         output.flush()
     assert gone == [True]
+
+
+class CountingDriver:
+    """Counts how often it was started again."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._file = io.StringIO()
+        self.resumed = 0
+
+    def suspend_application_mode(self) -> None:
+        """Nothing to stop."""
+
+    def resume_application_mode(self) -> None:
+        self.resumed += 1
+
+
+def test_a_terminal_is_taken_up_again_only_where_it_was_let_go() -> None:
+    driver = surviving(cast("Any", CountingDriver))(cast("Any", SimpleNamespace()))
+    driver.resume_application_mode()  # SIGCONT, which a hang-up brings
+    assert cast("Any", driver).resumed == 0
+    driver.suspend_application_mode()
+    driver.resume_application_mode()
+    driver.resume_application_mode()
+    assert cast("Any", driver).resumed == 1

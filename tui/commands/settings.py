@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import RequestError
 from tui.parameters import NAMES, Parameters
+from tui.widgets.notes import aligned
 
 if TYPE_CHECKING:
     from tui.screens.chat import ChatScreen
@@ -25,10 +26,12 @@ async def set_parameter(chat: "ChatScreen", argument: str) -> None:
 
 async def show(chat: "ChatScreen", _argument: str) -> None:
     """Show the model and the parameters."""
-    rows = "\n".join(f"| {name} | {chat.conversation.parameters.text(name)} |" for name in NAMES)
     info = chat.info
-    model = f"**{info.name}** · {info.place} · context {info.context}" if info else "No model is loaded."
-    chat.show_note(f"{model}\n\n| parameter | value |\n|---|---|\n{rows}")
+    model = ("No model is loaded.", "", "")
+    if info:
+        model = (info.name, f"{info.place} · context of {info.context or 'unknown'} tokens", "")
+    parameters = chat.conversation.parameters
+    chat.show_note(aligned([model, ("", "", ""), *((name, parameters.text(name), "") for name in NAMES)]))
 
 
 async def load(chat: "ChatScreen", argument: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tui.commands import answers, sessions, settings
+from tui.widgets.notes import aligned, key_names
 
 if TYPE_CHECKING:
     from tui.screens.chat import ChatScreen
@@ -28,11 +29,13 @@ class Command:
 
 async def show_help(chat: "ChatScreen", _argument: str) -> None:
     """Show commands and keys."""
-    rows = "\n".join(
-        f"| `/{command.name}{f' {command.argument}' if command.argument else ''}` | {command.title} | {command.key} |"
+    keys = chat.app.keys
+    commands = [
+        (f"/{command.name} {command.argument}", command.title, key_names(keys.get(command.name, command.key)))
         for command in COMMANDS
-    )
-    chat.show_note(f"| command | what it does | key |\n|---|---|---|\n{rows}\n\n{_KEYS}")
+    ]
+    others = [(key_names(keys.get(name, usual)), what, "") for name, usual, what in _KEYS]
+    chat.show_note(aligned([*commands, ("", "", ""), *others, ("@path", "Attach a file", "")]))
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -61,10 +64,18 @@ COMMANDS: tuple[Command, ...] = (
     Command("bye", "Leave", sessions.leave),
 )
 
-_KEYS = """
-**Enter** sends, **Shift+Enter** or **Ctrl+J** begins a new line, **Up** brings earlier prompts back, **Esc** stops.
-**Ctrl+Up** selects a message. **@path** attaches a file. **Ctrl+P** opens the palette, **Ctrl+Q** leaves.
-"""
+# Keys without a command: the binding's name, its usual keys, what they do.
+_KEYS = (
+    ("prompt.send", "enter", "Send"),
+    ("prompt.newline", "ctrl+j,shift+enter", "Begin a new line"),
+    ("prompt.earlier", "up", "Bring earlier prompts back, on the first line"),
+    ("prompt.complete", "tab", "Complete a command or a path"),
+    ("stop", "escape", "Stop an answer or a load; close this note"),
+    ("message.earlier", "ctrl+up", "Select a message: edit, answer again, fork, copy"),
+    ("scroll.up", "pageup", "Scroll"),
+    ("", "ctrl+p", "Find a command by a part of its name"),
+    ("", "ctrl+q", "Leave"),
+)
 
 
 def find_command(text: str) -> tuple[str, str] | None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Footer
 from textual.worker import Worker
 
 from localllm.cli.terminal import harmless
@@ -24,6 +25,7 @@ from tui.latency import Latency
 from tui.loading import ModelLoader
 from tui.sessions import Message, Role
 from tui.widgets.message_views import MessageView
+from tui.widgets.notes import Note
 from tui.widgets.prompt import Prompt
 from tui.widgets.status_line import StatusLine
 from tui.widgets.title_bar import TitleBar
@@ -87,7 +89,7 @@ class ChatScreen(Screen[None]):
             yield self.prompt.completion
             yield self.prompt
         yield self.status_line
-        yield Footer(show_command_palette=False)
+        yield Footer()
 
     async def on_mount(self) -> None:
         """Show the conversation, then load the model behind it."""
@@ -269,7 +271,8 @@ class ChatScreen(Screen[None]):
         self.prompt.focus()
 
     def action_back(self) -> None:
-        """Leave what is being done and go back to the prompt."""
+        """Leave what is being done and go back to the prompt; close what stands below the messages."""
+        self.transcript.query(Note).remove()
         if self.editing:
             self.editing = None
             self.prompt.accept("")
@@ -282,7 +285,8 @@ class ChatScreen(Screen[None]):
         if action == "stop":
             return at_work
         if action == "back":
-            return not at_work and (self.editing is not None or self.focused is not self.prompt)
+            away = self.editing is not None or self.focused is not self.prompt
+            return not at_work and (away or bool(self.transcript.query(Note)))
         return True
 
     def action_scroll(self, pages: int) -> None:
@@ -343,18 +347,11 @@ class ChatScreen(Screen[None]):
 
     def show_error(self, text: str) -> None:
         """Say what is wrong, and what to do, where the user looks."""
-        self.run_worker(self._show(Static(harmless(text), markup=False, classes="note failure")))
+        self.run_worker(self.transcript.note(Note(text, failure=True)))
 
-    def show_note(self, markdown: str) -> None:
+    def show_note(self, content: Content) -> None:
         """Show something that is no part of the conversation."""
-        from textual.widgets import Markdown
-
-        self.run_worker(self._show(Markdown(markdown, classes="note", open_links=False)))
-
-    async def _show(self, note: "Static | Markdown") -> None:
-        await self.transcript.query(".note").remove()
-        await self.transcript.mount(note)
-        self.call_after_refresh(note.scroll_visible, top=True, animate=False)
+        self.run_worker(self.transcript.note(Note(content)))
 
     def _remember(self, text: str) -> None:
         try:

@@ -72,6 +72,10 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def action_choose(self) -> None:
         """Take the marked model, else what was written."""
+        # Keys with priority overtake the characters before them; a callback queues up behind, and behind what they do.
+        self._field.call_later(self.call_later, self._choose)
+
+    def _choose(self) -> None:
         entries = self._entries
         marked = entries.highlighted_option
         self.dismiss(marked.id if marked else self._field.value.strip() or None)

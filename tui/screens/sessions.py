@@ -21,12 +21,13 @@ class SessionsScreen(ModalScreen[int | None]):
     """Returns the id of the session to open, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Back", id="list.back", priority=True),
+        Binding("enter", "open", "Open", id="sessions.open", priority=True),
         Binding("up", "move(-1)", "Up", id="list.up", show=False, priority=True),
         Binding("down", "move(1)", "Down", id="list.down", show=False, priority=True),
         Binding("ctrl+e", "rename", "Rename", id="sessions.rename", priority=True),
         Binding("ctrl+d", "delete", "Delete", id="sessions.delete", priority=True),
         Binding("ctrl+z", "undo", "Undo", id="sessions.undo", priority=True),
+        Binding("escape", "leave", "Back", id="list.back", priority=True),
     ]
 
     def __init__(self, store: SessionStore, search: str = "") -> None:
@@ -57,14 +58,19 @@ class SessionsScreen(ModalScreen[int | None]):
             self._search = event.value
             self._list()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
+    def action_open(self) -> None:
         """Open the marked session, or take the new title."""
+        # Keys with priority overtake the characters before them; a callback queues up behind, and behind what they do.
+        self._field.call_later(self.call_later, self._open)
+
+    def _open(self) -> None:
         if self._renaming is None:
             if (marked := self._marked()) is not None:
                 self.dismiss(marked.id)
             return
-        if event.value.strip():
-            self._act(lambda identity: self._store.rename(identity, event.value.strip()), self._renaming)
+        title = self._field.value.strip()
+        if title:
+            self._act(lambda identity: self._store.rename(identity, title), self._renaming)
         self._end_renaming()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:

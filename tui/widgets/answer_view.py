@@ -41,6 +41,8 @@ class AnswerView(MessageView):
 
     async def add(self, parts: tuple[AnswerPart, ...]) -> None:
         """Append parts to the message and to the screen."""
+        if parts:
+            self._end.display = False
         for part in parts:
             if part.kind is PartKind.REASONING:
                 self.message.reasoning += part.text
@@ -77,8 +79,10 @@ class AnswerView(MessageView):
         self._variant = variant or self._variant
         self._error.display = bool(self.message.error)
         self._error.update(harmless(self.message.error or ""))
-        self._end.display = self.message.finish_reason is not None
-        self._end.update(self._figures())
+        message = self.message
+        empty = not (message.content or message.reasoning or message.calls)
+        self._end.display = message.finish_reason is not None or empty
+        self._end.update(Content("…") if message.finish_reason is None else self._figures())
 
     def _show_thinking(self, done: bool) -> None:
         thinking = self._thinking

@@ -7,6 +7,7 @@ from textual.containers import VerticalScroll
 
 from tui.sessions import Message
 from tui.widgets.message_views import MessageView, view_of
+from tui.widgets.notes import Note
 from tui.widgets.welcome import Welcome
 
 WINDOW = 24
@@ -46,13 +47,27 @@ class Transcript(VerticalScroll, can_focus=False):
         view = view_of(message, self._variant(message))
         async with self._changing:
             await self.query(Welcome).remove()
-            await self.query(".note").remove()  # the user has read it and goes on
+            await self.query(Note).remove()  # the user has read it and goes on
             await self.mount(view)
             excess = self.views[: -2 * WINDOW]
             self._first += len(excess)
             await self.remove_children(excess)
             self._follow()
         return view
+
+    async def note(self, note: Note) -> None:
+        """Show something below the messages, from its beginning on, in place of what was shown so before."""
+        async with self._changing:
+            await self.query(Note).remove()
+            await self.mount(note)
+        self.screen.refresh_bindings()  # it can be closed
+        self.call_after_refresh(self._go_to, note)
+
+    def _go_to(self, note: Note) -> None:
+        if note.size.height > self.size.height:  # its end alone would be seen
+            self.anchor(False)
+            self._following = False
+        note.scroll_visible(top=True, animate=False, immediate=True)
 
     async def welcome(self) -> None:
         """Show where to begin, in place of messages."""
