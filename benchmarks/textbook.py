@@ -1,9 +1,9 @@
 """Figures that textbooks and papers give for an inference engine, measured on this one, beside what they say.
 
-    textbook.py MODEL.gguf DRAFT.gguf TEXT.txt [--threads N]
+    textbook.py MODEL.gguf DRAFT.gguf TEXT.txt [--threads N] [--only ROW,...]
 
 DRAFT has the same vocabulary as MODEL. All but the figure on speculation is measured without it. Times depend on the
-machine; the expectations do not.
+machine; the expectations do not. ROW is the name of a function of this script that measures a row of the table.
 """
 
 import argparse
@@ -206,6 +206,7 @@ def main() -> None:
     parser.add_argument("draft", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--only", type=lambda names: names.split(","), help="rows to measure, all if left out")
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8")
     choose, DraftLength.choose = DraftLength.choose, lambda *_: 0  # type: ignore[method-assign, assignment]
@@ -214,18 +215,23 @@ def main() -> None:
     tokens = text_tokens(served.tokenizer, text, 4096)
     ask(served.engine, tokens[:64], 8)
     cached = min(2000, context * 3 // 4)
-    rows = [
-        kv_waste(served, tokens[: min(context, 1024)]),
-        kv_size(arguments.model, served),
-        batching(arguments.model, tokens, arguments.threads),
-        cached_prefix(served, tokens, cached, max(cached // 25, 4)),
-        bandwidth(arguments.model, served, tokens),
-        chunked_prefill(served, tokens, min(context - 8, 1000)),
-        cancelled_prefill(served, tokens, min(context - 8, 3000)),
-    ]
+    measures: dict[str, Callable[[], Row]] = {
+        "kv_waste": lambda: kv_waste(served, tokens[: min(context, 1024)]),
+        "kv_size": lambda: kv_size(arguments.model, served),
+        "batching": lambda: batching(arguments.model, tokens, arguments.threads),
+        "cached_prefix": lambda: cached_prefix(served, tokens, cached, max(cached // 25, 4)),
+        "bandwidth": lambda: bandwidth(arguments.model, served, tokens),
+        "chunked_prefill": lambda: chunked_prefill(served, tokens, min(context - 8, 1000)),
+        "cancelled_prefill": lambda: cancelled_prefill(served, tokens, min(context - 8, 3000)),
+    }
+    wanted = arguments.only or [*measures, "speculation"]
+    rows = [measures[name]() for name in measures if name in wanted]
     served.engine.close()
     DraftLength.choose = choose  # type: ignore[method-assign]
-    rows.insert(4, speculation(arguments.model, arguments.draft, tokens, arguments.threads))
+    if "speculation" in wanted:
+        rows.append(speculation(arguments.model, arguments.draft, tokens, arguments.threads))
+    if not rows:
+        parser.error(f"--only names none of {', '.join([*measures, 'speculation'])}")
     table(("what", "expected", "measured", ""), rows)
 
 

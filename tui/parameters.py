@@ -64,17 +64,7 @@ class Parameters:
 
     def sampling(self) -> SamplingParams:
         """The sampler's part."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repeat_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
-            logprobs=self.rivals or None,
-        )
+        return SamplingParams.of(self, logprobs=self.rivals or None)
 
     def stored(self) -> dict[str, Any]:
         """Those that differ from the defaults of an empty installation, for the session."""

@@ -10,9 +10,8 @@ from typing import Protocol
 
 from localllm.cli.terminal import StatusLine, answer, human_bytes, note
 from localllm.engine.backends import BackendChoice
-from localllm.engine.request import SamplingParams, TokenEvent
+from localllm.engine.request import TokenEvent
 from localllm.engine.stream import Completion
-from localllm.settings import Settings
 
 
 class Stream(Protocol):
@@ -31,18 +30,6 @@ class Started:
     stream: Stream
     backend: BackendChoice
     load_s: float
-
-
-def sampling_params(settings: Settings) -> SamplingParams:
-    """The sampler's part of the settings."""
-    return SamplingParams(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        repeat_penalty=settings.repeat_penalty,
-        seed=settings.seed,
-    )
 
 
 @contextlib.contextmanager

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.generation import Started, sampling_params
+from localllm.cli.generation import Started
 from localllm.cli.options import refuse_beside_remote
 from localllm.engine.answer_parts import PartKind
 from localllm.engine.backends import BackendChoice
-from localllm.engine.request import TokenEvent
+from localllm.engine.request import SamplingParams, TokenEvent
 from localllm.errors import RequestError
 from localllm.remote.server import RemoteAnswer, remote_server, sampling_options
 from localllm.settings import Settings, setting_sources
@@ -70,7 +70,7 @@ def _options(settings: Settings, flags: Mapping[str, object]) -> dict[str, Any]:
     given = {name for name, (_, source) in setting_sources().items() if source != "default"}
     given |= {name for name, value in flags.items() if value is not None}
     limit = {"max_tokens": settings.max_tokens} if settings.max_tokens is not None else {}
-    return sampling_options(sampling_params(settings), given) | limit
+    return sampling_options(SamplingParams.of(settings), given) | limit
 
 
 def _event(update: "RemoteUpdate", text: str) -> TokenEvent:

@@ -82,7 +82,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     from localllm.cli import generation, terminal
     from localllm.cli.prompt import Asked, check_text, read_prompt
-    from localllm.engine.request import FinishReason
+    from localllm.engine.request import FinishReason, SamplingParams
     from localllm.engine.sampling.validation import check_ranges
     from localllm.engine.stream import fold
     from localllm.settings import load_settings
@@ -101,7 +101,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "disk_cache": False if no_cache else None,
     }
     settings = load_settings(flags)
-    check_ranges(generation.sampling_params(settings))
+    check_ranges(SamplingParams.of(settings))
     text = read_prompt(prompt, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)
@@ -134,6 +134,7 @@ def _here(
     from localllm.cli import generation
     from localllm.cli.pull import obtain
     from localllm.engine.loaded_model import load_model
+    from localllm.engine.request import SamplingParams
     from localllm.engine.sampling.validation import check_ranges
     from localllm.library.behaviour import behaviour_of
     from localllm.settings import load_settings
@@ -141,7 +142,7 @@ def _here(
     found = obtain(model, load_settings(flags))
     behaviour = behaviour_of(found)
     settings = load_settings(flags, model=behaviour.settings)
-    check_ranges(generation.sampling_params(settings))
+    check_ranges(SamplingParams.of(settings))
     began = monotonic()
     with load_model(found.path, settings, status.share, behaviour.template) as loaded:
         load_s = monotonic() - began
@@ -166,8 +167,7 @@ def _request(
 
     Raises RequestError for a system message that has no place, and TemplateError.
     """
-    from localllm.cli.generation import sampling_params
-    from localllm.engine.request import GenerationRequest
+    from localllm.engine.request import GenerationRequest, SamplingParams
     from localllm.errors import RequestError
 
     converses = not asked.raw and not loaded.template.is_default
@@ -184,7 +184,7 @@ def _request(
         tokens = loaded.tokenise(asked.text)
     return GenerationRequest(
         prompt=tokens,
-        sampling=sampling_params(settings),
+        sampling=SamplingParams.of(settings),
         max_tokens=settings.max_tokens,
         stop=stop,
         ignore_eos=asked.ignore_eos,

@@ -25,8 +25,8 @@ class Plan:
     """A batch for Runner.run, in the order in which rows were added. Parts that are images are no rows of it.
 
     logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
-    its prompt is unfinished. again: this pass changed what the next can plan, by reading KV from the disk
-    or by preempting, so that another is due even if no row was planned.
+    its prompt is unfinished. pages: what all parts take. again: this pass changed what the next can plan, by reading KV
+    from the disk or by preempting, so that another is due even if no row was planned.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -35,15 +35,17 @@ class Plan:
     wanted: list[int] = field(default_factory=list)
     parts: list[PlannedRows] = field(default_factory=list)
     logits: list[slice] = field(default_factory=list)
+    pages: int = 0
     again: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, part: PlannedRows) -> None:
-        """Add rows of a generation that has a sequence; one part a generation."""
+    def add(self, part: PlannedRows, pages: int) -> None:
+        """Add rows of a generation that has a sequence, which take so many pages; one part a generation."""
         generation, start = part.generation, part.generation.computed
         assert generation.sequence is not None
+        self.pages += pages
         self.parts.append(part)
         if part.image is not None:
             self.logits.append(slice(0, 0))

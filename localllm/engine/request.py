@@ -1,11 +1,13 @@
 """What a front end asks of the engine, and what comes back. Every front end reads the same stream of events."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from localllm.engine.constraint import Constraint
     from localllm.engine.images import ImageRows
 
@@ -43,6 +45,12 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
+
+    @classmethod
+    def of(cls, source: "DataclassInstance", **others: Any) -> "SamplingParams":
+        """Those that a source, such as the settings, has under the same names. others: what it has not."""
+        names = {field.name for field in fields(cls)} & {field.name for field in fields(source)}
+        return cls(**{name: getattr(source, name) for name in names} | others)
 
 
 class FinishReason(StrEnum):

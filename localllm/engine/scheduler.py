@@ -154,10 +154,9 @@ class Scheduler:
     def _add(self, plan: Plan, part: PlannedRows) -> bool:
         """Add rows if their pages, beside those of the rows already planned, can be found."""
         needed = self._kv.pages_needed(part.generation, len(part))
-        planned = sum(self._kv.pages_needed(other.generation, len(other)) for other in plan.parts)
-        if not self._kv.make_room(planned + needed, part.generation.request.background):
+        if not self._kv.make_room(plan.pages + needed, part.generation.request.background):
             return False
-        plan.add(part)
+        plan.add(part, needed)
         return True
 
     def _preempt(self, generation: Generation) -> Generation:

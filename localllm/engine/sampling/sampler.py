@@ -73,11 +73,10 @@ class Sampler:
         logits: float32[vocab_size], left as they are. allowed: bool[vocab_size], None allows every token but those
         banned by their ids. Raises LogitsError on NaN or absurdly high logits and when no token is left.
         """
-        adjusted = self._adjust(logits, allowed, banned)
         if self._greedy:
-            token_id = int(adjusted.argmax())
-            check_choice(adjusted[token_id])
+            token_id = self._best(logits, allowed, banned)
         else:
+            adjusted = self._adjust(logits, allowed, banned)
             candidates = self._narrow(adjusted)
             token_id = int(candidates.ids[draw(candidates.probabilities(), self._uniforms()[0])])
         wanted = self._params.logprobs
@@ -90,7 +89,7 @@ class Sampler:
         adjusted = self._adjust(logits, allowed, None)
         distribution = np.zeros(self._vocab_size)
         if self._greedy:
-            check_choice(adjusted.max())
+            check_choice(float(adjusted.max()))
             distribution[adjusted.argmax()] = 1
         else:
             candidates = self._narrow(adjusted)
@@ -106,12 +105,30 @@ class Sampler:
         if self._mirostat is not None:
             self._mirostat.accept(token_id)
 
+    def _best(
+        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None
+    ) -> int:
+        if allowed is None and not self._changes_logits:
+            self._check_shape(logits)
+            token_id = int(logits.argmax())
+            check_model(float(logits[token_id]))
+            if banned is None or token_id not in banned:
+                check_choice(float(logits[token_id]))
+                return token_id
+        adjusted = self._adjust(logits, allowed, banned)
+        token_id = int(adjusted.argmax())
+        check_choice(float(adjusted[token_id]))
+        return token_id
+
+    def _check_shape(self, logits: NDArray[np.float32]) -> None:
+        if logits.shape != (self._vocab_size,):
+            raise ValueError(f"logits have shape {logits.shape}, expected ({self._vocab_size},)")
+
     def _adjust(
         self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None
     ) -> NDArray[np.float32]:
-        if logits.shape != (self._vocab_size,):
-            raise ValueError(f"logits have shape {logits.shape}, expected ({self._vocab_size},)")
-        check_model(logits)
+        self._check_shape(logits)
+        check_model(float(logits.max()))
         if not self._changes_logits and allowed is None and banned is None:
             return logits
         adjusted = self._adjusted
@@ -142,7 +159,7 @@ class Sampler:
         candidates, steps = Candidates(self._all_ids, logits), self._filters
         if self._top_k_first:  # it leaves few, impossible ones only where there are no others
             candidates, steps = steps[0](candidates), steps[1:]
-        check_choice(candidates.logits.max())
+        check_choice(float(candidates.logits.max()))
         if candidates.logits.min() == -np.inf:
             candidates = candidates.keep(np.flatnonzero(candidates.logits > -np.inf))
         for step in steps:

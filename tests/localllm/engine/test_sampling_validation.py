@@ -9,6 +9,7 @@ from localllm.engine.request import SamplingParams
 from localllm.engine.sampling import validate
 from localllm.engine.sampling.validation import RANGES
 from localllm.errors import RequestError
+from localllm.settings import Settings
 
 
 def test_the_defaults_and_the_ends_of_each_range_are_valid() -> None:
@@ -53,3 +54,9 @@ def test_values_outside_are_refused_with_the_name_and_range(name: str, beyond: s
 def test_other_refusals(params: SamplingParams, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         validate(params, 10)
+
+
+def test_the_settings_name_the_sampler_s_parameters_as_it_does() -> None:
+    settings = Settings(temperature=0.3, top_k=7, top_p=0.5, min_p=0.1, repeat_penalty=1.2, seed=5)
+    expected = SamplingParams(temperature=0.3, top_k=7, top_p=0.5, min_p=0.1, repeat_penalty=1.2, seed=5, logprobs=2)
+    assert SamplingParams.of(settings, logprobs=2) == expected
