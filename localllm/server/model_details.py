@@ -42,6 +42,15 @@ def model_info(path: Path, verbose: bool) -> dict[str, Any]:
         }
 
 
+def tensors_of(path: Path) -> list[dict[str, Any]]:
+    """Every tensor's name, type and shape, which counts from the innermost dimension, as files do."""
+    with open_model(path) as file:
+        return [
+            {"name": name, "type": tensor.type.name, "shape": list(reversed(tensor.shape))}
+            for name, tensor in file.tensors.items()
+        ]
+
+
 def _json(value: Any, verbose: bool) -> Any:
     if isinstance(value, MetadataArray):
         return [_json(item, verbose) for item in value] if verbose else None

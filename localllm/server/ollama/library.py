@@ -30,7 +30,7 @@ from localllm.server import errors
 from localllm.server.catalog import CatalogEntry, check_name, facts_of
 from localllm.server.errors import ApiError
 from localllm.server.json_body import JsonRoute
-from localllm.server.limits import BODY_SECONDS
+from localllm.server.limits import BODY_SECONDS, MAX_ADAPTERS
 from localllm.server.ollama.progress import progress_response, work_lines
 from localllm.server.ollama.schema import CopyBody, CreateBody, DeleteBody, PullBody
 from localllm.server.service import Service, TheService
@@ -56,12 +56,12 @@ async def pull_model(body: PullBody, request: Request, service: TheService) -> R
 async def create_model(body: CreateBody, request: Request, service: TheService) -> Response:
     """Make a model from another one, or from an uploaded file."""
     name = ModelName.parse(check_name(body.model))
-    for field in ("adapters", "draft_files"):
-        if getattr(body, field):
-            raise ApiError(400, f"{field} is not supported")
+    if body.draft_files:
+        raise ApiError(400, "draft_files is not supported")
     if body.quantize and body.quantize.upper() not in TYPES:
         raise ApiError(400, f"there is no type {body.quantize[:32]!r}; there are {', '.join(TYPES)}")
     recipe = _recipe(body)
+    recipe.adapters = [str(path) for path in _blobs(service.catalog.settings, body.adapters or {}, MAX_ADAPTERS)]
     base = await to_thread.run_sync(_base, service, body)
     store = OwnStore(own_store(service.catalog.settings))
 
@@ -187,8 +187,6 @@ def _recipe(body: CreateBody) -> Modelfile:
 
 def _base(service: Service, body: CreateBody) -> LibraryModel:
     if body.files:
-        if len(body.files) > MAX_PARTS:
-            raise ApiError(400, f"files has {len(body.files)} parts, more than {MAX_PARTS}")
         return _uploaded(service.catalog.settings, body.files)
     if body.from_:
         return _library_model(service, body.from_)
@@ -197,13 +195,21 @@ def _base(service: Service, body: CreateBody) -> LibraryModel:
 
 def _uploaded(settings: Settings, files: dict[str, str]) -> LibraryModel:
     """The model of one uploaded file, or of the parts of one, whose order is that of their names."""
-    layers = []
-    for _, digest in sorted(files.items()):
-        path = _blob_path(settings, digest)
+    paths = _blobs(settings, files, MAX_PARTS)
+    digests = (digest for _, digest in sorted(files.items()))
+    layers = [Layer("model", digest, path.stat().st_size) for digest, path in zip(digests, paths, strict=True)]
+    return uploaded_model(OwnStore(own_store(settings)), layers)
+
+
+def _blobs(settings: Settings, files: dict[str, str], most: int) -> list[Path]:
+    """Where uploaded files lie, in the order of their names. Raises ApiError 400 for too many, and for missing ones."""
+    if len(files) > most:
+        raise ApiError(400, f"there are {len(files)} files or parts, more than {most}")
+    paths = [_blob_path(settings, digest) for _, digest in sorted(files.items())]
+    for path, (_, digest) in zip(paths, sorted(files.items()), strict=True):
         if not path.is_file():
             raise ApiError(400, f"blob {digest} is not here; upload it to /api/blobs/{digest} first")
-        layers.append(Layer("model", digest, path.stat().st_size))
-    return uploaded_model(OwnStore(own_store(settings)), layers)
+    return paths
 
 
 def _copy(service: Service, source: str, target: ModelName) -> None:

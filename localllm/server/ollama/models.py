@@ -15,7 +15,7 @@ from localllm.server.catalog import Catalog, CatalogEntry, facts_of
 from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.front.catalog import ForeignCatalog, ForeignEntry
 from localllm.server.json_body import JsonRoute
-from localllm.server.model_details import capabilities_of, details_of, model_info
+from localllm.server.model_details import capabilities_of, details_of, model_info, tensors_of
 from localllm.server.models_manager import Slot
 from localllm.server.ollama import foreign
 from localllm.server.ollama.schema import ShowBody
@@ -93,15 +93,28 @@ def _show(entry: CatalogEntry, verbose: bool) -> dict[str, Any]:
     said: dict[str, Any] = {"system": behaviour.system} if behaviour.system else {}
     said |= {"messages": list(behaviour.messages)} if behaviour.messages else {}
     return {
-        "modelfile": "".join([f"FROM {entry.name}\n", *(f"PARAMETER {line}\n" for line in parameters)]),
+        "modelfile": _modelfile(entry, parameters),
         "parameters": "\n".join(parameters),
         "template": behaviour.template or summary.chat_template or "{{ .Prompt }}",
         **said,
         "details": details_of(entry.path),
         "model_info": model_info(entry.path, verbose),
+        "tensors": tensors_of(entry.path) if verbose else [],
         "capabilities": capabilities_of(entry.path),
         "modified_at": entry.modified_at,
     }
+
+
+def _modelfile(entry: CatalogEntry, parameters: list[str]) -> str:
+    """The recipe that makes the model of its file: what `create` would take."""
+    behaviour = entry.behaviour
+    lines = [f"FROM {entry.name}", *(f"PARAMETER {line}" for line in parameters)]
+    if lora := behaviour.settings.get("lora"):
+        lines += [f"ADAPTER {Path(path).name}" for path in str(lora).split(",")]
+    if behaviour.system:
+        lines.append(f'SYSTEM """{behaviour.system}"""')
+    lines += [f'MESSAGE {message["role"]} """{message["content"]}"""' for message in behaviour.messages]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _parameters(behaviour: Behaviour) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from localllm.engine.request import SamplingParams
 from localllm.server.errors import ApiError
-from localllm.server.limits import MAX_INT, MAX_STOP_CHARS, MAX_STOPS
+from localllm.server.limits import MAX_ADAPTERS, MAX_INT, MAX_STOP_CHARS, MAX_STOPS
 
 _INTEGERS = frozenset({"top_k", "repeat_last_n", "mirostat", "dry_allowed_length", "dry_penalty_last_n", "min_keep"})
 _NUMBERS = frozenset(
@@ -33,12 +33,13 @@ _DEFAULTS = SamplingParams(top_p=0.9, min_p=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """max_tokens None is to the end of the context; context_limit None is the engine's own."""
+    """max_tokens None is to the end of the context; context_limit None is the engine's own, adapters None the usual."""
 
     sampling: SamplingParams = _DEFAULTS
     max_tokens: int | None = None
     context_limit: int | None = None
     stop: tuple[str, ...] = ()
+    adapters: tuple[tuple[int, float], ...] | None = None
 
 
 def read_options(given: Mapping[str, Any] | None) -> Options:
@@ -54,6 +55,8 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
             sampling[name] = _number(name, value)
         elif name == "stop":
             options = replace(options, stop=stop_strings(value))
+        elif name == "lora":
+            options = replace(options, adapters=_adapters(value))
         elif name in _LIMITS:
             options = _with_limit(options, name, _limit(name, value))
         else:
@@ -71,6 +74,13 @@ def _with_limit(options: Options, name: str, value: int) -> Options:
     if name == "num_ctx":
         return replace(options, context_limit=max(value, 4) if value else None)
     return replace(options, max_tokens=None if value < 0 else value)
+
+
+def _adapters(value: Any) -> tuple[tuple[int, float], ...]:
+    """LoRA adapters by number, as llama.cpp's server has them: [{"id": 0, "scale": 0.5}]; an empty list is none."""
+    if not isinstance(value, list) or len(value) > MAX_ADAPTERS or not all(isinstance(one, dict) for one in value):
+        raise ApiError(400, f'option "lora" must be of type array of at most {MAX_ADAPTERS} objects with id and scale')
+    return tuple((_integer("lora.id", one.get("id"), 0), _number("lora.scale", one.get("scale", 1.0))) for one in value)
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
@@ -100,5 +110,5 @@ def _number(name: str, value: Any) -> float:
 
 
 def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name, [*_INTEGERS, *_NUMBERS, *_LIMITS, "stop"], n=1)
+    near = difflib.get_close_matches(name, [*_INTEGERS, *_NUMBERS, *_LIMITS, "lora", "stop"], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

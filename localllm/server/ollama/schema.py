@@ -144,7 +144,7 @@ class DeleteBody(Body):
 
 
 class CreateBody(Body):
-    """/api/create. files: names of uploaded blobs by file name."""
+    """/api/create. files, adapters: digests of uploaded blobs by file name."""
 
     model: ModelName = ""
     from_: Annotated[str | None, Field(validation_alias="from")] = None

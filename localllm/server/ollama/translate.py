@@ -118,6 +118,7 @@ def _limits(body: Common, behaviour: Behaviour, policy: ContextPolicy) -> Limits
         max_tokens=options.max_tokens,
         stop=options.stop,
         context_limit=options.context_limit,
+        adapters=options.adapters,
         policy=policy,
         given=frozenset(body.options or ()),
     )

@@ -9,6 +9,7 @@ import httpx
 import ollama
 import pytest
 
+from tests.gpu_offload import lora_files
 from tests.localllm.server.made_models import split
 
 GREEDY = {"temperature": 0, "num_predict": 8}
@@ -67,7 +68,10 @@ def test_a_model_in_another_format(client: ollama.Client, store: Path) -> None:
     [
         ({"from": Q8, "quantize": "Q8_0"}, "quantised already"),
         ({"from": F16, "quantize": "Q9_9"}, "no type"),
-        ({"from": F16, "adapters": {"a": "sha256:" + "0" * 64}}, "adapters"),
+        ({"from": F16, "adapters": {"a": "sha256:" + "0" * 64}}, "upload it"),
+        ({"from": F16, "adapters": {"a": "../../etc/passwd"}}, "invalid digest"),
+        ({"from": F16, "adapters": {f"{number}": "sha256:" + "0" * 64 for number in range(100)}}, "more than"),
+        ({"from": F16, "draft_files": {"a": "sha256:" + "0" * 64}}, "draft_files"),
         ({"from": F16, "template": "{% for a in range(9) %}{{ 9**9**9 }}{% endfor %}"}, "template"),
         ({"from": F16, "template": "{{ .System }} and nobody's family <|x|>"}, "no family"),
         ({"files": {"x.gguf": "sha256:" + "0" * 64}}, "upload it"),
@@ -89,6 +93,21 @@ def test_what_a_model_was_given_is_shown(client: ollama.Client) -> None:
     assert (shown.parameters or "").splitlines() == ["num_ctx 64", "temperature 0.25", 'stop "END"', 'stop "a \\"b\\""']
     assert "PARAMETER num_ctx 64\n" in (shown.modelfile or "")
     client.delete("told")
+
+
+def test_an_uploaded_adapter_is_kept_with_the_model(
+    client: ollama.Client, model_files: Path, tmp_path: Path, store: Path
+) -> None:
+    architecture = "llama"
+    digest = client.create_blob(lora_files.write(tmp_path / "adapter.gguf", {}, architecture))
+    client.create("adapted", from_=Q8, adapters={"adapter.gguf": digest})
+    (manifest,) = (store / "manifests").rglob("adapted/latest")
+    assert f'"digest": "{digest}"' in manifest.read_text(encoding="utf-8")
+    assert "ADAPTER" in (client.show("adapted").modelfile or "")
+    plain = client.create_blob(model_files / f"{Q8}.gguf")
+    with pytest.raises(ollama.ResponseError, match="no LoRA adapter"):
+        client.create("wrong", from_=Q8, adapters={"model.gguf": plain})
+    client.delete("adapted")
 
 
 def test_kill_9_loses_nothing_that_was_stored(start_server: Any, model_files: Path, tmp_path: Path) -> None:

@@ -47,5 +47,10 @@ def test_each_request_is_computed_with_its_own(start_server: StartServer, model_
             assert ask(**more).json()["choices"][0]["text"].strip() == expected[name], (name, more)
         refused = ask(lora=[{"id": 2}])
         assert (refused.status_code, "no adapter 2" in refused.text) == (400, True)
+        body = {"model": MODEL, "prompt": PROMPT, "stream": False}
+        for name, lora in (("plain", []), ("other", [{"id": 1}])):
+            options = {"temperature": 0, "num_predict": 12, "lora": lora}
+            answer = httpx.post(f"{server.url}/api/generate", json={**body, "options": options}, timeout=300)
+            assert answer.json()["response"].strip() == expected[name], name
         (row,) = httpx.get(f"{server.url}/api/ps").json()["models"]
         assert row["backend"] == "llama.cpp"
