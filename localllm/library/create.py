@@ -11,6 +11,7 @@ from localllm.library.go_templates import jinja_of
 from localllm.library.manifest import Layer, Manifest
 from localllm.library.modelfile import Modelfile
 from localllm.library.names import ModelName
+from localllm.library.notices import warn_once
 from localllm.library.own_store import OwnStore
 
 
@@ -31,6 +32,7 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
     kept = [path.read_bytes() for path in defaults.adapters]
     layers = [
         *_weights(base),
+        *_projectors(base),
         *(store.add_blob("adapter", content) for content in [*kept, *adapters]),
         *_described(store, recipe, defaults, template),
     ]
@@ -42,6 +44,17 @@ def _weights(base: LibraryModel) -> list[Layer]:
     if base.source is not Source.OWN or base.manifest is None:
         return []
     return base.manifest.of_kind("model")
+
+
+def _projectors(base: LibraryModel) -> list[Layer]:
+    """What shows images to it, where that is in our store; one beside a file that is linked to is found there."""
+    if base.manifest is None:
+        return []
+    found = base.manifest.of_kind("projector")
+    if found and base.source is not Source.OWN:
+        warn_once(f"{base.name}: its projector stays in {base.blobs}; name that file with --mmproj to show images")
+        return []
+    return found
 
 
 def _adapter(path: Path, architecture: str) -> bytes:

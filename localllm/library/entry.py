@@ -38,6 +38,7 @@ class ModelDefaults:
     messages: tuple[dict[str, str], ...] = ()
     licenses: tuple[str, ...] = ()
     adapters: tuple[Path, ...] = ()
+    projectors: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,15 @@ class LibraryModel:
             messages=tuple(self._json("messages", list) or ()),
             licenses=tuple(self._texts("license")),
             adapters=tuple(self.blobs / blob_name(layer.digest) for layer in manifest.of_kind("adapter")),
+            projectors=self._there("projector"),
         )
+
+    def _there(self, kind: str) -> tuple[Path, ...]:
+        """The blobs of a kind that are on this machine: older pulls left projectors out."""
+        if self.manifest is None or self.blobs is None:
+            return ()
+        paths = [self.blobs / blob_name(layer.digest) for layer in self.manifest.of_kind(kind)]
+        return tuple(path for path in paths if path.is_file())
 
     def _texts(self, kind: str) -> list[str]:
         if self.manifest is None or self.blobs is None:

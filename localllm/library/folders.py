@@ -68,7 +68,12 @@ def gguf_files(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
 
 def is_model_name(name: str) -> bool:
     """Whether a file of this name is a model or its first part, and no projector for images or sound."""
-    return not _LATER_PART.search(name) and "mmproj" not in name.lower()
+    return not _LATER_PART.search(name) and not is_projector_name(name)
+
+
+def is_projector_name(name: str) -> bool:
+    """Whether a file of this name is a projector: what shows images or sound to a model."""
+    return "mmproj" in name.lower()
 
 
 def _of_repository(

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx2
 
 from localllm.library.errors import LibraryError, PullError
-from localllm.library.folders import is_model_name
+from localllm.library.folders import is_model_name, is_projector_name
 from localllm.library.manifest import MAX_LAYER_BYTES, blob_name, check_digest
 from localllm.library.names import DEFAULT_TAG, ModelName, preference, quantization_of, without_part
 from localllm.library.plan import PullPlan, RemoteFile
@@ -64,18 +64,19 @@ def plan(client: httpx2.Client, name: ModelName) -> PullPlan:
     chosen = choose(files, name)
     stem, label = chosen[0].stem, chosen[0].label
     alone = {file.stem for file in files if file.label == label and is_model_name(f"{file.stem}.gguf")} == {stem}
+    wanted = [("model", file) for file in chosen] + [("projector", file) for file in projectors(files, chosen[0])[:1]]
     return PullPlan(
         name.tagged(label if label and alone else stem),
         tuple(
             RemoteFile(
-                kind="model",
+                kind=kind,
                 remote=Remote(f"{base}/{name.repository}/resolve/{revision}/{quote(file.path)}", token),
                 size=file.size,
                 what=f"{name.repository}/{file.path}",
                 key=blob_name(file.digest),
                 digest=file.digest,
             )
-            for file in chosen
+            for kind, file in wanted
         ),
         title=stem,
     )
@@ -117,6 +118,19 @@ def choose(files: list[HubFile], name: ModelName) -> list[HubFile]:
     if told is not None and int(told[1]) != len(best):
         raise PullError(f"{name.repository} has {len(best)} of the {int(told[1])} parts of {best[0].stem}.")
     return best
+
+
+def projectors(files: list[HubFile], model: HubFile) -> list[HubFile]:
+    """What shows images to a model, the best first: those in its folder, else those of the whole repository."""
+    every = [file for file in files if is_projector_name(PurePosixPath(file.path).name)]
+    beside = [file for file in every if PurePosixPath(file.path).parent == PurePosixPath(model.path).parent]
+    return sorted(beside or every, key=lambda file: (_projector_rank(file.label), file.size, file.path))
+
+
+def _projector_rank(label: str) -> int:
+    """Encoders of images are small and lose by quantising; F32 is twice the size for nothing."""
+    ranks = ("F16", "BF16", "Q8_0", "F32")
+    return ranks.index(label) if label in ranks else len(ranks)
 
 
 def _hub_file(item: dict[str, Any]) -> HubFile:

@@ -13,7 +13,6 @@ from localllm.library.plan import PullPlan, RemoteFile
 from localllm.library.stores import SMALL_KINDS
 from localllm.library.web import Remote, get_small
 
-# What is of use here: a projector, for images and sound, is not.
 KINDS = ("model", *SMALL_KINDS)
 
 _LOOPBACK = ("localhost", "127.0.0.1")

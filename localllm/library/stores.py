@@ -17,7 +17,7 @@ from localllm.library.manifest import Manifest, blob_name, model_file_names, rea
 from localllm.library.names import ModelName
 from localllm.library.notices import warn_once
 
-SMALL_KINDS = ("template", "system", "params", "messages", "license", "adapter")
+SMALL_KINDS = ("template", "system", "params", "messages", "license", "adapter", "projector")
 
 
 def stored_models(root: Path, source: Source) -> Iterator[LibraryModel]:

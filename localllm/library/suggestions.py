@@ -1,6 +1,8 @@
 """Good small models for somebody who has none yet.
 
-Facts of Ollama's library and the models' cards; sizes are those of the files that a pull brings, rounded.
+Written down by hand and asked of nobody, so that the list is there offline: sizes are about those of the files in
+Ollama's library, which may change under the same name, and licences are named as the models' cards name them. Bytes of
+keys and values are layers * KV heads * head size * 2 * 2, from the models' published configurations.
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ CHAT_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A model to pull by its name. size: bytes on the way and on disk; context: tokens it was trained for.
+    """A model to pull by its name. size: about how many bytes come and stay; context: tokens it was trained for.
 
     kv_bytes_per_token counts f16 keys and values of all layers. suits: what it is good at, in a few words.
     """
@@ -26,7 +28,7 @@ class Suggestion:
 
     @property
     def memory(self) -> int:
-        """Bytes that the weights and a conversation of CHAT_TOKENS take."""
+        """About how many bytes the weights and a conversation of CHAT_TOKENS take."""
         return self.size + CHAT_TOKENS * self.kv_bytes_per_token
 
 

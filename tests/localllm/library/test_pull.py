@@ -1,4 +1,5 @@
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def test_a_model_of_an_ollama_registry(server: ModelServer, big_gguf: bytes) -> 
         "system": b"Be brief.",
         "params": b'{"temperature": 0.25}',
         "license": b"MIT",
-        "projector": b"not wanted",
+        "projector": b"eyes",
     }
     digests = server.add_ollama("library/big", "1b", layers)
     told: list[PullStatus] = []
@@ -27,10 +28,11 @@ def test_a_model_of_an_ollama_registry(server: ModelServer, big_gguf: bytes) -> 
     defaults = find(model.name, SETTINGS).defaults()
     assert (defaults.template, defaults.system, defaults.licenses) == ("{{ .Prompt }}", "Be brief.", ("MIT",))
     assert defaults.parameters == {"temperature": 0.25}
-    assert server.fetched(digests["projector"]) == []
+    (projector,) = defaults.projectors
+    assert (projector.read_bytes(), f"sha256:{projector.name[7:]}") == (b"eyes", digests["projector"])
     assert told[0].status == "pulling manifest"
     assert told[-1].status == "success"
-    total = sum(len(data) for kind, data in layers.items() if kind != "projector")
+    total = sum(map(len, layers.values()))
     assert (told[-1].completed, told[-1].total) == (total, total)
     assert all(status.completed <= total for status in told)
     assert not list((model.path.parents[1] / "partial").iterdir())
@@ -75,6 +77,21 @@ def test_a_quantisation_of_a_hugging_face_repository(
     assert model.path.read_bytes() == tiny_gguf
     assert model.name == f"hf.co/user/Tiny-GGUF:{name}"
     assert find(f"hf.co/user/Tiny-GGUF{tag}", SETTINGS).path == model.path
+
+
+def test_a_projector_comes_with_its_model(server: ModelServer, tiny_gguf: bytes, command: Callable[..., int]) -> None:
+    """The one beside the model, in the type that loses nothing; models made of it see as well."""
+    files = {"a/t-Q8_0.gguf": tiny_gguf, "a/mmproj-t-Q8_0.gguf": b"small", "a/mmproj-t-F16.gguf": b"fitting"}
+    server.add_hub("user/t-GGUF", {**files, "a/mmproj-t-F32.gguf": b"too large", "mmproj-F16.gguf": b"of another"})
+    model = pull("hf.co/user/t-GGUF", SETTINGS)
+    assert [path.read_bytes() for path in model.defaults().projectors] == [b"fitting"]
+    Path("Modelfile").write_text("FROM hf.co/user/t-GGUF:Q8_0\nSYSTEM Look.", encoding="utf-8")
+    assert command("create", "looking") == 0
+    assert find("looking", SETTINGS).defaults().projectors == model.defaults().projectors
+    assert command("rm", model.name) == 0
+    assert [path.read_bytes() for path in find("looking", SETTINGS).defaults().projectors] == [b"fitting"]
+    assert command("rm", "looking") == 0
+    assert not model.path.exists()
 
 
 def test_a_quantisation_that_is_not_there_is_answered_by_those_that_are(server: ModelServer, tiny_gguf: bytes) -> None:

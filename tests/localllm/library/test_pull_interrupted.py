@@ -30,7 +30,10 @@ Start = Callable[[str], Forked]
 
 @pytest.fixture(scope="module")
 def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with nursery(["localllm.cli.main", "localllm.library.pull"], tmp_path_factory.mktemp("children")) as opened:
+    with nursery(
+        ["localllm.cli.main", "localllm.library.pull", "typer._adapters", "httpcore2"],
+        tmp_path_factory.mktemp("children"),
+    ) as opened:
         yield opened
 
 
