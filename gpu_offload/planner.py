@@ -20,7 +20,7 @@ class PlanRequest:
 
     context_tokens: cells for all sequences together. kv_types: ggml types of keys and of values; where only one is
     given, the other is f16. gpu_layers and cpu_expert_layers as in LlamaOptions. reserve_bytes: left free on every GPU.
-    draft: a model that runs beside, whole on the main GPU. projector_bytes: an image projector, on the main GPU.
+    draft: a model that runs beside. projector_bytes: an image projector. Both lie whole on the main GPU, if any.
     base: everything else.
     """
 
@@ -164,7 +164,8 @@ class _Planner:
         """Deal the last `units` units out and return what every place needs."""
         counts = self._counts(options, units)
         placement = Placement(self.needs, options, counts)
-        uses = [placement.main_memory(self.memory)]
+        main = placement.main_memory(self.memory)
+        uses = [main if self.gpus else replace(main, other=main.other + self.other)]
         start = placement.first
         shares = self._row_shares() if options.split_mode == "row" else None
         for index, (gpu, count) in enumerate(zip(self.gpus, counts, strict=True)):

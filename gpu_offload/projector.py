@@ -72,7 +72,10 @@ class Projector:
         route_log()
         self._context: Any = self._lib.mtmd_init_from_file(str(path).encode(), model, params)
         if not self._context:
-            raise LlamaCppError(f"llama.cpp cannot use the projector {path} with this model. It said:\n{complaints()}")
+            raise LlamaCppError(
+                f"llama.cpp cannot use the projector {path} with this model. Name another one with --mmproj, or none. "
+                f"It said:\n{complaints()}"
+            )
         problem = self._lacks()
         if problem:
             self.close()

@@ -52,7 +52,8 @@ class Settings:
     backend is who computes. For llama.cpp: gpu_layers counts layers on GPUs, from the end, the output being the first;
     main_gpu is the GPU that takes all of them, unless split_mode spreads layers or the rows of matrices over several;
     n_cpu_moe counts layers whose experts stay in main memory; lora lists adapters, FILE or FILE:WEIGHT, separated by
-    commas; rpc lists workers on other machines, each host:port, separated by commas. remote is the address of a server
+    commas; mmproj is the projector that lets the model see images, in the place of the one beside its file, or none;
+    rpc lists workers on other machines, each host:port, separated by commas. remote is the address of a server
     that computes instead, remote_key the key that it asks for, or the file it stands in.
     ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB, kv_type_k
     and kv_type_v say how keys and values are stored (where the model decides, the native engine takes f16); parallel is
@@ -71,6 +72,7 @@ class Settings:
     split_mode: SplitMode | None = None
     n_cpu_moe: int | None = None
     lora: str = ""
+    mmproj: str | None = None
     rpc: str = ""
     remote: str | None = None
     remote_key: str | None = field(default=None, repr=False)

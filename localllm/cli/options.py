@@ -24,6 +24,9 @@ Rpc = Annotated[
     list[str] | None,
     typer.Option(metavar="HOST:PORT", help="Give layers to llama.cpp's worker there; repeatable, or with commas."),
 ]
+Mmproj = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Projector for images; none for none (the one beside the model).")
+]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
 KVTypeK = Annotated[str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16 or q8_0 (f16).")]
 KVTypeV = Annotated[str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16 or q8_0 (f16).")]
@@ -37,6 +40,7 @@ _COMPUTING = (
     "split_mode",
     "n_cpu_moe",
     "lora",
+    "mmproj",
     "rpc",
     "kv_type_k",
     "kv_type_v",

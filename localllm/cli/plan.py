@@ -15,6 +15,7 @@ from localllm.cli.options import (
     KVTypeK,
     KVTypeV,
     MainGpu,
+    Mmproj,
     Model,
     Rpc,
     SplitMode,
@@ -44,6 +45,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     rpc: Rpc = None,
+    mmproj: Mmproj = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
     as_json: AsJson = False,
@@ -60,13 +62,14 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from gpu_offload.known_gpus import imagined_gpu
     from gpu_offload.planner import plan as make_plan
     from localllm.engine.backends import choose_backend, native_kv_types, plan_request
+    from localllm.engine.projectors import projector_of
     from localllm.errors import RequestError
     from localllm.library import resolve
     from localllm.settings import load_settings
 
     settings = load_settings(computing_flags(given))
-    request = replace(plan_request(settings), context_tokens=context)
     with open_model(resolve(model)) as file:
+        request = replace(plan_request(settings, projector_of(file, settings)), context_tokens=context)
         choice = None if gpu_memory else choose_backend(file, settings)  # which makes devices of workers
         gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
         if choice and choice.backend == "native":

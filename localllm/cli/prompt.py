@@ -3,19 +3,34 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from localllm.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A prompt and what goes with it. raw leaves the chat template out, where a system message has no place."""
+    """A prompt and what goes with it. raw leaves the chat template out, where a system message has no place.
+
+    images: files' contents, shown before the text.
+    """
 
     text: str
     system: str | None
     raw: bool
     stop: tuple[str, ...]
     ignore_eos: bool
+    images: tuple[bytes, ...] = ()
+
+    @property
+    def content(self) -> Any:
+        """The user's message: text, or parts where there are images."""
+        if not self.images:
+            return self.text
+        return [*({"type": "image", "data": data} for data in self.images), {"type": "text", "text": self.text}]
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -33,6 +48,23 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if not text:
         raise RequestError("There is no prompt. Give it as an argument, with --file, or on standard input.")
     return text
+
+
+def read_image(file: Path) -> bytes:
+    """Read a picture. Raises RequestError for a file that cannot be read, PictureError for one that is not taken."""
+    from gpu_offload.pictures import check_picture
+
+    data = _read(file)
+    check_picture(data)
+    return data
+
+
+def check_images(asked: Asked, settings: "Settings") -> None:
+    """Raise RequestError for images that have no place."""
+    if asked.images and asked.raw:
+        raise RequestError("--image has no place with --raw, which leaves the chat template out.")
+    if asked.images and settings.remote:
+        raise RequestError("--image cannot be sent to a server yet. Leave out --remote, or the image.")
 
 
 def check_text(argument: str) -> str:

@@ -18,6 +18,7 @@ from localllm.cli.options import (
     KVTypeV,
     Lora,
     MainGpu,
+    Mmproj,
     Model,
     Remote,
     Rpc,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from localllm.cli import generation
     from localllm.cli.prompt import Asked
     from localllm.cli.terminal import StatusLine
+    from localllm.engine.images import ImageRows
     from localllm.engine.loaded_model import LoadedModel
     from localllm.engine.request import GenerationRequest
     from localllm.library.behaviour import Behaviour
@@ -64,6 +66,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     lora: Lora = None,
+    mmproj: Mmproj = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="Show the model a PNG or JPEG before the prompt; may be repeated.")
+    ] = None,
     rpc: Rpc = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
@@ -81,7 +87,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     keeps what was written so far. Values in brackets are the defaults.
     """
     from localllm.cli import generation, terminal
-    from localllm.cli.prompt import Asked, check_text, read_prompt
+    from localllm.cli.prompt import Asked, check_images, check_text, read_image, read_prompt
     from localllm.engine.request import FinishReason, SamplingParams
     from localllm.engine.sampling.validation import check_ranges
     from localllm.engine.stream import fold
@@ -106,7 +112,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     for argument in (system or "", *(stop or ())):
         check_text(argument)
 
-    asked = Asked(text, system, raw, tuple(stop or ()), ignore_eos)
+    asked = Asked(text, system, raw, tuple(stop or ()), ignore_eos, tuple(map(read_image, image or ())))
+    check_images(asked, settings)
     with (
         terminal.StatusLine() as status,
         _remotely(model, asked, settings, flags) if settings.remote else _here(model, asked, flags, status) as started,
@@ -170,7 +177,8 @@ def _request(
     from localllm.engine.request import GenerationRequest, SamplingParams
     from localllm.errors import RequestError
 
-    converses = not asked.raw and not loaded.template.is_default
+    converses = not asked.raw and (bool(asked.images) or not loaded.template.is_default)
+    images: Mapping[int, ImageRows] = {}
     if asked.system is not None and not converses:
         reason = "--raw leaves the chat template out" if asked.raw else "this model has no chat template"
         raise RequestError(f"--system has no place: {reason}. Put its text into the prompt.")
@@ -178,8 +186,8 @@ def _request(
     if converses:
         system = behaviour.system if asked.system is None else asked.system
         messages = [{"role": "system", "content": system}] if system is not None else []
-        chat = loaded.chat_prompt([*messages, *behaviour.messages, {"role": "user", "content": asked.text}])
-        tokens, stop = chat.tokens, (*stop, *chat.stop, *behaviour.stop)
+        chat = loaded.chat_prompt([*messages, *behaviour.messages, {"role": "user", "content": asked.content}])
+        tokens, stop, images = chat.tokens, (*stop, *chat.stop, *behaviour.stop), chat.images
     else:
         tokens = loaded.tokenise(asked.text)
     return GenerationRequest(
@@ -188,5 +196,6 @@ def _request(
         max_tokens=settings.max_tokens,
         stop=stop,
         ignore_eos=asked.ignore_eos,
+        images=images,
         persist=len(tokens) > KEPT_PROMPT_TOKENS,
     )

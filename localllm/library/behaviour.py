@@ -50,6 +50,8 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
     settings = {SETTING_OF[name]: value for name, value in parameters.items() if name in SETTING_OF}
     if defaults.adapters:
         settings["lora"] = ",".join(map(str, defaults.adapters))
+    if defaults.projectors:
+        settings["mmproj"] = str(defaults.projectors[0])
     # Ollama writes "no limit" and "by chance" as negative numbers, and None says so here.
     for name in ("max_tokens", "seed"):
         value = settings.get(name)

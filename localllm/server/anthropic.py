@@ -17,6 +17,7 @@ from localllm.server.answers import Answer, Piece
 from localllm.server.chat import TEXT_ONLY, Chat, Limits, prepare_chat, with_defaults
 from localllm.server.errors import ApiError, error_body, status_of
 from localllm.server.front.model import ForeignModel, not_told
+from localllm.server.images import image_part, image_part_of_url, plain, text_part
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
 from localllm.server.ollama.options import stop_strings
@@ -138,13 +139,15 @@ def _messages(message: Message) -> list[Object]:
     """One message as templates take it: results of tools become messages of their own, before the rest."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts: list[str] = []
+    parts: list[Object] = []
     results: list[Object] = []
     fields: Object = {"role": message.role}
     for block in message.content:
         kind = block.get("type")
         if kind == "text":
-            texts.append(_string(block, "text"))
+            parts.append(text_part(_string(block, "text")))
+        elif kind == "image" and message.role == "user":
+            parts.append(_image(block.get("source")))
         elif kind == "thinking":
             fields["reasoning_content"] = _string(block, "thinking")
         elif kind == "tool_use":
@@ -156,8 +159,15 @@ def _messages(message: Message) -> list[Object]:
             results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id"), "content": content})
         elif kind != "redacted_thinking":
             raise ApiError(400, TEXT_ONLY)
-    rest = [{**fields, "content": "\n".join(texts)}] if texts or "tool_calls" in fields or not results else []
+    rest = [{**fields, "content": plain(parts)}] if parts or "tool_calls" in fields or not results else []
     return [*results, *rest]
+
+
+def _image(source: Any) -> Object:
+    """A block's image. Raises ApiError 400 for one that is only referred to, which is never fetched."""
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        return image_part_of_url(source.get("url") if isinstance(source, dict) else None)
+    return image_part(source.get("data"))
 
 
 def _text(content: Any) -> str:

@@ -16,11 +16,12 @@ from localllm.library.behaviour import Behaviour
 from localllm.server.errors import ApiError
 from localllm.server.forced_calls import ForcedCall
 from localllm.server.front.model import ForeignModel, ForeignTemplate, Gap, Prompt
+from localllm.server.images import check_images
 from localllm.server.service import Prepared
 from localllm.server.thinking import ThinkingFirst
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-TEXT_ONLY = "images are not supported: this server reads text only"
+TEXT_ONLY = "only text is read here, and images in the messages of users; sound and documents are not supported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ def prepare_chat(model: LoadedModel | ForeignModel, chat: Chat, limits: Limits) 
     Raises ApiError 400 for what the model cannot do, TemplateError, RequestError.
     """
     check_roles(chat.messages)
+    check_images(chat.messages)
     if isinstance(model, ForeignModel):
         return Prepared(model.chat_request(chat, limits))
     template = model.template
@@ -97,6 +99,7 @@ def prepare_chat(model: LoadedModel | ForeignModel, chat: Chat, limits: Limits) 
         adapters=limits.adapters,
         messages=prompt.messages,
         constraint=constraint,
+        images=prompt.images,
     )
     if constraint is None:
         calls = template.tool_call_markers if chat.tools else ()

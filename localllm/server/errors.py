@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpu_offload.errors import LlamaCppMemoryError
+from gpu_offload.errors import LlamaCppMemoryError, PictureError
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
 from localllm.library.errors import LibraryError, PullError
 from localllm.remote.errors import RemoteError
@@ -41,7 +41,7 @@ def status_of(error: LocalLLMError) -> int:
         return error.status if error.status in _PASSED_ON else 502
     if isinstance(error, PullError):
         return 502
-    if isinstance(error, RequestError | TemplateError | TokenizerError | LibraryError):
+    if isinstance(error, RequestError | TemplateError | TokenizerError | LibraryError | PictureError):
         return 400
     if isinstance(error, QueueFullError | OutOfMemoryError | LlamaCppMemoryError):
         return 503

@@ -14,6 +14,7 @@ from gpu_offload.planner import plan as plan_llama
 from localllm.engine.backends import choose_backend, native_kv_bytes, plan_request
 from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
 from localllm.engine.memory_plan import RESERVE_BYTES, plan_memory
+from localllm.engine.projectors import projector_of
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
 from localllm.server.catalog import CatalogEntry
@@ -62,6 +63,8 @@ class MemoryLoader:
         settings = self._settings
         if lora := entry.behaviour.settings.get("lora"):
             settings = replace(settings, lora=settings.lora or str(lora))
+        if mmproj := entry.behaviour.settings.get("mmproj"):
+            settings = replace(settings, mmproj=settings.mmproj or str(mmproj))
         room = self._room(beside, coming)
         try:
             with open_model(entry.path) as file:
@@ -118,7 +121,7 @@ class MemoryLoader:
 def _plan_llama(entry: CatalogEntry, settings: Settings, file: ModelFile, room: int) -> LoadPlan:
     """What llama.cpp takes of main memory beside that of its devices."""
     found = [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
-    made = plan_llama(file, found, room, plan_request(settings))
+    made = plan_llama(file, found, room, plan_request(settings, projector_of(file, settings)))
     main = made.uses[0]
     if not main.fits:
         table = "\n".join("  ".join(row) for row in made.rows())

@@ -273,7 +273,8 @@ class ModelManager:
 def _key(entry: CatalogEntry, embeds: bool) -> Key:
     if embeds:
         return entry.path, None, "", True
-    return entry.path, entry.behaviour.template, str(entry.behaviour.settings.get("lora", "")), False
+    beside = ",".join(str(entry.behaviour.settings.get(name, "")) for name in ("lora", "mmproj"))
+    return entry.path, entry.behaviour.template, beside, False
 
 
 def _retrieve(task: "asyncio.Task[Model]") -> None:

@@ -164,6 +164,11 @@ def test_main_memory_that_is_too_small_is_told(dense):
     assert any(note.startswith("main memory lacks") for note in found.notes)
 
 
+def test_without_a_gpu_a_projector_lies_in_main_memory(dense):
+    without, beside = (plan(dense, [], RAM, PlanRequest(projector_bytes=size)) for size in (0, GIB))
+    assert beside.uses[0].needed - without.uses[0].needed == GIB
+
+
 def test_drafts_and_projectors_take_their_part(folder, dense):
     request = PlanRequest(context_tokens=4096)
     alone = plan(dense, [gpu(24)], RAM, request)

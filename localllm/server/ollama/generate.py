@@ -129,7 +129,7 @@ async def _lines(body: Common, say: Say, run: Run) -> AsyncGenerator[bytes, None
 
 
 def _final(body: Common, run: Run, answer: Answer, said: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(body, GenerateBody) and not body.raw:
+    if isinstance(body, GenerateBody) and not body.raw and not body.images:
         said["context"] = [*run.prepared[0].request.prompt, *answer.token_ids]
     return translate.final(body.model, said, answer.last, run.total_s, run.lease.load_s)
 

@@ -12,7 +12,6 @@ from localllm.engine.request import ContextPolicy, FinishReason, Progress, Sampl
 from localllm.engine.tool_calls import ToolCall
 from localllm.library.behaviour import SETTING_OF, Behaviour
 from localllm.server.chat import (
-    TEXT_ONLY,
     Chat,
     Limits,
     can_think,
@@ -24,6 +23,7 @@ from localllm.server.chat import (
 from localllm.server.errors import ApiError
 from localllm.server.front.model import ForeignModel, Prompt
 from localllm.server.front.stream import Spellings
+from localllm.server.images import image_part, plain, text_part
 from localllm.server.load_watch import LoadState
 from localllm.server.ollama.options import Options, read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody, Message
@@ -76,7 +76,7 @@ def prepare_generate(model: LoadedModel | ForeignModel, behaviour: Behaviour, bo
         limits = replace(limits, max_tokens=most if limits.max_tokens is None else min(limits.max_tokens, most))
     if body.suffix:
         return [prepare_text(model, infill_tokens(model, body.model, prompt, body.suffix), limits, body.format)]
-    if body.raw or body.context or model.template.is_default:
+    if body.raw or body.context or (model.template.is_default and not body.images):
         if body.system:
             raise ApiError(400, "system has no place in this prompt; put its text into the prompt")
         if body.think:
@@ -88,7 +88,7 @@ def prepare_generate(model: LoadedModel | ForeignModel, behaviour: Behaviour, bo
             tokens = (*body.context, *model.tokenizer.encode(prompt, add_special=False))
         return [prepare_text(model, tokens, limits, body.format)]
     messages = [{"role": "system", "content": body.system}] if body.system else []
-    messages.append({"role": "user", "content": prompt})
+    messages.append({"role": "user", "content": _content(prompt, body.images)})
     think = body.think or None if isinstance(body.think, str) else body.think
     chat = Chat(body.model, messages, think=think, format=body.format)
     return [prepare_chat(model, with_defaults(_with_thinking(chat, model), behaviour), limits)]
@@ -96,8 +96,8 @@ def prepare_generate(model: LoadedModel | ForeignModel, behaviour: Behaviour, bo
 
 def check_generate(body: GenerateBody) -> None:
     """Raise ApiError 400 for combinations that no model can serve."""
-    if body.images:
-        raise ApiError(400, TEXT_ONLY)
+    if body.images and (body.raw or body.suffix or body.context):
+        raise ApiError(400, "images have no place in raw mode, with suffix, or with context; leave those out")
     if body.template:
         raise ApiError(400, "a template cannot be given in a request; the model's own is used")
     if body.raw and (body.system or body.context):
@@ -136,10 +136,14 @@ def _with_logprobs(options: Options, body: Common) -> SamplingParams:
     return replace(options.sampling, logprobs=wanted)
 
 
+def _content(text: str, images: Sequence[str] | None) -> Any:
+    """A content with its images before its text, as Ollama has them."""
+    return plain([*map(image_part, images or ()), text_part(text)])
+
+
 def _message(message: Message) -> dict[str, Any]:
-    if message.images:
-        raise ApiError(400, TEXT_ONLY)
-    fields: dict[str, Any] = {"role": message.role.lower(), "content": message.content or ""}
+    content = _content(message.content or "", message.images)
+    fields: dict[str, Any] = {"role": message.role.lower(), "content": content}
     if message.thinking:
         fields["thinking"] = message.thinking
     if message.tool_calls:

@@ -87,7 +87,7 @@ def _messages(item: Item) -> list[Item]:
             raise ApiError(400, "an input message needs a role and content")
         if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
             raise ApiError(400, TEXT_ONLY)
-        return [{"role": role, "content": translate.text_of(content)}]
+        return [{"role": role, "content": translate.content_of(content, role)}]
     if kind == "function_call":
         function = {"name": _string(item, "name"), "arguments": _string(item, "arguments")}
         call = {"id": _string(item, "call_id"), "type": "function", "function": function}

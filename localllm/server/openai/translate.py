@@ -12,6 +12,7 @@ from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare
 from localllm.server.errors import ApiError
 from localllm.server.forced_calls import call_schema
 from localllm.server.front.model import ForeignModel, Prompt
+from localllm.server.images import image_part_of_url, plain, text_part
 from localllm.server.ollama.options import stop_strings
 from localllm.server.openai.schema import ChatBody, CompletionBody, Extensions, Message, Sampled, Tool
 from localllm.server.options import parse_duration
@@ -143,8 +144,8 @@ def format_of(response_format: dict[str, Any] | None) -> Any:
 
 
 def message_of(message: Message) -> dict[str, Any]:
-    """A message as templates take it. Raises ApiError 400 for images and sound."""
-    fields: dict[str, Any] = {"role": message.role, "content": text_of(message.content)}
+    """A message as templates take it. Raises ApiError 400 for sound, and images that are no user's."""
+    fields: dict[str, Any] = {"role": message.role, "content": content_of(message.content, message.role)}
     if message.tool_calls:
         fields["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
     if reasoning := message.reasoning_content or message.reasoning:
@@ -153,6 +154,21 @@ def message_of(message: Message) -> dict[str, Any]:
         if value := getattr(message, key):
             fields[key] = value
     return fields
+
+
+def content_of(content: str | list[dict[str, Any]] | None, role: str) -> Any:
+    """A content: text, or parts where a user's has images. Raises ApiError 400 for other kinds of parts."""
+    if not isinstance(content, list) or role != "user":
+        return text_of(content)
+    return plain([_image(part) or text_part(text_of([part])) for part in content])
+
+
+def _image(part: dict[str, Any]) -> dict[str, Any] | None:
+    """An image_url of chat completions, or an input_image of responses."""
+    if part.get("type") not in ("image_url", "input_image"):
+        return None
+    url = part.get("image_url")
+    return image_part_of_url(url.get("url") if isinstance(url, dict) else url)
 
 
 def text_of(content: str | list[dict[str, Any]] | None) -> str:

@@ -1,0 +1,55 @@
+"""localllm run --image, and its refusals."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from localllm.cli.main import app
+from localllm.cli.prompt import Asked, check_images, read_image
+from localllm.errors import RequestError
+from localllm.settings import Settings
+from tests.gpu_offload.projector_files import png, write_projector
+from tests.oracle import llama_oracle
+
+
+def asked(*images: bytes, raw: bool = False) -> Asked:
+    return Asked("What is it?", None, raw, (), False, images)
+
+
+def test_a_prompt_with_images_is_made_of_parts(tmp_path: Path) -> None:
+    assert asked().content == "What is it?"
+    (tmp_path / "a.png").write_bytes(png(1))
+    image = read_image(tmp_path / "a.png")
+    assert asked(image).content == [{"type": "image", "data": png(1)}, {"type": "text", "text": "What is it?"}]
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_image(tmp_path / "missing.png")
+    with pytest.raises(RequestError, match="--raw"):
+        check_images(asked(image, raw=True), Settings())
+    with pytest.raises(RequestError, match="--remote"):
+        check_images(asked(image), Settings(remote="http://127.0.0.1:1"))
+
+
+@llama_oracle.needs_llama
+def test_an_image_changes_the_answer(data_dir: Path, tmp_path: Path) -> None:
+    model = str(data_dir / "models" / "gguf" / "stories260K-F32.gguf")
+    projector = str(write_projector(tmp_path / "projector.gguf"))
+    answers = []
+    for seed in (1, 2):
+        picture = tmp_path / f"{seed}.png"
+        picture.write_bytes(png(seed))
+        flags = [
+            "--mmproj",
+            projector,
+            "--image",
+            str(picture),
+            "--temperature",
+            "0",
+            "--max-tokens",
+            "8",
+            "--no-cache",
+        ]
+        told = CliRunner().invoke(app, ["run", model, "Once upon a time", "--no-cache", *flags])
+        assert told.exit_code == 0, told.output
+        answers.append(told.stdout)
+    assert answers[0] and answers[0] != answers[1]

@@ -1,0 +1,67 @@
+"""Which projector a model gets: the named one, else the only fitting one beside it."""
+
+import shutil
+from pathlib import Path
+
+import gguf
+import pytest
+
+from gguf_io import open_model
+from localllm.engine.backends import choose_backend, plan_request
+from localllm.engine.projectors import projector_of
+from localllm.errors import RequestError
+from localllm.settings import Settings
+from tests.gpu_offload.projector_files import write_projector
+from tests.oracle import llama_oracle
+
+
+@pytest.fixture
+def model(data_dir: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", path)
+    return path
+
+
+def chosen(model: Path, **settings: str) -> Path | None:
+    with open_model(model) as file:
+        return projector_of(file, Settings(**settings))  # type: ignore[arg-type]
+
+
+def test_the_only_one_beside_the_model_that_fits(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen(model) is None
+    write_projector(tmp_path / "mmproj-wide.gguf", width=96)
+    (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF")
+    assert chosen(model) is None
+    beside = write_projector(tmp_path / "model-mmproj-f16.gguf")
+    assert chosen(model) == beside
+    assert chosen(model, mmproj="none") is None
+    write_projector(tmp_path / "mmproj-b.gguf", "gemma3")
+    caplog.clear()
+    assert chosen(model) is None and "several projectors" in caplog.text
+    assert chosen(model, mmproj=str(beside)) == beside
+    with pytest.raises(RequestError, match="no projector"):
+        chosen(model, mmproj=str(tmp_path / "missing.gguf"))
+
+
+def test_models_that_count_positions_in_two_dimensions_get_none(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen2vl")
+    writer.add_embedding_length(64)
+    writer.add_rope_dimension_sections([2, 2, 2, 0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    write_projector(tmp_path / "mmproj.gguf")
+    assert chosen(tmp_path / "model.gguf") is None
+
+
+@llama_oracle.needs_llama
+def test_a_projector_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_path: Path) -> None:
+    beside = write_projector(tmp_path / "mmproj.gguf")
+    with open_model(model) as file:
+        choice = choose_backend(file, Settings(gpu_layers=0))
+        assert (choice.backend, "mmproj.gguf" in choice.reason) == ("llama", True)
+        assert choose_backend(file, Settings(mmproj="none", gpu_layers=0)).backend == "native"
+        with pytest.raises(RequestError, match="mmproj"):
+            choose_backend(file, Settings(backend="native", mmproj=str(beside)))
+    request = plan_request(Settings(), beside)
+    assert (request.base.mmproj, request.projector_bytes) == (beside, beside.stat().st_size)
