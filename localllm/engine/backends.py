@@ -1,15 +1,15 @@
 """Which runner computes a model, and why. Each backend is imported only when it is chosen."""
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gguf_io import ModelFile
+from gguf_io import ModelFile, open_model
 from localllm.engine.adapters import parse_lora
 from localllm.engine.memory_plan import plan_memory
-from localllm.engine.projectors import WITHOUT, projector_of
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
 from localllm.settings import Settings
@@ -105,14 +105,14 @@ def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
         find_architecture(file.architecture)
         if wishes := _wishes(settings):
             raise RequestError(
-                f"The native engine has neither GPUs, adapters nor images and cannot follow {', '.join(wishes)}. "
+                f"The native engine has neither GPUs nor adapters and cannot follow {', '.join(wishes)}. "
                 "Leave that out, or choose llama.cpp with --backend llama."
             )
     return choice
 
 
-def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequest":
-    """What the settings ask of llama.cpp's devices and context, for a model and its projector."""
+def plan_request(settings: Settings) -> "PlanRequest":
+    """What the settings ask of llama.cpp's devices and context."""
     from gpu_offload.options import LlamaOptions
     from gpu_offload.planner import PlanRequest
 
@@ -123,7 +123,6 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
         # One GPU that is named is to take everything; llama.cpp itself would ignore the name and spread the layers.
         split_mode=settings.split_mode or ("layer" if settings.main_gpu is None else "none"),
         lora=tuple(path for path, _ in usual_adapters(settings)),
-        mmproj=projector,
     )
     # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
     cells = None if settings.ctx is None else 2 * settings.ctx
@@ -132,7 +131,6 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
         kv_types=(settings.kv_type_k, settings.kv_type_v),
         gpu_layers=settings.gpu_layers,
         cpu_expert_layers=settings.n_cpu_moe,
-        projector_bytes=projector.stat().st_size if projector else 0,
         base=base,
     )
 
@@ -164,10 +162,22 @@ def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:
         raise RequestError(f"{file.path.name}: {error}. Store keys and values as f16: kv_type_k, kv_type_v.") from error
 
 
+@contextlib.contextmanager
+def draft_beside(settings: Settings) -> Iterator[ModelFile | None]:
+    """The file of the model that is to draft, if any, so that its memory is planned too. Raises what resolve raises."""
+    from localllm.library import resolve
+
+    if settings.draft is None:
+        yield None
+        return
+    with open_model(resolve(settings.draft)) as file:
+        yield file
+
+
 def for_draft(settings: Settings) -> Settings:
     """The same settings for a second, small model, to which wishes about devices, adapters and types do not belong."""
     plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="", rpc="")
-    return replace(plain, kv_type_k=None, kv_type_v=None, mmproj=WITHOUT)
+    return replace(plain, draft=None, kv_type_k=None, kv_type_v=None)
 
 
 def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
@@ -188,7 +198,6 @@ def _wishes(settings: Settings) -> list[str]:
         "n_cpu_moe": settings.n_cpu_moe,
         "lora": settings.lora,
         "rpc": settings.rpc,
-        "mmproj": settings.mmproj not in (None, WITHOUT),
     }
     return [name for name, value in asked.items() if value]
 
@@ -226,8 +235,7 @@ def _native_lacks(file: ModelFile, settings: Settings) -> str:
         native_kv_bytes(file, settings)
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error}"
-    projector = projector_of(file, settings)
-    return f"{projector.name} lets it see images, which the native engine cannot" if projector else ""
+    return ""
 
 
 def _llama_is_here() -> bool:
@@ -271,7 +279,9 @@ def _open_llama(
 ) -> tuple[Runner, BackendChoice]:
     from gpu_offload.opening import open_planned
 
-    runner, plan = open_planned(file, plan_request(settings, projector_of(file, settings)), progress, main_memory)
+    with draft_beside(settings) as draft:
+        request = replace(plan_request(settings), draft=draft)
+        runner, plan = open_planned(file, request, progress, main_memory)
     return runner, replace(
         choice,
         notes=plan.notes,

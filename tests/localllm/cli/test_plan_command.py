@@ -83,3 +83,14 @@ def test_what_cannot_fit_is_refused(plan: Callable[..., int], capsys: pytest.Cap
     assert "lacks" in capsys.readouterr().out
     assert plan("--kv-type-k", "q4_0") == 2
     assert "kv_type_k should be 'f16' or 'q8_0' and is 'q4_0'" in capsys.readouterr().err
+
+
+def test_a_draft_model_has_its_part(
+    plan: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = write(MODELS["llama"], tmp_path / "draft.gguf")
+    needed = []
+    for more in ((), ("--draft", str(draft))):
+        assert plan("--gpu-memory", "8GiB", "--ctx", "256", "--json", *more) == 0
+        needed.append(json.loads(capsys.readouterr().out)["uses"][1])
+    assert needed[0]["other"] == 0 and needed[1]["other"] > needed[1]["weights"] // 2
