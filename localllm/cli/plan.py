@@ -15,6 +15,7 @@ from localllm.cli.options import (
     KVTypeK,
     KVTypeV,
     MainGpu,
+    Mmproj,
     Model,
     Rpc,
     SplitMode,
@@ -44,6 +45,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     rpc: Rpc = None,
+    mmproj: Mmproj = None,
     draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that runs beside.")] = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
@@ -61,13 +63,14 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from gpu_offload.known_gpus import imagined_gpu
     from gpu_offload.planner import plan as make_plan
     from localllm.engine.backends import choose_backend, draft_beside, native_kv_types, plan_request
+    from localllm.engine.projectors import projector_of
     from localllm.errors import RequestError
     from localllm.library import resolve
     from localllm.settings import load_settings
 
     settings = load_settings({**computing_flags(given), "draft": draft})
     with open_model(resolve(model)) as file, draft_beside(settings) as beside:
-        request = replace(plan_request(settings), context_tokens=context, draft=beside)
+        request = replace(plan_request(settings, projector_of(file, settings)), context_tokens=context, draft=beside)
         choice = None if gpu_memory else choose_backend(file, settings)  # which makes devices of workers
         gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
         if choice and choice.backend == "native":

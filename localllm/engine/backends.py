@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from gguf_io import ModelFile, open_model
 from localllm.engine.adapters import parse_lora
 from localllm.engine.memory_plan import plan_memory
+from localllm.engine.projectors import WITHOUT, projector_of
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
 from localllm.settings import Settings
@@ -105,14 +106,14 @@ def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
         find_architecture(file.architecture)
         if wishes := _wishes(settings):
             raise RequestError(
-                f"The native engine has neither GPUs nor adapters and cannot follow {', '.join(wishes)}. "
+                f"The native engine has neither GPUs, adapters nor images and cannot follow {', '.join(wishes)}. "
                 "Leave that out, or choose llama.cpp with --backend llama."
             )
     return choice
 
 
-def plan_request(settings: Settings) -> "PlanRequest":
-    """What the settings ask of llama.cpp's devices and context."""
+def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequest":
+    """What the settings ask of llama.cpp's devices and context, for a model and its projector."""
     from gpu_offload.options import LlamaOptions
     from gpu_offload.planner import PlanRequest
 
@@ -123,6 +124,7 @@ def plan_request(settings: Settings) -> "PlanRequest":
         # One GPU that is named is to take everything; llama.cpp itself would ignore the name and spread the layers.
         split_mode=settings.split_mode or ("layer" if settings.main_gpu is None else "none"),
         lora=tuple(path for path, _ in usual_adapters(settings)),
+        mmproj=projector,
     )
     # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
     cells = None if settings.ctx is None else 2 * settings.ctx
@@ -131,6 +133,7 @@ def plan_request(settings: Settings) -> "PlanRequest":
         kv_types=(settings.kv_type_k, settings.kv_type_v),
         gpu_layers=settings.gpu_layers,
         cpu_expert_layers=settings.n_cpu_moe,
+        projector_bytes=projector.stat().st_size if projector else 0,
         base=base,
     )
 
@@ -177,7 +180,7 @@ def draft_beside(settings: Settings) -> Iterator[ModelFile | None]:
 def for_draft(settings: Settings) -> Settings:
     """The same settings for a second, small model, to which wishes about devices, adapters and types do not belong."""
     plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="", rpc="")
-    return replace(plain, draft=None, kv_type_k=None, kv_type_v=None)
+    return replace(plain, draft=None, kv_type_k=None, kv_type_v=None, mmproj=WITHOUT)
 
 
 def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
@@ -198,6 +201,7 @@ def _wishes(settings: Settings) -> list[str]:
         "n_cpu_moe": settings.n_cpu_moe,
         "lora": settings.lora,
         "rpc": settings.rpc,
+        "mmproj": settings.mmproj not in (None, WITHOUT),
     }
     return [name for name, value in asked.items() if value]
 
@@ -235,7 +239,8 @@ def _native_lacks(file: ModelFile, settings: Settings) -> str:
         native_kv_bytes(file, settings)
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error}"
-    return ""
+    projector = projector_of(file, settings)
+    return f"{projector.name} lets it see images, which the native engine cannot" if projector else ""
 
 
 def _llama_is_here() -> bool:
@@ -280,7 +285,7 @@ def _open_llama(
     from gpu_offload.opening import open_planned
 
     with draft_beside(settings) as draft:
-        request = replace(plan_request(settings), draft=draft)
+        request = replace(plan_request(settings, projector_of(file, settings)), draft=draft)
         runner, plan = open_planned(file, request, progress, main_memory)
     return runner, replace(
         choice,
