@@ -62,9 +62,9 @@ class Gate:
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str], origin: str | None) -> tuple[int, str] | None:
         if not self._knows_host(headers.get(b"host", ""), scope):
-            return 403, "this Host is not served here; name it with --allow-host if it should be"
+            return 403, "this Host is not served here; name it with --allow-hosts if it should be"
         if origin is not None and not self._knows_origin(origin, headers.get(b"host", "")):
-            return 403, "this Origin may not call; name it with --origin if it should"
+            return 403, "this Origin may not call; name it with --origins if it should"
         return None
 
     def _knows_host(self, header: str, scope: Scope) -> bool:
