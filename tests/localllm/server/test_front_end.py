@@ -1,5 +1,6 @@
 """`localllm serve --remote`: every protocol in front of a scripted server of OpenAI's."""
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,10 @@ from tests.fakes.openai_server import OpenAIServer, openai_server
 
 CALL = {"index": 0, "id": "up_1", "type": "function", "function": {"name": "weather", "arguments": ""}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+# One dot.
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -134,6 +139,17 @@ def test_ollamas_results_find_their_calls(client: ollama.Client, script: OpenAIS
         (identities["one"], "one"),
     ]
     assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"at": "one"}
+
+
+def test_images_go_on_as_they_are(http: httpx2.Client, script: OpenAIServer) -> None:
+    script.says("A dot.")
+    dot = base64.b64encode(PNG).decode()
+    messages = [{"role": "user", "content": "What is it?", "images": [dot]}]
+    answer = http.post("/api/chat", json={"model": "tiny", "messages": messages, "stream": False})
+    assert answer.status_code == 200, answer.text
+    parts = script.asked[0]["messages"][0]["content"]
+    assert {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{dot}"}} in parts
+    assert {"type": "text", "text": "What is it?"} in parts
 
 
 def test_anthropics_messages(http: httpx2.Client, script: OpenAIServer) -> None:
