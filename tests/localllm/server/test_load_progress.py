@@ -1,0 +1,79 @@
+"""A model that loads, seen from outside: its progress, and a server that is stopped meanwhile."""
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.localllm.server.conftest import MODEL, StartServer
+
+BODY = {"model": MODEL, "prompt": "Hi", "progress": True, "options": {"num_predict": 2}}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def lines(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with httpx.stream("POST", url + path, json=body, timeout=300) as answer:
+        assert answer.status_code == 200
+        data = [line.removeprefix("data: ") for line in answer.iter_lines() if line and line != "data: [DONE]"]
+        return [json.loads(line) for line in data]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/generate", BODY),
+        ("/api/generate", {"model": MODEL, "progress": True}),
+        ("/api/chat", {"model": MODEL, "messages": MESSAGES, "progress": True, "options": {"num_predict": 2}}),
+        ("/v1/chat/completions", {"model": MODEL, "messages": MESSAGES, "progress": True, "stream": True}),
+        ("/v1/completions", {**BODY, "stream": True, "max_tokens": 2}),
+    ],
+)
+def test_a_load_is_told(server: Any, path: str, body: dict[str, Any]) -> None:
+    httpx.post(server.url + "/api/generate", json={"model": MODEL, "keep_alive": 0}, timeout=60)
+    deadline = time.monotonic() + 60
+    while any(model["name"] == MODEL for model in httpx.get(server.url + "/api/ps").json()["models"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    told = [line["progress"] for line in lines(server.url, path, body) if "progress" in line]
+    loads = [progress for progress in told if "phase" in progress]
+    assert loads[0]["phase"] == "loading weights" and all(0 <= progress["share"] <= 1 for progress in loads)
+    again = [line.get("progress", {}) for line in lines(server.url, path, body)]
+    assert not any("phase" in progress for progress in again)
+
+
+def test_what_fails_behind_the_first_line_is_a_line(
+    start_server: StartServer, model_files: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes((model_files / f"{MODEL}.gguf").read_bytes()[:-20_000])
+    with start_server("--model", str(broken)) as server:
+        answer = httpx.post(server.url + "/api/generate", json={**BODY, "model": "broken"}, timeout=300)
+        assert answer.status_code >= 400 or "error" in json.loads(answer.text.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_stop_does_not_wait_for_a_load(start_server: StartServer, tmp_path: Path) -> None:
+    # Without compiled kernels a load takes a minute and more.
+    with start_server(LOCALLLM_KERNEL_CACHE=str(tmp_path / "kernels"), LOCALLLM_GRACE_S="600") as server:
+        answers: list[httpx.Response] = []
+
+        def ask() -> None:
+            body = {**BODY, "progress": False, "stream": False}
+            answers.append(httpx.post(server.url + "/api/generate", json=body, timeout=300))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        deadline = time.monotonic() + 120
+        while not [model for model in httpx.get(server.url + "/api/ps").json()["models"] if model.get("loading")]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert httpx.get(server.url + "/health").json()["models_loading"] == 1
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(timeout=120)
+        asking.join()
+        assert answers[0].status_code == 503 and "shutting down" in answers[0].json()["error"]
