@@ -10,7 +10,7 @@ from localllm.errors import RequestError, SettingsError
 # Adapters by number, each with its weight; ascending, none with weight 0. The same type as gpu_offload.adapters'.
 AdapterSet = tuple[tuple[int, float], ...]
 
-_TOKEN_BITS = 32
+_TOKEN_BITS = 64  # ids of images have more bits than those of tokens
 _ENTRY = struct.Struct("<If")
 LARGEST_SCALE = 1e3
 
