@@ -1,0 +1,93 @@
+"""The documentation's pictures: the chat as it is, with the built-in model, drawn into docs/images.
+
+Run `python -m benchmarks.screenshot` after a change of the chat's looks or of the built-in model, and look at them.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from localllm.library.names import BUILT_IN
+from localllm.settings import Settings
+from tui.app import ChatApp
+from tui.engine_backend import EngineBackend
+from tui.screens.chat import ChatScreen
+from tui.sessions import SessionStore
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+SIZE = (100, 32)
+INSPECTOR_SIZE = (120, 40)
+SEED = 1
+STORY, MORE, HELP = "Tell me a story about a fox", "What happened then?", "How do I see which models I have?"
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+    """Let the chat work until the condition holds."""
+    while not condition():
+        await pilot.pause(0.02)
+
+
+async def ask(pilot: Pilot[None], text: str) -> None:
+    """Send a prompt and wait for the whole answer."""
+    chat = pilot.app.screen
+    assert isinstance(chat, ChatScreen)
+    before = len(chat.conversation.messages)
+    chat.prompt.insert(text)
+    await pilot.press("enter")
+    await until(pilot, lambda: len(chat.conversation.messages) > before + 1 and not chat.busy)
+
+
+async def open_chat(pilot: Pilot[None]) -> ChatScreen:
+    """The chat, once its model is loaded and what it says of itself has gone."""
+    chat = pilot.app.screen
+    assert isinstance(chat, ChatScreen)
+    await until(pilot, lambda: chat.info)
+    pilot.app.clear_notifications()
+    return chat
+
+
+async def conversation(app: ChatApp) -> str:
+    """A story and an answer on localllm."""
+    async with app.run_test(size=SIZE) as pilot:
+        chat = await open_chat(pilot)
+        await ask(pilot, STORY)
+        await ask(pilot, HELP)
+        await pilot.pause(2.5)  # the status line looks at the memory now and then
+        assert chat.status_line.facts.memory
+        return app.export_screenshot()
+
+
+async def inspector(app: ChatApp) -> str:
+    """The engine after a chat whose last answer was asked for twice, and what else it might have said."""
+    async with app.run_test(size=INSPECTOR_SIZE) as pilot:
+        chat = await open_chat(pilot)
+        await pilot.press("f2", "p", "escape")  # note how probable each token is
+        await ask(pilot, STORY)
+        await ask(pilot, MORE)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: not chat.busy and chat.conversation.messages[-1].finish_reason)
+        await pilot.press("f2")
+        await pilot.pause(1)
+        return app.export_screenshot()
+
+
+def main() -> None:
+    """Write chat.svg and inspector.svg."""
+    backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, seed=SEED))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, draw in (("chat", conversation), ("inspector", inspector)):
+                store = SessionStore(Path(folder) / f"{name}.db")
+                app = ChatApp(backend, store, BUILT_IN)
+                picture = asyncio.run(draw(app))
+                store.close()
+                (IMAGES / f"{name}.svg").write_text(picture, encoding="utf-8")
+    finally:
+        backend.close()
+
+
+if __name__ == "__main__":
+    main()
