@@ -57,9 +57,9 @@ def invented_word(rng: random.Random) -> str:
 def pick_noun(rng: random.Random) -> str:
     """A noun for a character with a name; now and then one that does not exist."""
     kind = rng.random()
-    if kind < 0.18:
+    if kind < 0.3:
         return invented_word(rng)
-    return str(rng.choice(WORDS["animals" if kind < 0.6 else "people" if kind < 0.78 else "things"]))
+    return str(rng.choice(WORDS["animals" if kind < 0.66 else "people" if kind < 0.82 else "things"]))
 
 
 def named(rng: random.Random, noun: str, name: str = "", taken: str = "") -> Character:

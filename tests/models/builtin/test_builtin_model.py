@@ -10,7 +10,8 @@ from localllm.engine.loaded_model import LoadedModel, load_model
 from models.builtin import path
 from tests.models.builtin.conversations import SETTINGS, ask
 
-SUBJECTS = ["a brave fox", "an old clock", "the moon", "a hungry bear"]
+SUBJECTS = """a brave fox|an old clock|the moon|a hungry bear|a clever queen|a robot|a lonely lighthouse|an astronaut|the sea
+a blue flonk|a girl named Zoe|a pirate|a tired baker|a silver spoon""".replace("\n", "|").split("|")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_stories_go_on_and_change(model: LoadedModel) -> None:
     ("question", "needed"),
     [
         ("How do I start the chat?", "localllm chat"),
-        ("Which port does the server use?", "11434"),
+        ("What port does the server listen on?", "11434"),
         ("How do I pull a model?", "localllm pull"),
         ("How do I list my models?", "localllm list"),
         ("How do I start the server?", "localllm serve"),
