@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,24 +86,39 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - TOLD_OF_FUNCTIONS))
-def test_conversations_render_like_the_oracle(name: str, data_dir: Path) -> None:
-    source = (data_dir / f"templates/{name}.jinja").read_text("utf-8")
-    template = ChatTemplate(source, BOS, EOS)
-    no_tools: list[Any] | None = [] if name in NEED_A_LIST_OF_TOOLS else None
+@dataclass(frozen=True)
+class Real:
+    """A real template: its name, its text, and ours, whose process serves all tests of this template."""
+
+    name: str
+    source: str
+    template: ChatTemplate
+
+
+@pytest.fixture(scope="module")
+def real(request: pytest.FixtureRequest, data_dir: Path) -> Real:
+    source = (data_dir / f"templates/{request.param}.jinja").read_text("utf-8")
+    return Real(request.param, source, ChatTemplate(source, BOS, EOS))
+
+
+def each_but(*left_out: set[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("real", sorted(set(NAMES).difference(*left_out)), indirect=True)
+
+
+@each_but(TOLD_OF_FUNCTIONS)
+def test_conversations_render_like_the_oracle(real: Real) -> None:
+    no_tools: list[Any] | None = [] if real.name in NEED_A_LIST_OF_TOOLS else None
     conversations = [PLAIN, context("simple")["messages"]]
-    if name not in WITHOUT_SYSTEM:
+    if real.name not in WITHOUT_SYSTEM:
         conversations.append(context("system")["messages"])
-    assert template.supports_system == (name not in WITHOUT_SYSTEM)
+    assert real.template.supports_system == (real.name not in WITHOUT_SYSTEM)
     for messages in conversations:
-        assert template.render(messages) == oracle(source, messages, no_tools)
+        assert real.template.render(messages) == oracle(real.source, messages, no_tools)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - WITHOUT_TOOL_CALLS - CALL_LIST_METHODS - TOLD_OF_FUNCTIONS))
-def test_tool_calls_render_like_the_oracle(name: str, data_dir: Path) -> None:
-    source = (data_dir / f"templates/{name}.jinja").read_text("utf-8")
-    template = ChatTemplate(source, BOS, EOS)
+@each_but(WITHOUT_TOOL_CALLS, CALL_LIST_METHODS, TOLD_OF_FUNCTIONS)
+def test_tool_calls_render_like_the_oracle(real: Real) -> None:
     given = context("tool_use")
-    tools = given["tools"] if template.supports_tools else None
-    messages = given["messages"] if name in TAKE_ARGUMENTS_AS_TEXT else with_object_arguments(given["messages"])
-    assert template.render(given["messages"], tools=tools) == oracle(source, messages, tools)
+    tools = given["tools"] if real.template.supports_tools else None
+    messages = given["messages"] if real.name in TAKE_ARGUMENTS_AS_TEXT else with_object_arguments(given["messages"])
+    assert real.template.render(given["messages"], tools=tools) == oracle(real.source, messages, tools)
