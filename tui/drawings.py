@@ -63,7 +63,7 @@ def pages(snapshot: EngineSnapshot, width: int, height: int = 4) -> Content:
     legend = [
         (f"{sign} {count} {what}  ", style)
         for (sign, style), count, what in zip(
-            _HELD, (free, *counts), ("free", "of one sequence", "of two", "of more"), strict=True
+            _HELD, (free, *counts), ("free", "held once", "twice", "more"), strict=True
         )
     ]
     size = f"{snapshot.page_size} tokens a page" if snapshot.page_size > 1 else "1 token a page"

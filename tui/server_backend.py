@@ -115,10 +115,10 @@ class ServerBackend:
         return self._info
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """See Backend.load. The server loads the model; an empty conversation asks for no more. Nothing is pulled."""
+        """See Backend.load. The server loads the model. Nothing is pulled."""
         progress(f"{self._host} loads {name}", 0.0)
         shown = self._ask("POST", "/api/show", {"model": name})
-        self._ask("POST", "/api/chat", {"model": name, "messages": [], "stream": False})
+        self._have_loaded(name, progress)
         progress(f"{self._host} loads {name}", 1.0)
         contexts = [value for key, value in shown.get("model_info", {}).items() if key.endswith(".context_length")]
         self._info = info = ModelInfo(
@@ -177,6 +177,20 @@ class ServerBackend:
 
     def close(self) -> None:
         """Nothing is held between requests."""
+
+    def _have_loaded(self, name: str, progress: LoadProgress) -> None:
+        """Ask an empty conversation, which loads the model and no more. A server of localllm's tells how far it is."""
+        response, wire = self._send("POST", "/api/chat", {"model": name, "messages": [], "progress": True})
+        with contextlib.closing(response), contextlib.closing(wire):
+            try:
+                for line in map(json.loads, response):
+                    if "error" in line:
+                        raise ServerError(f"{self._name} cannot load {name}: {line['error']}")
+                    state = line.get("progress")
+                    if isinstance(state, dict) and "phase" in state:
+                        progress(f"{self._host}: {state['phase']}", state.get("share", 0.0))
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise ServerError(f"{self._name} broke off while it loaded {name}: {error}.") from error
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         response, wire = self._send(method, path, body)
@@ -242,7 +256,7 @@ def _parts(message: dict[str, Any]) -> tuple[AnswerPart, ...]:
 def _progress(line: dict[str, Any]) -> Progress | None:
     """How far a server of localllm's has read the prompt."""
     told = line.get("progress")
-    if not isinstance(told, dict):
+    if not isinstance(told, dict) or "total" not in told:  # it may also load the model again first
         return None
     return Progress(told.get("queue_position", 0), told.get("completed", 0), told.get("total", 0))
 

@@ -35,7 +35,7 @@ def test_the_schedule_has_a_column_a_step() -> None:
 
 def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:
     text = str(drawings.pages(SNAPSHOT, 20, 2))
-    assert "· 93 free  ░ 4 of one sequence  ▒ 2 of two  █ 1 of more" in text
+    assert "· 93 free  ░ 4 held once  ▒ 2 twice  █ 1 more" in text
     assert text.splitlines()[:2] == ["█▒▒·░░░░············", "·" * 20]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from localllm.engine.answer_parts import PartKind
 from localllm.engine.request import FinishReason, Progress, SamplingParams
-from tui.backend import AnswerUpdate, ChatRequest, Turn
+from tui.backend import AnswerUpdate, ChatRequest, LoadStoppedError, Turn
 from tui.server_backend import ServerAnswer, ServerBackend, ServerError
 
 LAST = {"done": True, "done_reason": "stop", "prompt_eval_count": 9, "eval_count": 3, "eval_duration": 1_500_000_000}
@@ -22,6 +22,7 @@ class Script:
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
+        self.loading: list[dict[str, Any]] = []
         self.asked: list[dict[str, Any]] = []
         self.key = ""
         self.hold = threading.Event()
@@ -50,8 +51,8 @@ def backend(script: Script) -> Iterator[ServerBackend]:
                 self._json({"error": "model not found"}, 404)
             elif self.path == "/api/show":
                 self._json({"model_info": {"llama.context_length": 512}, "capabilities": ["completion", "thinking"]})
-            elif not body["stream"]:
-                self._json({"done": True})
+            elif not body["messages"]:
+                self._tell(*script.loading, {"done": True})
             else:
                 self._stream()
 
@@ -66,6 +67,12 @@ def backend(script: Script) -> Iterator[ServerBackend]:
                     self.wfile.write(b"\n")
             except OSError:
                 script.gone.set()
+
+        def _tell(self, *lines: dict[str, Any]) -> None:
+            self.send_response(200)
+            self.end_headers()
+            for line in lines:
+                self.wfile.write(json.dumps(line).encode() + b"\n")
 
         def _json(self, content: dict[str, Any], status: int = 200) -> None:
             self.send_response(status)
@@ -172,6 +179,24 @@ def test_how_far_the_prompt_is_read_and_what_was_cached(backend: ServerBackend, 
     script.lines = [reading, {"message": {"content": "Hello"}}, {"message": {}, **LAST, **cached}]
     last = read(backend.submit(asked()))[-1]
     assert (last.progress, last.counts.cached, last.counts.dropped_messages) == (None, 7, 2)
+
+
+def test_a_load_tells_how_far_it_is_and_why_it_fails(backend: ServerBackend, script: Script) -> None:
+    told: list[tuple[str, float]] = []
+    script.loading = [{"progress": {"phase": "reading weights", "share": 0.25}, "done": False}]
+    backend.load("tiny:latest", lambda what, share: told.append((what, share)))
+    loads = "127.0.0.1 loads tiny:latest"
+    assert told == [(loads, 0.0), ("127.0.0.1: reading weights", 0.25), (loads, 1.0)]
+    script.loading.append({"error": "out of memory"})
+    with pytest.raises(ServerError, match="cannot load tiny:latest: out of memory"):
+        backend.load("tiny:latest", lambda what, share: None)
+
+    def stop(what: str, share: float) -> None:
+        if share == 0.25:
+            raise LoadStoppedError("enough")
+
+    with pytest.raises(LoadStoppedError):
+        backend.load("tiny:latest", stop)
 
 
 def test_models_and_addresses(backend: ServerBackend) -> None:
