@@ -87,6 +87,10 @@ def _instructions(text: str) -> list[tuple[int, str]]:
 
 def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
     if instruction == "FROM":
+        if recipe.source:
+            raise LibraryError(
+                "there can be one FROM. Lay a projector beside the model as mmproj.gguf, or name it with --mmproj."
+            )
         recipe.source = value
     elif instruction == "PARAMETER":
         _set_parameter(recipe, value)

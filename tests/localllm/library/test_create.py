@@ -49,6 +49,7 @@ def test_a_recipe_is_read() -> None:
     [
         ("SYSTEM hello", "has no FROM"),
         ("FROM a\nFORM b", "line 2: there is no instruction FORM"),
+        ("FROM a\nFROM b", "line 2: there can be one FROM"),
         ("FROM a\n\nPARAMETER temprature 1", "line 3: there is no parameter 'temprature'. Did you mean temperature"),
         ("FROM a\nPARAMETER top_k many", "line 2: top_k should be a number"),
         ('FROM a\nSYSTEM """never closed', "line 2: the triple quotes are not closed"),
