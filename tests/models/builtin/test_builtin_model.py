@@ -10,8 +10,8 @@ from localllm.engine.loaded_model import LoadedModel, load_model
 from models.builtin import path
 from tests.models.builtin.conversations import SETTINGS, ask
 
-SUBJECTS = """a brave fox|an old clock|the moon|a hungry bear|a clever queen|a robot|a lonely lighthouse|an astronaut|the sea
-a blue flonk|a girl named Zoe|a pirate|a tired baker|a silver spoon""".replace("\n", "|").split("|")
+SUBJECTS = """a brave fox|an old clock|the moon|a hungry bear|a clever queen|a robot|a lonely lighthouse|an astronaut
+the sea|a blue flonk|a girl named Zoe|a pirate|a tired baker|a silver spoon""".replace("\n", "|").split("|")
 
 
 @pytest.fixture(scope="module")
