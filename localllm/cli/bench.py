@@ -30,7 +30,7 @@ def bench(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a model's speed, and how near it comes to this machine's limits.
+    """Measure a model's speed beside this machine's limits.
 
     Prompt and decoding are timed in rounds that alternate with the limits: reading memory, and multiplying bytes and
     floats, on the same threads. The table shows medians; --json has everything. Models that llama.cpp computes get

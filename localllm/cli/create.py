@@ -14,7 +14,7 @@ def create(
     file: Annotated[Path, typer.Option("--file", "-f", help="The Modelfile.")] = Path("Modelfile"),
     debug: Debug = False,
 ) -> None:
-    """Make a model of your own from another: with its own system text, parameters, template, messages, adapters.
+    """Make a model of your own from another. With its own system text, parameters, template, messages, adapters.
 
     FROM takes a name, a path or a URL, and pulls what is not here. The weights are not copied.
     """

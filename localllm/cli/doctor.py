@@ -13,7 +13,7 @@ MARKS = {"good": "  ok  ", "advice": " note ", "bad": " FAIL "}
 
 
 def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
-    """Check processor, memory, GPU, folders, disk, models and network, and say what to do.
+    """Check this machine and say what to do. Processor, memory, GPU, folders, disk, models, network.
 
     Exits with 2 where something will fail.
     """

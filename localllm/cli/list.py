@@ -15,7 +15,7 @@ HEADINGS = ("NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "
 
 
 def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
-    """List the models on this machine: the built-in one, our own, Ollama's, Hugging Face's, LM Studio's, llama.cpp's.
+    """List the models on this machine. The built-in one, our own, Ollama's, Hugging Face's, LM Studio's, llama.cpp's.
 
     Every name can be given wherever a model is asked for. FITS says whether the memory that is free now is enough.
     """

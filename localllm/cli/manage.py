@@ -51,7 +51,7 @@ def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged, and pull it again.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Read stored models in full and compare them with their SHA-256.
+    """Compare stored models with their SHA-256. They are read in full.
 
     Ollama's models are checked too, but only our own are repaired. Exits with 2 where something stays damaged.
     """

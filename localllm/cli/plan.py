@@ -52,7 +52,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show how much memory a model would take, and how many layers a GPU would hold, without loading it.
+    """Show the memory and the GPU layers a model would take. It is not loaded.
 
     Where no GPU is imagined, the last line says which backend would compute the model here, and why.
     Exits with 2 where it does not fit. Sizes in the table are MiB.

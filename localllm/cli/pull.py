@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="qwen3:0.6b, hf.co/user/repo:Q4_K_M, o
 
 
 def pull(name: Name, debug: Debug = False) -> None:
-    """Bring a model to this machine, from Ollama's registry, from Hugging Face or from any address.
+    """Bring a model to this machine. From Ollama's registry, from Hugging Face or from any address.
 
     What was interrupted goes on where it was. Every file is checked against its SHA-256 before it counts.
     """

@@ -54,7 +54,7 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Measure how well a model predicts a text: lower is better, and figures compare with llama.cpp's tool.
+    """Measure how well a model predicts a text. Lower is better, and figures compare with llama.cpp's tool.
 
     With --reference, a quantised model is compared with the original: the divergence of its predictions, in nats.
     """

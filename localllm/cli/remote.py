@@ -13,7 +13,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # an address to listen on is
 
 
 def ps(as_json: AsJson = False, debug: Debug = False) -> None:
-    """List the models that the running server has in memory, those that stay longest first."""
+    """List the models that the running server has in memory. Those that stay longest come first."""
     from localllm.cli.list import table
 
     models = _ask("GET", "/api/ps")["models"]
@@ -32,7 +32,7 @@ def stop(
     name: Annotated[str, typer.Argument(help="A model that `localllm ps` lists.", show_default=False)],
     debug: Debug = False,
 ) -> None:
-    """Let the running server forget a model, and give its memory back."""
+    """Let the running server forget a model. Its memory is given back."""
     _ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
     note(f"{name} is stopped.")
 

@@ -59,7 +59,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     remote: Remote = None,
     debug: Debug = False,
 ) -> None:
-    """Serve Ollama's, OpenAI's and Anthropic's protocols over HTTP.
+    """Serve the protocols of Ollama, OpenAI and Anthropic.
 
     Models are loaded when they are asked for. Ctrl-C lets running requests end, a second one does not wait. The key of
     LOCALLLM_API_KEY, or of a file, is asked for if there is one. With --remote the models are those of a server of
