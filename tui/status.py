@@ -1,6 +1,7 @@
 """The facts of the status line, and how they are put into the width that there is."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from textual.content import Content
 
@@ -26,6 +27,11 @@ class Status:
     activity: tuple[str, float] | None = None
     answering: bool = False
     speed: float = 0.0
+
+    def recall(self, stats: dict[str, Any]) -> None:
+        """Show what of the context an answer of the past took, by its stats, or nothing; live figures are over."""
+        self.counts = Counts(prompt=stats.get("prompt", 0), generated=stats.get("generated", 0))
+        self.timings, self.speed = Timings(), 0.0
 
     def segments(self) -> list[tuple[int, str, str]]:
         """(rank, text, style) in the order shown. Where the line is too narrow, the highest ranks go first."""

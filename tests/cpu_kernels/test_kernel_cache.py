@@ -26,7 +26,7 @@ def times(factor):
 {"".join(f"        put_i32(out + {4 * i}, value * factor + {i} * (value + {i}))" + chr(10) for i in range(60))}
     def multiply(op, step, thread, threads):
         fill(op, step)
-        fill(op + 1200, step + 1)
+        fill(op + 240, step + 1)
     return Kernel(multiply, f"times_{{factor}}")
 out = np.zeros(120, np.int32)
 for factor in map(int, sys.argv[1:]):

@@ -24,7 +24,7 @@ class TightGpu:
         self.most = most
         self.tried: list[LlamaOptions] = []
 
-    def __call__(self, _model: object, options: LlamaOptions) -> SimpleNamespace:
+    def __call__(self, _model: object, options: LlamaOptions, _progress: object) -> SimpleNamespace:
         self.tried.append(options)
         if options.gpu_layers > self.most:
             raise LlamaCppMemoryError("the GPU is full.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widgets import Input, Markdown, OptionList, Static
 
-from localllm.engine.request import FinishReason
+from localllm.engine.request import Counts, FinishReason
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
@@ -28,10 +28,12 @@ def test_a_new_chat_leaves_the_old_one_in_the_list(make_app: MakeApp, store: Ses
 
     async def flow() -> None:
         async with make_app(backend).run_test() as pilot:
-            await loaded(pilot)
+            facts = (await loaded(pilot)).status_line.facts
             await ask(pilot, "First question")
+            assert facts.counts.prompt == 12
             await pilot.press("ctrl+n")
             assert contents(pilot) == [] == on_screen(pilot)
+            assert facts.counts == Counts()
             await ask(pilot, "Second question")
             await pilot.press("f3")
             await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen))
@@ -41,6 +43,7 @@ def test_a_new_chat_leaves_the_old_one_in_the_list(make_app: MakeApp, store: Ses
             await until(pilot, lambda: entries.option_count == 1)
             await pilot.press("enter")
             await until(pilot, lambda: contents(pilot) == ["First question", "One."] == on_screen(pilot))
+            assert facts.counts == Counts(prompt=12, generated=41)
 
     asyncio.run(flow())
     assert [session.title for session in store.sessions()] == ["Second question", "First question"]

@@ -14,8 +14,7 @@ async def new(chat: "ChatScreen", _argument: str) -> None:
     """Begin a new chat; the present one stays in the list."""
     await chat.stop()
     chat.conversation.clear()
-    await chat.show_conversation()
-    chat.prompt.focus()
+    await _show(chat)
 
 
 async def browse(chat: "ChatScreen", argument: str) -> None:
@@ -37,6 +36,14 @@ async def open_session(chat: "ChatScreen", session_id: int) -> None:
     """Show a stored session; the model stays."""
     await chat.stop()
     chat.conversation.open(session_id)
+    await _show(chat)
+
+
+async def _show(chat: "ChatScreen") -> None:
+    """Show a conversation that took another one's place, and what it took of the context."""
+    messages = chat.conversation.messages
+    chat.status_line.facts.recall(messages[-1].stats if messages else {})
+    chat.status_line.redraw()
     await chat.show_conversation()
     chat.prompt.focus()
 

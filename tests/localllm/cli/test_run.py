@@ -61,7 +61,7 @@ class ScriptedModel:
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> Any:
         self.messages = messages
-        return SimpleNamespace(tokens=(1, 2, 3), stop=("<end>",))
+        return SimpleNamespace(tokens=(1, 2, 3), stop=("<end>",), images={})
 
     def submit(self, request: GenerationRequest) -> GenerationStream:
         if self.refusal:

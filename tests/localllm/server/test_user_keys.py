@@ -1,5 +1,6 @@
 """Keys for one user and for several, and the cached prefixes that these do not share."""
 
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ def test_what_is_no_list_of_keys_is_refused_without_telling_any(tmp_path: Path, 
 
 
 def test_each_of_several_users_has_a_namespace() -> None:
+    copy_context().run(check_namespaces)  # as each request has a context of its own
+
+
+def check_namespaces() -> None:
     def namespace(ring: KeyRing, given: bytes) -> str:
         assert ring.admit(given)
         return current_namespace()
