@@ -3,8 +3,10 @@
 After a wanted change: `pytest tests/tui/test_screens.py --snapshot-update`, and look at the new pictures.
 """
 
+import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -59,12 +61,15 @@ class Machine(FakeBackend):
     def __init__(self) -> None:
         super().__init__([said("Water, I think.", PartKind.REASONING), said(ANSWER), ended()])
         self.snapshot = SNAPSHOT
+        self.painted = threading.Event()
 
     def memory_bytes(self) -> int | None:
         """It is asked for now and then, and pictures are taken in between."""
         return None
 
     def models(self, near: str | None) -> list[ModelChoice]:
+        """They are listed once the chat behind the list is whole, so that the picture is always the same."""
+        assert self.painted.wait(60)
         built_in = ModelChoice(
             "builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in", suits="small stories"
         )
@@ -97,6 +102,8 @@ async def wrong(pilot: Pilot[None]) -> None:
 
 
 async def first_model(pilot: Pilot[None]) -> None:
+    await until(pilot, lambda: [key for key in pilot.app.screen.query("FooterKey") if key.size.width])
+    cast("Machine", chat_of(pilot).app.backend).painted.set()
     await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
     entries = pilot.app.screen.query_one(OptionList)
     await until(pilot, lambda: fits(entries))
