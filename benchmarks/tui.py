@@ -124,7 +124,7 @@ def resumed(folder: Path, name: str) -> tuple[float, float, int]:
 
     os.environ.setdefault("LOCALLLM_KERNEL_CACHE", str(cache_directory()))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    asked = [Turn("user", TEXT * 40)]
+    asked = [Turn("user", TEXT * 28)]
     answer, _ = _ask(name, asked, disk=True)
     asked += [Turn("assistant", answer), Turn("user", "Go on.")]
     _, kept = _ask(name, asked, disk=True)
