@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from localllm.engine.answer_parts import AnswerPart, AnswerSplitter, PartKind
 from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.tool_calls import ToolCall, parse_tool_calls
+from tests.localllm.engine.splitting import split_at
 
 THINK = [("<think>", "</think>")]
 CALLS = [("<tool_calls>", "</tool_calls>"), ("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", "")]
@@ -17,15 +18,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 def split(text: str, cuts: list[int], starts_in_reasoning: bool = False) -> list[AnswerPart]:
     """The parts of a text that comes in pieces, neighbours of one kind joined."""
-    splitter = AnswerSplitter(THINK, CALLS, starts_in_reasoning)
-    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    parts = [part for at, end in itertools.pairwise(edges) for part in splitter.push(text[at:end])]
-    joined: list[AnswerPart] = []
-    for part in [*parts, *splitter.flush()]:
-        if joined and part.kind == joined[-1].kind and part.kind is not PartKind.TOOL_CALLS:
-            part = AnswerPart(part.kind, joined.pop().text + part.text)  # noqa: PLW2901
-        joined.append(part)
-    return joined
+    return split_at(AnswerSplitter(THINK, CALLS, starts_in_reasoning), text, cuts)
 
 
 CUTS = st.lists(st.integers(0, 200), max_size=30)

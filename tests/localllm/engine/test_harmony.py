@@ -1,6 +1,5 @@
 """Answers of gpt-oss, however the text is cut into pieces."""
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from gguf_io.chat_template import ChatTemplate
 from localllm.engine.answer_parts import AnswerPart, AnswerSplitter, PartKind
 from localllm.engine.harmony import HarmonySplitter, answer_splitter
 from localllm.engine.tool_calls import ToolCall
+from tests.localllm.engine.splitting import split_at
 
 CUTS = st.lists(st.integers(0, 300), max_size=30)
 THOUGHT = "<|channel|>analysis<|message|>I <b> think.<|end|>"
@@ -20,15 +20,7 @@ CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a":
 
 def split(text: str, cuts: list[int], offers_tools: bool = True, starts_in_reasoning: bool = False) -> list[AnswerPart]:
     """The parts of a text that comes in pieces, neighbours of one kind joined."""
-    splitter = HarmonySplitter(offers_tools, starts_in_reasoning)
-    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    parts = [part for at, end in itertools.pairwise(edges) for part in splitter.push(text[at:end])]
-    joined: list[AnswerPart] = []
-    for part in [*parts, *splitter.flush()]:
-        if joined and part.kind == joined[-1].kind and part.kind is not PartKind.TOOL_CALLS:
-            part = AnswerPart(part.kind, joined.pop().text + part.text)  # noqa: PLW2901
-        joined.append(part)
-    return joined
+    return split_at(HarmonySplitter(offers_tools, starts_in_reasoning), text, cuts)
 
 
 @given(CUTS)
