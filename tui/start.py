@@ -2,17 +2,20 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from textual.logging import TextualHandler
 
+from localllm.cli.terminal import warn
 from localllm.settings import Settings, load_settings, read_key
 from tui.app import ChatApp
 from tui.backend import Backend
 from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
 from tui.sessions import SessionStore
-from tui.sessions.database import sessions_path
+from tui.sessions.database import SessionError, sessions_path
 
 
 def run_chat(
@@ -32,17 +35,33 @@ def run_chat(
         return load_settings(flags, model=model_settings)
 
     settings = settings_with({})
-    backend = _backend(settings, settings_with, host)
-    store = SessionStore(sessions or sessions_path())
-    try:
+    with ExitStack() as stack:
+        store = _store(sessions, stack)
+        stack.callback(store.close)
+        backend = _backend(settings, settings_with, host)
+        stack.callback(backend.close)
         elsewhere = host or settings.remote
         remembered_as = f"model at {elsewhere}" if elsewhere else "model"
         app = ChatApp(backend, store, model or "", Parameters.from_settings(settings), keys, remembered_as)
         app.run()
         return app.return_code or 0
-    finally:
-        backend.close()
-        store.close()
+
+
+def _store(named: Path | None, stack: ExitStack) -> SessionStore:
+    """The sessions of the file that was named, or of the usual one.
+
+    Where the usual one is not there and cannot be made, as in a home that is read-only, they last as long as the
+    stack, and a warning says so. Raises SessionError.
+    """
+    usual = sessions_path()
+    try:
+        return SessionStore(named or usual)
+    except SessionError as error:
+        if named or usual.exists():
+            raise
+        warn(f"{error} This chat is gone when it ends; --sessions FILE keeps it elsewhere.")
+        folder = stack.enter_context(TemporaryDirectory(prefix="localllm-"))
+        return SessionStore(Path(folder) / usual.name)
 
 
 def _backend(
