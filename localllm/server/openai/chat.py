@@ -3,7 +3,8 @@
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -46,17 +47,20 @@ async def chat_completions(body: ChatBody, request: Request, service: TheService
             "usage": usage([answer.last for answer in answers]),
         }
 
-    def lines(run: Run) -> AsyncGenerator[bytes, None]:
-        return with_errors(_chunks(body, head, run), error_event)
+    chunks = (lambda run: _chunks(body, head, run)) if body.stream else None
+    return await respond_openai(request, running, whole, chunks, load_lines)
 
-    return await respond(
-        request,
-        running,
-        whole=whole,
-        lines=lines if body.stream else None,
-        media_type=SSE,
-        load_lines=load_lines,
-    )
+
+async def respond_openai(
+    request: Request,
+    running: AbstractAsyncContextManager[Run],
+    whole: Callable[[Run], Awaitable[dict[str, Any]]],
+    chunks: Callable[[Run], AsyncGenerator[bytes, None]] | None,
+    load_lines: LoadLines | None,
+) -> Response:
+    """Answer with chunks as server-sent events, errors among them, or with one object where chunks is None."""
+    lines = (lambda run: with_errors(chunks(run), error_event)) if chunks else None
+    return await respond(request, running, whole=whole, lines=lines, media_type=SSE, load_lines=load_lines)
 
 
 def load_chunks(head: dict[str, Any]) -> LoadLines:

@@ -12,9 +12,16 @@ from localllm.server.front.model import ForeignModel
 from localllm.server.json_body import JsonRoute
 from localllm.server.ollama.translate import progress_of
 from localllm.server.openai import translate
-from localllm.server.openai.chat import DONE, FINGERPRINT, error_event, finish_reason, load_chunks, usage
+from localllm.server.openai.chat import (
+    DONE,
+    FINGERPRINT,
+    finish_reason,
+    load_chunks,
+    respond_openai,
+    usage,
+)
 from localllm.server.openai.schema import CompletionBody
-from localllm.server.responses import SSE, respond, sse, with_errors
+from localllm.server.responses import sse
 from localllm.server.service import Run, TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
@@ -41,17 +48,8 @@ async def completions(body: CompletionBody, request: Request, service: TheServic
         ]
         return {**head, "choices": found, "usage": _usage(body, [answer.last for answer in answers])}
 
-    def lines(run: Run) -> AsyncGenerator[bytes, None]:
-        return with_errors(_chunks(body, head, run), error_event)
-
-    return await respond(
-        request,
-        running,
-        whole=whole,
-        lines=lines if body.stream else None,
-        media_type=SSE,
-        load_lines=load_lines,
-    )
+    chunks = (lambda run: _chunks(body, head, run)) if body.stream else None
+    return await respond_openai(request, running, whole, chunks, load_lines)
 
 
 async def _chunks(body: CompletionBody, head: dict[str, Any], run: Run) -> AsyncGenerator[bytes, None]:
