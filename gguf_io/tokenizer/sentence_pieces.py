@@ -1,6 +1,8 @@
-"""SentencePiece vocabularies ("llama"): the model file that a GGUF was made from, rebuilt and given to the library.
+"""SentencePiece vocabularies: the model file that a GGUF was made from, rebuilt and given to the library.
 
-The message layout is that of sentencepiece_model.proto. Normalisation is llama.cpp's: spaces are kept as they are.
+"llama" merges pairs, and keeps spaces as they are, as llama.cpp does. "t5", which XLM-RoBERTa and so bge-m3 have too,
+takes the likeliest cut of a text that was normalised by the file's own rules. The message layout is that of
+sentencepiece_model.proto.
 """
 
 import struct
@@ -8,10 +10,11 @@ import struct
 from sentencepiece import SentencePieceProcessor
 
 from gguf_io.errors import TokenizerError
-from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN
+from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
 from gguf_io.tokenizer.vocabulary import Vocabulary
 
-_BPE = 2
+_UNIGRAM, _BPE = 1, 2
+_CHARACTER_MAP = "tokenizer.ggml.precompiled_charsmap"
 
 
 class SentencePieces:
@@ -36,19 +39,48 @@ def _model(vocabulary: Vocabulary) -> bytes:
     """A ModelProto: pieces in field 1, trainer_spec in 2, normalizer_spec in 3.
 
     The library's own unknown piece comes after all tokens, for a model's may be an ordinary one. What is not found in
-    text counts as control; user-defined tokens merge by score where they were not found whole.
+    text counts as control.
     """
-    byte_ids = {vocabulary.ids.get(f"<0x{value:02X}>") for value in range(256)}
-    has_bytes = None not in byte_ids
-    types = dict.fromkeys(vocabulary.never_text, CONTROL) | dict.fromkeys(byte_ids, BYTE if has_bytes else CONTROL)
+    unigram = vocabulary.model == "t5"
+    types, has_bytes = _unigram_types(vocabulary) if unigram else _merged_types(vocabulary)
     pieces = [
         _field(1, _piece(token, score, types.get(index, NORMAL)))
         for index, (token, score) in enumerate(zip(vocabulary.tokens, vocabulary.scores(), strict=True))
     ]
     pieces.append(_field(1, _piece(f"[outside {len(pieces)}]", 0.0, UNKNOWN)))
-    trainer = _number(3, _BPE) + _number(35, has_bytes)
-    normalizer = _number(3, False) + _number(4, False) + _number(5, True)
+    trainer = _number(3, _UNIGRAM if unigram else _BPE) + _number(35, has_bytes)
+    normalizer = _normalizer(vocabulary) if unigram else _number(3, False) + _number(4, False) + _number(5, True)
     return b"".join(pieces) + _field(2, trainer) + _field(3, normalizer)
+
+
+def _merged_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
+    """Types that are not normal, and whether bytes stand for characters that are no tokens.
+
+    User-defined tokens merge by score where they were not found whole.
+    """
+    byte_ids = {vocabulary.ids.get(f"<0x{value:02X}>") for value in range(256)}
+    has_bytes = None not in byte_ids
+    found = dict.fromkeys(vocabulary.never_text, CONTROL) | dict.fromkeys(byte_ids, BYTE if has_bytes else CONTROL)
+    return {index: kind for index, kind in found.items() if index is not None}, has_bytes
+
+
+def _unigram_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
+    """The same: user-defined tokens were found before, and bytes stand for nothing."""
+    hidden = (index for index, kind in enumerate(vocabulary.kinds) if kind not in (NORMAL, UNUSED))
+    return dict.fromkeys(hidden, CONTROL), False
+
+
+def _normalizer(vocabulary: Vocabulary) -> bytes:
+    """A NormalizerSpec: the map of characters, a space in front, runs of spaces made one, and "▁" for each."""
+    metadata = vocabulary.metadata
+    characters = b""
+    if _CHARACTER_MAP in metadata:
+        values = metadata.get_list(_CHARACTER_MAP, int)
+        characters = bytes(value & 0xFF for value in values)  # some converters store them with signs
+    prefix = metadata.get_bool("tokenizer.ggml.add_space_prefix", False)
+    merged = metadata.get_bool("tokenizer.ggml.remove_extra_whitespaces", False)
+    # llama.cpp puts the space in front wherever it makes runs one.
+    return _field(2, characters) + _number(3, prefix or merged) + _number(4, merged) + _number(5, True)
 
 
 def _piece(token: str, score: float, kind: int) -> bytes:

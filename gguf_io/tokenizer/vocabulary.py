@@ -25,6 +25,7 @@ _DEFAULT_IDS = {
     "llama": SpecialIds(bos_id=1, eos_id=2, unk_id=0),
     "gpt2": SpecialIds(),
     "gemma4": SpecialIds(),
+    "t5": SpecialIds(eos_id=1, unk_id=2, pad_id=0),
     "bert": SpecialIds(bos_id=101, unk_id=100, sep_id=102, pad_id=0, mask_id=103),
 }
 
@@ -35,6 +36,7 @@ class Vocabulary:
 
     ids: from text to token id, every text once. kinds: the types of special_tokens.py, corrected by name.
     never_text: tokens that the file itself calls control or unknown, which no text may become by merging.
+    add_space_prefix: whether a space is put before a text; the normalisation of "t5" does that by itself.
     lstrip, rstrip: special tokens that swallow the white space before or after them.
     """
 
@@ -118,8 +120,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         special=special,
         end_ids=ends,
         add_bos=_adds_bos(metadata, model, special, pre_tokenizer),
-        add_eos=_adds_eos(metadata, special),
-        add_space_prefix=metadata.get_bool("tokenizer.ggml.add_space_prefix", model == "llama"),
+        add_eos=_adds_eos(metadata, model, special),
+        add_space_prefix=model != "t5" and metadata.get_bool("tokenizer.ggml.add_space_prefix", model == "llama"),
         lstrip=lstrip,
         rstrip=rstrip,
         pre_tokenizer=pre_tokenizer,
@@ -148,8 +150,8 @@ def _adds_bos(metadata: Metadata, model: str, special: SpecialIds, pre_tokenizer
     return _checked("bos", metadata, wanted, special.bos_id)
 
 
-def _adds_eos(metadata: Metadata, special: SpecialIds) -> bool:
-    wanted = metadata.get_bool("tokenizer.ggml.add_eos_token", False)
+def _adds_eos(metadata: Metadata, model: str, special: SpecialIds) -> bool:
+    wanted = metadata.get_bool("tokenizer.ggml.add_eos_token", model == "t5")
     return _checked("eos", metadata, wanted, special.eos_id)
 
 

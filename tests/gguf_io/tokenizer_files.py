@@ -105,7 +105,7 @@ def write_vocabulary(
     merges: Sequence[str] | None = None,
     scores: Sequence[float] | None = None,
     name: str | None = None,
-    **values: bool | int | str,
+    **values: bool | int | str | bytes,
 ) -> Path:
     """Writes a vocabulary-only GGUF; `values` are further tokenizer.ggml keys, with __ for a point."""
     writer = GGUFWriter(path, "llama")
@@ -127,6 +127,8 @@ def write_vocabulary(
             writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)
+        elif isinstance(value, bytes):
+            writer.add_array(key, value)
         else:
             writer.add_string(key, value)
     writer.write_header_to_file()

@@ -15,10 +15,18 @@ RERANK_TEMPLATE = "[CLS] what {query} the {document} [SEP]"
 Head = dict[str, NDArray[np.float32]]
 
 
-def bert_reranker(path: Path, *, pooling: bool = True, head: bool = True, template: str | None = None) -> Head:
-    """Write an encoder of two layers with a vocabulary; return its head's tensors."""
+def bert_reranker(
+    path: Path, *, pooling: bool = True, head: bool = True, template: str | None = None, unigram: bool = False
+) -> Head:
+    """Write an encoder of two layers with a vocabulary, BERT's or that of bge-reranker; return its head's tensors."""
     writer = gguf.GGUFWriter(path, "bert")
-    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_model("t5" if unigram else "bert")
+    if unigram:
+        writer.add_token_scores([-len(TOKENS) / (1 + len(token)) for token in TOKENS])
+        writer.add_eos_token_id(102)
+        writer.add_add_bos_token(True)
+        writer.add_add_space_prefix(True)
+        writer.add_remove_extra_whitespaces(True)
     writer.add_token_list(TOKENS)
     writer.add_token_types([3 if token.startswith("[") else 1 for token in TOKENS])
     for name, token in (

@@ -26,15 +26,17 @@ def plain_weights(monkeypatch):
     monkeypatch.setattr(loading, "can_repack", lambda: False)
 
 
-def test_scores_are_the_heads_of_pairs_as_llama_cpp_frames_them(tmp_path):
+@pytest.mark.parametrize("unigram", [False, True])
+def test_scores_are_the_heads_of_pairs_as_llama_cpp_frames_them(tmp_path, unigram):
     path = tmp_path / "reranker.gguf"
-    head = bert_reranker(path)
+    head = bert_reranker(path, unigram=unigram)
     with open_model(path) as model, LlamaReranker(model, load_tokenizer(model), OPTIONS) as reranker:
         pairs = [reranker.pair(QUERY, document) for document in DOCUMENTS]
         found = reranker.scores(pairs)
         assert reranker.scores([]).shape == (0,)
     texts = [llama_oracle.tokenize(path, text, add_special=False) for text in (QUERY, *DOCUMENTS)]
-    assert pairs == [[CLS, *texts[0], SEP, *text] for text in texts[1:]]
+    end = [SEP] if unigram else []
+    assert pairs == [[CLS, *texts[0], SEP, *text, *end] for text in texts[1:]]
     expected = [score(head, llama_oracle.hidden_states(path, pair)[0]) for pair in pairs]
     assert np.ptp(expected) > 0.1
     np.testing.assert_allclose(found, expected, atol=5e-3)
