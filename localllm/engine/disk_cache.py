@@ -47,13 +47,15 @@ class Segment:
 class DiskCache:
     """The segments of one kv_identity in a folder below `root`.
 
-    limit_bytes bounds all identities together; None takes 4 GiB or 5 % of the free disk, whichever is less. Reading
-    belongs to the engine's thread, `store` to one writing thread.
+    limit_bytes bounds all identities together; None takes 4 GiB or 5 % of the free disk, whichever is less. whole: what
+    is stored cannot be cut, so that a segment begins at 0 and is of use whole or not at all. Reading belongs to the
+    engine's thread, `store` to one writing thread.
     """
 
-    def __init__(self, root: Path, kv_identity: str, limit_bytes: int | None = None) -> None:
+    def __init__(self, root: Path, kv_identity: str, limit_bytes: int | None = None, whole: bool = False) -> None:
         self._root = root
         self._identity = kv_identity
+        self._whole = whole
         self._folder = root / hashlib.blake2b(kv_identity.encode(), digest_size=_DIGEST).hexdigest()
         self.enabled = True
         try:
@@ -68,7 +70,11 @@ class DiskCache:
 
     def apart(self, namespace: str) -> "DiskCache":
         """The same tier for a namespace, which shares no segment with others."""
-        return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit)
+        return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit, self._whole)
+
+    def of_states(self) -> "DiskCache":
+        """The same tier for a model whose states cannot be cut."""
+        return DiskCache(self._root, self._identity, self._limit, whole=True)
 
     def find(self, tokens: Sequence[int]) -> list[Segment]:
         """Return the chain of segments that begins at 0 and follows the tokens furthest. Reads headers only."""
@@ -81,13 +87,15 @@ class DiskCache:
                 if stored is None or stored[:at] != list(tokens[:at]):
                     continue
                 common = common_prefix(stored, tokens)
+                if self._whole and common < len(stored):
+                    continue
                 if common > at and (best is None or (common, -len(stored)) > (best[0], -best[1])):
                     best = common, len(stored), path
             if best is None:
                 break
             common, stop, path = best
             chain.append(Segment(path, at, stop, common))
-            if common < stop:
+            if common < stop or self._whole:
                 break
             parent, at = path.name.split(".")[1], stop
         return chain
@@ -109,6 +117,10 @@ class DiskCache:
 
     def missing(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of the segments that must be stored so that all tokens are on disk."""
+        if self._whole:
+            if len(tokens) >= SEGMENT_TOKENS and not any(one.stop == len(tokens) for one in self.find(tokens)):
+                yield 0, len(tokens)
+            return
         start = 0
         for segment in self.find(tokens):
             if segment.useful == segment.stop and (segment.stop % SEGMENT_TOKENS == 0 or segment.stop == len(tokens)):
@@ -142,11 +154,17 @@ class DiskCache:
             return []
 
     def _remove_shorter(self, parent: str, tokens: Sequence[int]) -> None:
-        """A conversation's last segment is stored again when it has grown: the shorter one is of no more use."""
+        """A conversation's last segment is stored again when it has grown: the shorter one is of no more use.
+
+        Of states that cannot be cut, the longest shorter one stays: its prompt may be answered again.
+        """
+        shorter = []
         for path in self._children(parent):
             stored = _read_tokens(path)
             if stored is not None and len(stored) < len(tokens) and stored == list(tokens[: len(stored)]):
-                path.unlink(missing_ok=True)
+                shorter.append((len(stored), path))
+        for _, path in sorted(shorter)[: -1 if self._whole else None]:
+            path.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
         """Delete the least recently used segments of all models until the limit is kept."""

@@ -266,6 +266,7 @@ class Engine:
         for part, rows in zip(plan.parts, plan.logits, strict=True):
             generation = part.generation
             generation.computed += len(part)
+            self._kv.keep_state(generation)
             if rows.start == rows.stop:
                 generation.send_progress(0)
                 continue

@@ -46,7 +46,8 @@ class Generation:
 
     tokens is the prompt and what was generated; the runner's sequence stores the first `computed` of them. Decoding is
     the case of one pending token, prefill that of many: the scheduler treats both alike. `restoring` are the segments
-    still to be read from the disk tier before anything is computed.
+    still to be read from the disk tier before anything is computed. `marks` are places in the prompt where a step must
+    end, so that the state there can be kept.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Generation:
         self.sequence: int | None = None
         self.computed = 0
         self.restoring: list[Segment] = []
+        self.marks: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self._lookup = PromptLookup(self.images.without(self.tokens))

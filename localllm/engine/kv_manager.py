@@ -9,6 +9,7 @@ from localllm.engine.generation import Generation
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import Runner
 from localllm.engine.spill import Spiller
+from localllm.engine.state_cache import StateCache, mark_places
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,8 @@ class KVManager:
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
         self._adapters = adapters
-        self.cache = PrefixCache(runner)
-        # Sequences that can only be used whole gain nothing from segments.
-        self._disk = disk if runner.can_truncate else None
+        self.cache: PrefixCache | StateCache = PrefixCache(runner) if runner.can_truncate else StateCache(runner)
+        self._disk = disk if runner.can_truncate or disk is None else disk.of_states()
         self._disks: dict[str, DiskCache] = {}
         self.spiller = Spiller(runner, self.cache, wake_engine) if self._disk else None
 
@@ -72,7 +72,18 @@ class KVManager:
             generation.start(self.cache.fork(key, computed), computed)
         else:
             generation.start(self._runner.fork_sequence(source, computed), computed)
+        if not self._runner.can_truncate and not generation.request.background:
+            generation.marks = mark_places(len(generation.tokens))
         return True
+
+    def keep_state(self, generation: Generation) -> None:
+        """Keep a copy of the state that a generation has reached, if it is at a mark."""
+        if generation.computed not in generation.marks:
+            return
+        assert generation.sequence is not None
+        while len(self.cache) >= self._kept_sequences:
+            self.cache.drop_oldest()
+        self._keep(generation, self._runner.fork_sequence(generation.sequence, generation.computed))
 
     def restore(self, generation: Generation) -> None:
         """Read one segment from the disk. What cannot be read will be computed."""
@@ -114,6 +125,14 @@ class KVManager:
         if generation.request.background:
             self._runner.free_sequence(sequence)
             return
+        self._keep(generation, sequence)
+        while len(self.cache) > self._kept_sequences:
+            self.cache.drop_oldest()
+        while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:
+            self.cache.evict(self._background_pages - self._runner.pages_free())
+
+    def _keep(self, generation: Generation, sequence: int) -> None:
+        """Put a sequence that holds what the generation has computed into the cache, and on its way to the disk."""
         tokens = generation.tokens[: generation.computed]
         key = self._key(tokens, generation)
         self.cache.insert(key, sequence)
@@ -121,10 +140,6 @@ class KVManager:
         if self.spiller and generation.request.persist and disk:
             text = generation.images.text_end(0, len(tokens))  # what stands before images; they stay in memory
             self.spiller.later(tokens[:text], key[:text], disk)
-        while len(self.cache) > self._kept_sequences:
-            self.cache.drop_oldest()
-        while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:
-            self.cache.evict(self._background_pages - self._runner.pages_free())
 
     def _key(self, tokens: list[int], generation: Generation) -> list[int]:
         """What the prefix cache knows these tokens by: themselves, under the usual adapters and in no namespace."""

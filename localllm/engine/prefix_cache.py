@@ -29,7 +29,8 @@ class PrefixCache:
 
     Every leaf owns one sequence of the runner, as long as its path; inner nodes own none, because any leaf below holds
     their tokens. Pages are shared inside the runner, so that a prefix of many conversations is stored once. What was
-    used least recently is cut first, from its tail on. Not thread-safe: the engine's thread is the only caller.
+    used least recently is cut first, from its tail on. The runner's sequences must be such that can be cut (StateCache
+    keeps others). Not thread-safe: the engine's thread is the only caller.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -46,15 +47,13 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens are kept. Changes nothing."""
-        return self._reach(tokens)[1]
+        return self._walk(tokens)[1]
 
     def fork(self, tokens: Sequence[int], length: int) -> int:
         """Return a new sequence that holds tokens[:length]; length must not exceed match(tokens)."""
         if length == 0:
             return self._runner.create_sequence()
-        node, _ = self._walk(tokens[:length])
-        if self._runner.can_truncate:
-            node = self._split(node, length)
+        node = self._split(self._walk(tokens[:length])[0], length)
         self._touch(node)
         return self._runner.fork_sequence(_sequence_below(node), length)
 
@@ -68,7 +67,7 @@ class PrefixCache:
         node, length = self._walk(tokens)
         if length == len(tokens):
             self._runner.free_sequence(sequence)
-            self._touch(self._split(node, length) if self._runner.can_truncate else node)
+            self._touch(self._split(node, length))
             return
         node = self._split(node, length)
         if node.sequence is not None:
@@ -89,8 +88,6 @@ class PrefixCache:
         leaf = min(self._leaves, key=lambda node: node.last_used)
         page = self._runner.page_size
         keep = max(leaf.start, (leaf.depth - max(pages, 1) * page) // page * page)
-        if not self._runner.can_truncate:
-            keep = leaf.start
         self.evicted_tokens += leaf.depth - keep
         if keep > leaf.start:
             assert leaf.sequence is not None
@@ -155,13 +152,6 @@ class PrefixCache:
                 break
         return node, length
 
-    def _reach(self, tokens: Sequence[int]) -> tuple[_Node, int]:
-        """Like _walk, for reuse: sequences that cannot be cut are of use whole or not at all."""
-        node, length = self._walk(tokens)
-        if not self._runner.can_truncate and (length < node.depth or node.children):
-            return self._root, 0
-        return node, length
-
     def _split(self, node: _Node, length: int) -> _Node:
         """Return the node that ends at `length`, cutting this one's edge in two where needed."""
         if length == node.depth:
@@ -188,13 +178,10 @@ class PrefixCache:
         self.tokens -= len(leaf.edge)
         if parent.children or parent is self._root:
             self._runner.free_sequence(sequence)
-        elif self._runner.can_truncate:
+        else:
             self._runner.truncate_sequence(sequence, parent.depth)
             parent.sequence = sequence
             self._leaves.add(parent)
-        else:
-            parent.sequence = sequence
-            self._remove(parent)
 
 
 def _view(node: _Node) -> PrefixView:

@@ -183,5 +183,7 @@ class Scheduler:
 
 
 def _text_ahead(generation: Generation) -> int:
-    """Pending tokens before the next image."""
-    return generation.images.text_end(generation.computed, len(generation.tokens)) - generation.computed
+    """Pending tokens before the next image or mark."""
+    computed = generation.computed
+    end = next((mark for mark in generation.marks if mark > computed), len(generation.tokens))
+    return min(generation.images.text_end(computed, end), end) - computed

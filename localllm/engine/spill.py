@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.prefix_cache import PrefixCache
 from localllm.engine.runner import Runner
+from localllm.engine.state_cache import StateCache
 
 # Prefilling less than this is not worth a file.
 LEAST_TOKENS = 64
@@ -19,7 +20,7 @@ class Spiller:
     What has been evicted before its turn comes is not written.
     """
 
-    def __init__(self, runner: Runner, cache: PrefixCache, wake_engine: Callable[[], None]) -> None:
+    def __init__(self, runner: Runner, cache: PrefixCache | StateCache, wake_engine: Callable[[], None]) -> None:
         self._runner = runner
         self._cache = cache
         self._wake_engine = wake_engine

@@ -1,0 +1,126 @@
+"""States that cannot be cut, of recurrent and hybrid models: kept whole, and found by the tokens that led to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localllm.engine.inspection import PrefixView
+from localllm.engine.runner import Runner
+
+# The last tokens of a prompt are often written otherwise in the next turn, such as the beginning of the answer.
+TAIL_TOKENS = 16
+# A long prompt is marked this often at most, so that an edit of an early message does not cost all of it.
+MARKS = 4
+LEAST_BETWEEN = 512
+
+
+def mark_places(length: int) -> list[int]:
+    """Where the state of a prompt of so many tokens is to be kept while it is computed, ascending."""
+    step = max(length // MARKS // LEAST_BETWEEN + 1, 1) * LEAST_BETWEEN
+    last = length - TAIL_TOKENS
+    return [*range(step, last, step), last] if last > TAIL_TOKENS else []
+
+
+@dataclass(eq=False, slots=True)
+class _State:
+    """A sequence of the runner, and the tokens that it stores."""
+
+    tokens: list[int]
+    sequence: int
+    last_used: int
+
+
+class StateCache:
+    """Stands where a PrefixCache would, for a runner whose sequences are of use whole or not at all.
+
+    A state that another continues goes before one that none does, the least recently used first. Not thread-safe: the
+    engine's thread is the only caller.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._states: list[_State] = []
+        self._clock = 0
+        self.evicted_tokens = 0
+
+    def __len__(self) -> int:
+        """Number of states kept, one sequence each."""
+        return len(self._states)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens behind all states."""
+        return sum(len(state.tokens) for state in self._states)
+
+    def match(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens the longest state of use holds. Changes nothing."""
+        found = self._longest(tokens)
+        return len(found.tokens) if found else 0
+
+    def fork(self, tokens: Sequence[int], length: int) -> int:
+        """Return a new sequence that holds tokens[:length], which is what `match` said, or nothing."""
+        if length == 0:
+            return self._runner.create_sequence()
+        state = self._exact(tokens[:length])
+        assert state is not None
+        self._touch(state)
+        return self._runner.fork_sequence(state.sequence, length)
+
+    def holder(self, tokens: Sequence[int]) -> int | None:
+        """Return the sequence that holds exactly these tokens, or None. It stays the cache's."""
+        state = self._exact(tokens)
+        return state.sequence if state else None
+
+    def insert(self, tokens: Sequence[int], sequence: int) -> None:
+        """Take over a sequence that holds exactly these tokens; it is freed at once if they are kept, or none."""
+        state = self._exact(tokens)
+        if state or not tokens:
+            self._runner.free_sequence(sequence)
+        else:
+            state = _State(list(tokens), sequence, 0)
+            self._states.append(state)
+        if state:
+            self._touch(state)
+
+    def evict(self, pages: int) -> bool:
+        """Forget one state, however many pages are wanted; False if none is left."""
+        if not self._states:
+            return False
+        state = min(self._states, key=lambda state: (not self._is_continued(state), state.last_used))
+        self._states.remove(state)
+        self._runner.free_sequence(state.sequence)
+        self.evicted_tokens += len(state.tokens)
+        return True
+
+    def drop_oldest(self) -> bool:
+        """Give one sequence handle back; False if no state is left."""
+        return self.evict(0)
+
+    def check_integrity(self) -> set[int]:
+        """Raise RuntimeError where the bookkeeping is wrong, and return the sequences owned."""
+        owned = {state.sequence for state in self._states}
+        if len(owned) != len(self._states) or len({tuple(state.tokens) for state in self._states}) != len(owned):
+            raise RuntimeError("state cache: a sequence or its tokens are kept twice")
+        for state in self._states:
+            if self._runner.sequence_length(state.sequence) != len(state.tokens):
+                raise RuntimeError(f"state cache: sequence {state.sequence} does not hold {len(state.tokens)} tokens")
+        return owned
+
+    def tree(self) -> tuple[PrefixView, ...]:
+        """The states for people to look at, the shortest first."""
+        ordered = sorted(self._states, key=lambda state: len(state.tokens))
+        return tuple(PrefixView(0, len(state.tokens), 1, state.last_used) for state in ordered)
+
+    def _longest(self, tokens: Sequence[int]) -> _State | None:
+        leading = (state for state in self._states if list(tokens[: len(state.tokens)]) == state.tokens)
+        return max(leading, key=lambda state: len(state.tokens), default=None)
+
+    def _exact(self, tokens: Sequence[int]) -> _State | None:
+        return next((state for state in self._states if state.tokens == list(tokens)), None)
+
+    def _is_continued(self, state: _State) -> bool:
+        length = len(state.tokens)
+        return any(len(other.tokens) > length and other.tokens[:length] == state.tokens for other in self._states)
+
+    def _touch(self, state: _State) -> None:
+        self._clock += 1
+        state.last_used = self._clock
