@@ -1,6 +1,7 @@
 """The Textual application: what is there for the whole run, colours, keys and the palette."""
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Iterable
@@ -61,6 +62,12 @@ class ChatApp(App[None]):
         loop = asyncio.get_running_loop()
         for number in LEAVE_ON:
             loop.add_signal_handler(number, self._leave_on, number)
+
+    def on_ready(self) -> None:
+        """The first picture stands: look for garbage again, though not among what the start brought."""
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
 
     def get_driver_class(self) -> type[Driver]:
         """Textual's choice, made to outlive its terminal."""

@@ -6,14 +6,16 @@ Two implementations: `engine_backend.EngineBackend` and `server_backend.ServerBa
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from localllm.engine.answer_parts import AnswerPart, PartKind
-from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
 from localllm.engine.tool_calls import ToolCall
 from localllm.errors import LocalLLMError
 from localllm.settings import Settings
+
+if TYPE_CHECKING:
+    from localllm.engine.inspection import EngineSnapshot
 
 # Told what is being done and which share of it is done, 0 to 1. Called on the thread that loads; what it raises ends
 # the load.

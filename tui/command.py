@@ -1,10 +1,11 @@
-"""localllm chat: the terminal chat. Imports nothing heavy until it runs."""
+"""localllm chat: the terminal chat, a command beside the others. Imports nothing heavy until it runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from localllm.cli import main as command_line
 from localllm.cli.options import (
     Backend,
     CpuMoe,
@@ -49,3 +50,6 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from tui.start import run_chat
 
     raise typer.Exit(run_chat(model, flags, sessions, host))
+
+
+command_line.app.command()(chat)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.engine.harmony import Splitter, answer_splitter
-from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
 from localllm.errors import RequestError
 from localllm.settings import Settings
@@ -17,6 +16,7 @@ from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, Mo
 
 if TYPE_CHECKING:
     from localllm.engine.backends import BackendChoice
+    from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.loaded_model import LoadedModel
     from localllm.engine.stream import GenerationStream
     from localllm.library.behaviour import Behaviour

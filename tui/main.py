@@ -1,15 +1,35 @@
 """The `localllm` program: the command line with the chat, which opens where no command is given."""
 
+import gc
 import sys
-
-from localllm.cli import main as command_line
-from tui.command import chat
-
-command_line.app.command()(chat)
 
 
 def main() -> None:
     """Run the command line; alone in a terminal, it is the chat."""
-    if len(sys.argv) == 1 and sys.stdin.isatty() and sys.stdout.isatty():
-        sys.argv.append("chat")
-    command_line.main()
+    in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    match sys.argv[1:]:
+        case [] if in_terminal:
+            _chat(None)
+        case ["chat"] if in_terminal:
+            _chat(None)
+        case ["chat", model] if in_terminal and not model.startswith("-"):
+            _chat(model)
+        case _:
+            import tui.command  # noqa: F401 - it is one of the commands
+            from localllm.cli import main as command_line
+
+            command_line.main()
+
+
+def _chat(model: str | None) -> None:
+    """Open the chat without flags: nothing is to be parsed, and what parses takes as long to import as all the rest."""
+    from localllm.cli.exit_code import ExitCode, errors_told
+
+    gc.disable()  # what is imported stays; the chat turns it on after its first picture
+    with errors_told():
+        try:
+            from tui.start import run_chat
+
+            sys.exit(run_chat(model, {}))
+        except KeyboardInterrupt:
+            sys.exit(ExitCode.INTERRUPTED)

@@ -1,6 +1,12 @@
-"""How a command ends, for scripts."""
+"""How a command ends, for scripts and for people."""
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from enum import IntEnum
+
+from localllm.cli import terminal
+from localllm.errors import LocalLLMError
 
 
 class ExitCode(IntEnum):
@@ -13,3 +19,16 @@ class ExitCode(IntEnum):
     FAILED = 1
     REFUSED = 2
     INTERRUPTED = 130
+
+
+@contextlib.contextmanager
+def errors_told() -> Iterator[None]:
+    """End the program where there is an error: one sentence on stderr and an exit code; --debug adds the traceback."""
+    try:
+        yield
+    except LocalLLMError as error:
+        terminal.fail(str(error), error)
+        sys.exit(ExitCode.REFUSED)
+    except Exception as error:
+        terminal.fail(f"{type(error).__name__}: {error}. This is a defect in localllm; --debug shows where.", error)
+        sys.exit(ExitCode.FAILED)

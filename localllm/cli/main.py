@@ -1,6 +1,5 @@
 """The entry point: commands, and how their errors reach the user."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ from localllm.cli.bench import bench
 from localllm.cli.config import config
 from localllm.cli.create import create
 from localllm.cli.doctor import doctor
-from localllm.cli.exit_code import ExitCode
+from localllm.cli.exit_code import errors_told
 from localllm.cli.list import list_models
 from localllm.cli.manage import copy, remove, verify
 from localllm.cli.plan import plan
@@ -20,7 +19,6 @@ from localllm.cli.remote import ps, stop
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
-from localllm.errors import LocalLLMError
 
 app = typer.Typer(
     name="localllm",
@@ -66,12 +64,6 @@ def root(
 
 
 def main() -> None:
-    """Run the command line. Every error ends in one sentence on stderr and an exit code; --debug adds the traceback."""
-    try:
+    """Run the command line. Every error ends in one sentence on stderr and an exit code."""
+    with errors_told():
         app()
-    except LocalLLMError as error:
-        terminal.fail(str(error), error)
-        sys.exit(ExitCode.REFUSED)
-    except Exception as error:
-        terminal.fail(f"{type(error).__name__}: {error}. This is a defect in localllm; --debug shows where.", error)
-        sys.exit(ExitCode.FAILED)

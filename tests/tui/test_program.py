@@ -1,8 +1,15 @@
 """The `localllm` program with the chat in it."""
 
+import gc
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+
+import pytest
+
+from localllm.errors import SettingsError
+from tui.main import main
 
 HEAVY = {"numba", "llvmlite", "textual", "fastapi", "llama_cpp", "tokenizers", "jinja2", "numpy"}
 
@@ -34,3 +41,44 @@ def test_without_a_terminal_the_chat_refuses_and_no_command_means_help() -> None
     assert refused.returncode == 2
     assert "needs a terminal" in refused.stderr
     assert "Commands:" in run([]).stderr
+
+
+@pytest.fixture
+def in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(("arguments", "model"), [([], None), (["chat"], None), (["chat", "qwen3:0.6b"], "qwen3:0.6b")])
+def test_a_chat_without_flags_opens_at_once(
+    arguments: list[str], model: str | None, in_terminal: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[object, ...]] = []
+    monkeypatch.setattr("tui.start.run_chat", lambda *given: opened.append(given) or 0)
+    monkeypatch.setattr(sys, "argv", ["localllm", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert (end.value.code, opened) == (0, [(model, {})])
+
+
+def test_a_chat_that_cannot_open_says_why(
+    in_terminal: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_given: object) -> int:
+        raise SettingsError("config.toml: top_k should be an integer.")
+
+    monkeypatch.setattr("tui.start.run_chat", refuse)
+    monkeypatch.setattr(sys, "argv", ["localllm"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "top_k should be an integer" in capsys.readouterr().err
+
+
+def test_what_the_first_picture_does_not_need_is_not_imported() -> None:
+    script = "import json, sys; import tui.main, tui.start, tui.engine_backend; print(json.dumps(sorted(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(result.stdout)}
+    assert loaded.isdisjoint((HEAVY | {"typer", "pydantic", "markdown_it", "httpx", "psutil"}) - {"textual"})

@@ -5,12 +5,13 @@ import re
 import pytest
 import typer.main
 
+import tui.command  # noqa: F401 - it is one of the commands
+from localllm.cli import main as command_line
 from localllm.settings import Settings
 from models.builtin.training.corpus import TITLE_PROMPT
 from models.builtin.training.tables import table
 from tui import conversation
 from tui.commands.table import COMMANDS
-from tui.main import command_line
 
 ANSWERS = [row["answer"] for row in table("help")["help"]] + [
     row["answer"] for row in table("small_talk")["talk"] if "answer" in row
