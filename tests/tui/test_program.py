@@ -43,37 +43,38 @@ def test_without_a_terminal_the_chat_refuses_and_no_command_means_help() -> None
     assert "Commands:" in run([]).stderr
 
 
-@pytest.fixture
-def in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    for stream in (sys.stdin, sys.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
+@pytest.fixture(autouse=True)
+def collecting() -> Iterator[None]:
     yield
     gc.enable()
 
 
-@pytest.mark.parametrize(("arguments", "model"), [([], None), (["chat"], None), (["chat", "qwen3:0.6b"], "qwen3:0.6b")])
-def test_a_chat_without_flags_opens_at_once(
-    arguments: list[str], model: str | None, in_terminal: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[tuple[object, ...]] = []
-    monkeypatch.setattr("tui.start.run_chat", lambda *given: opened.append(given) or 0)
+def start_in_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Run the program as far as the chat, and return its exit code."""
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "argv", ["localllm", *arguments])
     with pytest.raises(SystemExit) as end:
         main()
-    assert (end.value.code, opened) == (0, [(model, {})])
+    return end.value.code
 
 
-def test_a_chat_that_cannot_open_says_why(
-    in_terminal: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("arguments", "model"), [([], None), (["chat"], None), (["chat", "qwen3:0.6b"], "qwen3:0.6b")])
+def test_a_chat_without_flags_opens_at_once(
+    arguments: list[str], model: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[tuple[object, ...]] = []
+    monkeypatch.setattr("tui.start.run_chat", lambda *given: opened.append(given) or 0)
+    assert start_in_a_terminal(arguments, monkeypatch) == 0
+    assert opened == [(model, {})]
+
+
+def test_a_chat_that_cannot_open_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(*_given: object) -> int:
         raise SettingsError("config.toml: top_k should be an integer.")
 
     monkeypatch.setattr("tui.start.run_chat", refuse)
-    monkeypatch.setattr(sys, "argv", ["localllm"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
+    assert start_in_a_terminal([], monkeypatch) == 2
     assert "top_k should be an integer" in capsys.readouterr().err
 
 
