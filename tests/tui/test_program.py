@@ -64,7 +64,12 @@ def test_a_chat_without_flags_opens_at_once(
     arguments: list[str], model: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[object, ...]] = []
-    monkeypatch.setattr("tui.start.run_chat", lambda *given: opened.append(given) or 0)
+
+    def open_chat(*given: object) -> int:
+        opened.append(given)
+        return 0
+
+    monkeypatch.setattr("tui.start.run_chat", open_chat)
     assert start_in_a_terminal(arguments, monkeypatch) == 0
     assert opened == [(model, {})]
 
