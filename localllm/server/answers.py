@@ -40,7 +40,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Answer:
-    """All pieces of an answer together."""
+    """All pieces of an answer together. reasoning_tokens: those up to the end of its reasoning."""
 
     content: str = ""
     reasoning: str = ""
@@ -48,6 +48,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     last: TokenEvent = field(default_factory=TokenEvent)
+    reasoning_tokens: int = 0
 
     def add(self, piece: Piece) -> None:
         """Append a piece."""
@@ -57,6 +58,8 @@ class Answer:
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs
         self.last = piece.last or self.last
+        if piece.reasoning:
+            self.reasoning_tokens = len(self.token_ids)
 
 
 class AnswerReader:

@@ -20,9 +20,10 @@ from localllm.server.front.model import ForeignModel, not_told
 from localllm.server.images import image_part, image_part_of_url, plain, text_part
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
-from localllm.server.ollama.options import stop_strings
-from localllm.server.openai.translate import prepare_chosen
-from localllm.server.responses import SSE, connected, respond, sse, with_errors
+from localllm.server.ollama.translate import load_progress, progress_of
+from localllm.server.openai import translate
+from localllm.server.openai.schema import Extensions
+from localllm.server.responses import SSE, LoadLines, connected, respond, sse, with_errors
 from localllm.server.service import Prepared, Run, Service, TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
@@ -58,14 +59,13 @@ class CountBody(BaseModel):
     thinking: Object | None = None
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, Extensions):
     """/v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
     stream: bool = False
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=MAX_INT)] = 40
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stop_sequences: list[str] | None = None
 
 
@@ -73,7 +73,13 @@ class MessagesBody(CountBody):
 async def messages(body: MessagesBody, request: Request, service: TheService) -> Response:
     """Answer a conversation."""
     chat_of(body)
-    running = service.run(body.model, None, lambda model, behaviour: _prepare(model, behaviour, body))
+    load_lines = LoadLines(lambda state: _ping(load_progress(state)), _error_event) if body.progress else None
+    running = service.run(
+        body.model,
+        translate.keep_alive(body),
+        lambda model, behaviour: _prepare(model, behaviour, body),
+        load_lines.told if load_lines else None,
+    )
 
     async def whole(run: Run) -> Object:
         (answer,) = await run.answers()
@@ -87,7 +93,8 @@ async def messages(body: MessagesBody, request: Request, service: TheService) ->
     def lines(run: Run) -> AsyncGenerator[bytes, None]:
         return with_errors(_events(body, run), _error_event)
 
-    return await respond(request, running, whole=whole, lines=lines if body.stream else None, media_type=SSE)
+    streamed = lines if body.stream else None
+    return await respond(request, running, whole=whole, lines=streamed, media_type=SSE, load_lines=load_lines)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -125,14 +132,13 @@ def chat_of(body: CountBody) -> Chat:
 
 
 def _prepare(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: MessagesBody) -> list[Prepared]:
-    sampling = SamplingParams(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, min_p=0.0)
-    stop = (*stop_strings(body.stop_sequences or []), *behaviour.stop)
-    limits = Limits(sampling, body.max_tokens, stop, given=frozenset(body.model_fields_set))
+    sampled = translate.sampled_of(body, body.temperature, body.top_p)
+    sampling = translate.sampling_of(sampled, None, behaviour)
+    limits = translate.limits_of(body, sampling, body.max_tokens, behaviour, body.stop_sequences)
     choice = body.tool_choice or {}
     kind = choice.get("type", "auto")
-    return [
-        prepare_chosen(model, with_defaults(chat_of(body), behaviour), limits, choice if kind == "tool" else str(kind))
-    ]
+    chosen = choice if kind == "tool" else str(kind)
+    return [translate.prepare_chosen(model, with_defaults(chat_of(body), behaviour), limits, chosen)]
 
 
 def _messages(message: Message) -> list[Object]:
@@ -237,6 +243,8 @@ async def _events(body: MessagesBody, run: Run) -> AsyncGenerator[bytes, None]:
     blocks = _BlockWriter()
     answer = Answer()
     async for piece in run.pieces():
+        if piece.progress and body.progress:
+            yield _ping(progress_of(piece.progress))
         for line in blocks.write(piece):
             yield line
         answer.add(piece)
@@ -245,6 +253,11 @@ async def _events(body: MessagesBody, run: Run) -> AsyncGenerator[bytes, None]:
     reason = _stop_reason(answer.last, bool(answer.calls))
     yield _event("message_delta", delta={"stop_reason": reason, "stop_sequence": None}, usage=_usage(answer.last))
     yield _event("message_stop")
+
+
+def _ping(progress: Object) -> bytes:
+    """How far a request has come: in an event that clients pass over, before the message or within it."""
+    return _event("ping", progress=progress)
 
 
 class _BlockWriter:

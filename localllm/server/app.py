@@ -23,6 +23,7 @@ from localllm.server.ollama import embed, generate, library, models
 from localllm.server.openai import chat, completions, responses
 from localllm.server.openai import models as openai_models
 from localllm.server.options import ServerOptions
+from localllm.server.responses import defect
 from localllm.server.security import Gate
 from localllm.server.service import Service
 
@@ -100,4 +101,4 @@ async def _show_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _show_defect(request: Request, error: Exception) -> JSONResponse:
-    return _body(request, 500, f"{type(error).__name__} in localllm; its log has more")
+    return _body(request, 500, defect(error))

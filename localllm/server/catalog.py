@@ -10,6 +10,7 @@ from gguf_io import open_model
 from localllm.errors import LocalLLMError
 from localllm.library import errors as library_errors
 from localllm.library.behaviour import Behaviour, behaviour_of
+from localllm.library.entry import LibraryModel
 from localllm.library.lookup import all_models, find, is_path
 from localllm.library.names import ModelName
 from localllm.library.summary import ModelSummary, summarize
@@ -20,11 +21,15 @@ from localllm.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that can be asked for, by name. behaviour: what its manifest adds to requests."""
+    """A model that can be asked for, by name. behaviour: what its manifest adds to requests.
+
+    model: as the library has it.
+    """
 
     name: str
     path: Path
     behaviour: Behaviour = field(default_factory=Behaviour, compare=False)
+    model: LibraryModel | None = field(default=None, compare=False)
 
     @property
     def modified_at(self) -> str:
@@ -54,8 +59,7 @@ class Catalog:
     def entries(self) -> list[CatalogEntry]:
         """All models whose files can be read, those named at the start first."""
         paths = {entry.path for entry in self._served}
-        found = (CatalogEntry(model.name, model.path) for model in all_models(self.settings))
-        library = [entry for entry in found if entry.path not in paths]
+        library = [_listed(model) for model in all_models(self.settings) if model.path not in paths]
         return [entry for entry in (*self._served, *library) if _is_model(entry.path)]
 
     def find(self, name: str) -> CatalogEntry:
@@ -71,7 +75,7 @@ class Catalog:
             model = find(name, self.settings)
         except library_errors.ModelNotFoundError:
             raise ModelNotFoundError(name) from None
-        return CatalogEntry(model.name, model.path, behaviour_of(model))
+        return _entry(model.name, model)
 
 
 def check_name(name: str) -> str:
@@ -100,7 +104,19 @@ def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
 def _served(name: str, settings: Settings) -> CatalogEntry:
     model = find(name, settings)
     shown = model.path.name.removesuffix(".gguf") if is_path(name) else name
-    return CatalogEntry(shown, model.path, behaviour_of(model))
+    return _entry(shown, model)
+
+
+def _listed(model: LibraryModel) -> CatalogEntry:
+    """An entry even where the manifest cannot be followed: asking for the model tells why."""
+    try:
+        return _entry(model.name, model)
+    except library_errors.LibraryError:
+        return CatalogEntry(model.name, model.path, model=model)
+
+
+def _entry(name: str, model: LibraryModel) -> CatalogEntry:
+    return CatalogEntry(name, model.path, behaviour_of(model), model)
 
 
 def _is_model(path: Path) -> bool:

@@ -103,9 +103,10 @@ def prepare_chat(model: LoadedModel | ForeignModel, chat: Chat, limits: Limits) 
     )
     if constraint is None:
         calls = template.tool_call_markers if chat.tools else ()
-        return Prepared(request, answer_splitter(template.reasoning_markers, calls, prompt.starts_in_reasoning))
+        splitter = answer_splitter(template.reasoning_markers, calls, prompt.starts_in_reasoning)
+        return Prepared(request, splitter, prompt.text)
     answer = ForcedCall() if chat.calls else None
-    return Prepared(request, ThinkingFirst(first, answer) if first else answer)
+    return Prepared(request, ThinkingFirst(first, answer) if first else answer, prompt.text)
 
 
 def can_think(template: ChatTemplate | ForeignTemplate) -> bool:

@@ -60,11 +60,7 @@ class MemoryLoader:
 
         Raises OutOfMemoryError with the sums, ModelFileError and its kin.
         """
-        settings = self._settings
-        if lora := entry.behaviour.settings.get("lora"):
-            settings = replace(settings, lora=settings.lora or str(lora))
-        if mmproj := entry.behaviour.settings.get("mmproj"):
-            settings = replace(settings, mmproj=settings.mmproj or str(mmproj))
+        settings = with_files(self._settings, entry)
         room = self._room(beside, coming)
         try:
             with open_model(entry.path) as file:
@@ -116,6 +112,15 @@ class MemoryLoader:
             held = sum(map(_held, beside)) + sum(plan.needed for plan in coming)
             room = min(room, self._options.memory_bytes - held)
         return room
+
+
+def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
+    """The settings with the adapters and the projector of the model's manifest, where they name none themselves."""
+    if lora := entry.behaviour.settings.get("lora"):
+        settings = replace(settings, lora=settings.lora or str(lora))
+    if mmproj := entry.behaviour.settings.get("mmproj"):
+        settings = replace(settings, mmproj=settings.mmproj or str(mmproj))
+    return settings
 
 
 def _plan_llama(entry: CatalogEntry, settings: Settings, file: ModelFile, room: int) -> LoadPlan:

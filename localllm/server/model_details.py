@@ -8,9 +8,13 @@ from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.metadata import MetadataArray
 from gpu_offload.reranker import is_reranker
 from localllm.cli.terminal import human_count
+from localllm.engine.backends import choose_backend
+from localllm.engine.projectors import projector_of
 from localllm.library.listing import file_type
-from localllm.server.catalog import facts_of
+from localllm.server.catalog import CatalogEntry, facts_of
 from localllm.server.chat import can_think
+from localllm.server.loading import with_files
+from localllm.settings import Settings
 
 
 def details_of(path: Path) -> dict[str, Any]:
@@ -22,15 +26,31 @@ def details_of(path: Path) -> dict[str, Any]:
         "family": summary.architecture,
         "families": [summary.architecture],
         "parameter_size": human_count(summary.parameters).replace(" ", ""),
-        "quantization_level": _quantization(path),
+        "quantization_level": _quantization(path, path.stat().st_mtime_ns),
         "context_length": summary.context or 0,
         "embedding_length": summary.width or 0,
     }
 
 
-def capabilities_of(path: Path) -> list[str]:
-    """What requests may ask of a model: completion, embedding or reranking, and tools, thinking, insert."""
-    return list(_capabilities(path, path.stat().st_mtime_ns))
+def capabilities_of(entry: CatalogEntry, projector: Path | None) -> list[str]:
+    """What requests may ask of a model: completion, embedding or reranking, and tools, thinking, insert, vision.
+
+    Read from its file and its template once, as long as the file does not change. Raises ModelFileError and its kin.
+    """
+    found = _capabilities(entry.path, entry.path.stat().st_mtime_ns, entry.behaviour.template)
+    return [*found, *(["vision"] if projector and "completion" in found else [])]
+
+
+def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:
+    """The file that lets a model see; None where there is none, or where not llama.cpp computes the model.
+
+    Raises RequestError for a named one that is not there.
+    """
+    if settings.backend == "native":
+        return None
+    path = entry.path
+    changed = path.stat().st_mtime_ns, path.parent.stat().st_mtime_ns
+    return _projector(path, changed, with_files(settings, entry))
 
 
 def model_info(path: Path, verbose: bool) -> dict[str, Any]:
@@ -60,13 +80,13 @@ def _json(value: Any, verbose: bool) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _capabilities(path: Path, _changed: int) -> tuple[str, ...]:
+def _capabilities(path: Path, _changed: int, template_source: str | None) -> tuple[str, ...]:
     with open_model(path) as file:
         if is_reranker(file):
             return ("reranking",)
         if embeds_only(file):
             return ("embedding",)
-        template, tokenizer = load_chat_template(file), load_tokenizer(file)
+        template, tokenizer = load_chat_template(file, template_source), load_tokenizer(file)
         found = {
             "completion": True,
             "tools": template.supports_tools,
@@ -76,12 +96,20 @@ def _capabilities(path: Path, _changed: int) -> tuple[str, ...]:
     return tuple(name for name, there in found.items() if there)
 
 
+@lru_cache(maxsize=256)
+def _projector(path: Path, _changed: tuple[int, int], settings: Settings) -> Path | None:
+    with open_model(path) as file:
+        found = projector_of(file, settings)
+        return found if found and choose_backend(file, settings).backend == "llama" else None
+
+
 def embeds_only(file: ModelFile) -> bool:
     """Whether a file says how its vectors are pooled, which only embedding models do."""
     return f"{file.architecture}.pooling_type" in file.metadata
 
 
-def _quantization(path: Path) -> str:
+@lru_cache(maxsize=256)
+def _quantization(path: Path, _changed: int) -> str:
     """The name of `general.file_type`, or the block format that holds most bytes."""
     with open_model(path) as file:
         return file_type(file) or facts_of(path).summary.quantization

@@ -14,10 +14,11 @@ from localllm.server.chat import check_roles, infill_tokens, prepare_text
 from localllm.server.front.model import ForeignModel, not_told
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
+from localllm.server.ollama.translate import load_progress, progress_of
 from localllm.server.openai.chat import error_event, usage
 from localllm.server.openai.schema import Message, Sampled, Tool
 from localllm.server.openai.translate import keep_alive, limits_of, message_of, offered_tools, sampling_of
-from localllm.server.responses import SSE, connected, respond, sse, with_errors
+from localllm.server.responses import SSE, LoadLines, connected, respond, sse, with_errors
 from localllm.server.service import Prepared, Run, Service, TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["Native"])
@@ -118,14 +119,21 @@ async def infill(body: InfillBody, request: Request, service: TheService) -> Res
         }
 
     def lines(run: Run) -> AsyncGenerator[bytes, None]:
-        return with_errors(_events(run), error_event)
+        return with_errors(_events(run, progress if body.progress else None), error_event)
 
-    running = service.run(body.model, keep_alive(body), prepare)
-    return await respond(request, running, whole=whole, lines=lines if body.stream else None, media_type=SSE)
+    def progress(told: dict[str, Any]) -> bytes:
+        return sse({"content": "", "stop": False, "progress": told})
+
+    load_lines = LoadLines(lambda state: progress(load_progress(state)), error_event) if body.progress else None
+    running = service.run(body.model, keep_alive(body), prepare, load_lines.told if load_lines else None)
+    streamed = lines if body.stream else None
+    return await respond(request, running, whole=whole, lines=streamed, media_type=SSE, load_lines=load_lines)
 
 
-async def _events(run: Run) -> AsyncGenerator[bytes, None]:
+async def _events(run: Run, progress: Callable[[dict[str, Any]], bytes] | None) -> AsyncGenerator[bytes, None]:
     async for piece in run.pieces():
+        if piece.progress and progress:
+            yield progress(progress_of(piece.progress))
         if piece.content:
             yield sse({"content": piece.content, "stop": False})
         if piece.last:

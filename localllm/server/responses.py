@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -11,8 +12,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from localllm.errors import LocalLLMError
-from localllm.server.errors import ClientGoneError
+from localllm.server.errors import ApiError, ClientGoneError
 from localllm.server.load_watch import LoadState
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RunT = TypeVar("RunT")
@@ -146,6 +149,11 @@ class ClosingStream(StreamingResponse):
             await self._held.aclose()
 
 
+def defect(error: Exception) -> str:
+    """What a client is told of an error that should not have happened."""
+    return f"{type(error).__name__} in localllm; its log has more"
+
+
 def ndjson(value: Any) -> bytes:
     """One line of a stream of JSON objects."""
     return dumps(value) + b"\n"
@@ -168,12 +176,15 @@ def dumps(value: Any) -> bytes:
 async def with_errors(
     lines: AsyncIterator[bytes], error_line: Callable[[LocalLLMError], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Pass lines on; an error after the first byte becomes a line of its own, the last."""
+    """Pass lines on; an error after the first byte, a defect too, becomes a line of its own, the last."""
     try:
         async for line in lines:
             yield line
     except LocalLLMError as error:
         yield error_line(error)
+    except Exception as error:
+        log.exception("a stream ended with %r", error)
+        yield error_line(ApiError(500, defect(error)))
     finally:
         if isinstance(lines, AsyncGenerator):
             await lines.aclose()

@@ -28,10 +28,11 @@ from localllm.server.options import ServerOptions
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request as a route has translated it, and how its answer is to be split."""
+    """A request as a route has translated it, and how its answer is to be split. rendered: a conversation's text."""
 
     request: GenerationRequest | ForeignRequest
     splitter: Splitter | None = None
+    rendered: str = ""
 
 
 # On another thread, from the model and what its manifest adds.

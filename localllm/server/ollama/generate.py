@@ -1,20 +1,24 @@
 """/api/generate and /api/chat."""
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, cast
 
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
+from localllm.engine.loaded_model import LoadedModel
+from localllm.engine.request import GenerationRequest
 from localllm.errors import LocalLLMError
 from localllm.server.answers import Answer, Piece
 from localllm.server.front.catalog import ForeignLease
+from localllm.server.front.model import not_told
 from localllm.server.json_body import JsonRoute
 from localllm.server.models_manager import Lease
 from localllm.server.ollama import translate
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
 from localllm.server.ollama.translate import load_progress
-from localllm.server.responses import NDJSON, LoadLines, ndjson, respond, with_errors
+from localllm.server.responses import NDJSON, LoadLines, connected, ndjson, respond, with_errors
 from localllm.server.service import Prepare, Run, Service, TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
@@ -104,6 +108,8 @@ async def _answer(body: Common, say: Say, prepare: Prepare, request: Request, se
     def lines(run: Run) -> AsyncGenerator[bytes, None]:
         return with_errors(_lines(body, say, run), _error_line)
 
+    if body.debug_render_only:
+        return JSONResponse(await connected(request, _rendered(body, say, prepare, service)))
     load_lines = _load_lines(body, say(Piece(), 0)) if body.progress else None
     told = load_lines.told if load_lines else None
     running = service.run(body.model, translate.keep_alive(body.keep_alive), prepare, told)
@@ -111,6 +117,19 @@ async def _answer(body: Common, say: Say, prepare: Prepare, request: Request, se
     return await respond(
         request, running, whole=whole, lines=lines if streams else None, media_type=NDJSON, load_lines=load_lines
     )
+
+
+async def _rendered(body: Common, say: Say, prepare: Prepare, service: Service) -> dict[str, Any]:
+    """The prompt's text, for who looks for a mistake in a template; nothing is computed."""
+    async with service.lease(body.model, translate.keep_alive(body.keep_alive)) as lease:
+        model = lease.model
+        if not isinstance(model, LoadedModel):
+            raise not_told("the text of a prompt")
+        (prepared,) = await to_thread.run_sync(prepare, model, (await service.find(body.model)).behaviour)
+    request = cast("GenerationRequest", prepared.request)
+    text = prepared.rendered or model.tokenizer.decode(request.prompt)
+    told = {"rendered_template": text, **({"image_count": len(request.images)} if request.images else {})}
+    return translate.line(body.model, say(Piece(), 0), _debug_info=told)
 
 
 async def _lines(body: Common, say: Say, run: Run) -> AsyncGenerator[bytes, None]:

@@ -56,8 +56,9 @@ async def pull_model(body: PullBody, request: Request, service: TheService) -> R
 async def create_model(body: CreateBody, request: Request, service: TheService) -> Response:
     """Make a model from another one, or from an uploaded file."""
     name = ModelName.parse(check_name(body.model))
-    if body.draft_files:
-        raise ApiError(400, "draft_files is not supported")
+    for field in ("draft_files", "renderer", "parser"):
+        if getattr(body, field):
+            raise ApiError(400, f"{field} is not supported; leave it out")
     if body.quantize and body.quantize.upper() not in TYPES:
         raise ApiError(400, f"there is no type {body.quantize[:32]!r}; there are {', '.join(TYPES)}")
     recipe = _recipe(body)

@@ -1,6 +1,7 @@
 """Which models there are, what they are, and which are loaded."""
 
-import json
+import contextlib
+import time
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -10,20 +11,24 @@ from anyio import to_thread
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse
 
-from localllm.library.behaviour import SETTING_OF, Behaviour
-from localllm.server.catalog import Catalog, CatalogEntry, facts_of
+from localllm.errors import LocalLLMError
+from localllm.server.catalog import Catalog, facts_of
 from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.front.catalog import ForeignCatalog, ForeignEntry
 from localllm.server.json_body import JsonRoute
-from localllm.server.model_details import capabilities_of, details_of, model_info, tensors_of
+from localllm.server.model_details import capabilities_of, details_of, projector_for
 from localllm.server.models_manager import Slot
 from localllm.server.ollama import foreign
 from localllm.server.ollama.schema import ShowBody
+from localllm.server.ollama.showing import shown
 from localllm.server.ollama.translate import load_progress
 from localllm.server.options import FOREVER
 from localllm.server.service import TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
+
+# How long a list of models is held up by finding out what they can do; what is known stays known for the next one.
+_LIST_SECONDS = 2.0
 
 # A date that no program takes for near, where a model stays for good.
 _NEVER = datetime(2318, 1, 1, tzinfo=UTC)
@@ -59,7 +64,8 @@ async def show(body: ShowBody, service: TheService) -> dict[str, Any]:
     entry = await service.find(body.model)
     if isinstance(entry, ForeignEntry):
         return foreign.show(entry)
-    return await to_thread.run_sync(_show, entry, bool(body.verbose))
+    assert isinstance(service.catalog, Catalog)
+    return await to_thread.run_sync(shown, entry, service.catalog.settings, body)
 
 
 @router.get("/api/ps")
@@ -73,8 +79,12 @@ async def ps(service: TheService) -> dict[str, Any]:
 
 
 def _tags(catalog: Catalog) -> list[dict[str, Any]]:
-    return [
-        {
+    """All models. What a file and its template can do is only known by trying: the list does not wait long for it."""
+    patience_ends = time.monotonic() + _LIST_SECONDS
+    rows = []
+    for entry in catalog.entries():
+        facts = facts_of(entry.path)
+        row: dict[str, Any] = {
             "name": entry.name,
             "model": entry.name,
             "modified_at": entry.modified_at,
@@ -82,45 +92,11 @@ def _tags(catalog: Catalog) -> list[dict[str, Any]]:
             "digest": facts.digest,
             "details": details_of(entry.path),
         }
-        for entry, facts in ((entry, facts_of(entry.path)) for entry in catalog.entries())
-    ]
-
-
-def _show(entry: CatalogEntry, verbose: bool) -> dict[str, Any]:
-    summary = facts_of(entry.path).summary
-    behaviour = entry.behaviour
-    parameters = _parameters(behaviour)
-    said: dict[str, Any] = {"system": behaviour.system} if behaviour.system else {}
-    said |= {"messages": list(behaviour.messages)} if behaviour.messages else {}
-    return {
-        "modelfile": _modelfile(entry, parameters),
-        "parameters": "\n".join(parameters),
-        "template": behaviour.template or summary.chat_template or "{{ .Prompt }}",
-        **said,
-        "details": details_of(entry.path),
-        "model_info": model_info(entry.path, verbose),
-        "tensors": tensors_of(entry.path) if verbose else [],
-        "capabilities": capabilities_of(entry.path),
-        "modified_at": entry.modified_at,
-    }
-
-
-def _modelfile(entry: CatalogEntry, parameters: list[str]) -> str:
-    """The recipe that makes the model of its file: what `create` would take."""
-    behaviour = entry.behaviour
-    lines = [f"FROM {entry.name}", *(f"PARAMETER {line}" for line in parameters)]
-    if lora := behaviour.settings.get("lora"):
-        lines += [f"ADAPTER {Path(path).name}" for path in str(lora).split(",")]
-    if behaviour.system:
-        lines.append(f'SYSTEM """{behaviour.system}"""')
-    lines += [f'MESSAGE {message["role"]} """{message["content"]}"""' for message in behaviour.messages]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _parameters(behaviour: Behaviour) -> list[str]:
-    """What a manifest sets, a line each, as Modelfiles have it."""
-    lines = [f"{name} {behaviour.settings[own]}" for name, own in SETTING_OF.items() if own in behaviour.settings]
-    return [*lines, *(f"stop {json.dumps(stop, ensure_ascii=False)}" for stop in behaviour.stop)]
+        if time.monotonic() < patience_ends:
+            with contextlib.suppress(LocalLLMError):  # a request for this model is told what is wrong with it
+                row["capabilities"] = capabilities_of(entry, projector_for(entry, catalog.settings))
+        rows.append(row)
+    return rows
 
 
 def _loaded(slot: Slot) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Common(Body):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     progress: bool = False
+    debug_render_only: Annotated[bool, Field(alias="_debug_render_only")] = False
 
 
 class GenerateBody(Common):
@@ -117,10 +118,12 @@ class EmbeddingsBody(Body):
 
 
 class ShowBody(Body):
-    """/api/show."""
+    """/api/show. system, options: told as if the model had them."""
 
     model: ModelName = ""
     verbose: bool | None = None
+    system: str | None = None
+    options: dict[str, Any] | None = None
 
 
 class PullBody(Body):
@@ -156,5 +159,7 @@ class CreateBody(Body):
     system: str | None = None
     parameters: dict[str, Any] | None = None
     messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
-    quantize: str | None = None
+    quantize: Annotated[str | None, Field(validation_alias=AliasChoices("quantize", "quantization"))] = None
+    renderer: str | None = None
+    parser: str | None = None
     stream: bool | None = None

@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -44,7 +44,7 @@ async def chat_completions(body: ChatBody, request: Request, service: TheService
         return {
             **_head(body.model, "chat.completion", f"chatcmpl-{secrets.token_hex(12)}"),
             "choices": [_choice(run, index, answer) for index, answer in enumerate(answers)],
-            "usage": usage([answer.last for answer in answers]),
+            "usage": _usage(answers),
         }
 
     chunks = (lambda run: _chunks(body, head, run)) if body.stream else None
@@ -101,7 +101,7 @@ async def _chunks(body: ChatBody, head: dict[str, Any], run: Run) -> AsyncGenera
         if piece.last:
             yield _chunk(head, index, {}, finish_reason=finish_reason(piece.last, bool(answer.calls)))
     if body.stream_options and body.stream_options.include_usage:
-        yield sse({**head, "choices": [], "usage": usage([answer.last for answer in answers])})
+        yield sse({**head, "choices": [], "usage": _usage(answers)})
     yield DONE
 
 
@@ -139,6 +139,12 @@ def finish_reason(last: TokenEvent, calls: bool) -> str:
     if calls:
         return "tool_calls"
     return "length" if last.finish_reason is FinishReason.LENGTH else "stop"
+
+
+def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    reasoning = sum(answer.reasoning_tokens for answer in answers)
+    details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
+    return {**usage([answer.last for answer in answers]), **details}
 
 
 def usage(lasts: list[TokenEvent]) -> dict[str, Any]:

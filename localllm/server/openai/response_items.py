@@ -4,10 +4,14 @@ import json
 import secrets
 from typing import Any
 
+from localllm.errors import LocalLLMError
 from localllm.server.answers import Answer, Piece
+from localllm.server.errors import openai_error, status_of
 from localllm.server.responses import sse
 
 Item = dict[str, Any]
+
+_PREFIXES = {"reasoning": "rs", "message": "msg"}
 
 
 class ItemWriter:
@@ -23,6 +27,21 @@ class ItemWriter:
         """One event, numbered."""
         self._sequence += 1
         return sse({"type": kind, "sequence_number": self._sequence - 1, **fields}, event=kind)
+
+    def begin(self, response: Item) -> list[bytes]:
+        """The events that every stream begins with, once."""
+        if self._sequence:
+            return []
+        return [self.event(kind, response=response) for kind in ("response.created", "response.in_progress")]
+
+    def progress(self, told: Item) -> bytes:
+        """How far a request has come, in an event that OpenAI lacks."""
+        return self.event("localllm.progress", progress=told)
+
+    def error(self, error: LocalLLMError) -> bytes:
+        """The event of an error."""
+        told = openai_error(status_of(error), str(error))["error"]
+        return self.event("error", **{name: told[name] for name in ("code", "message", "param")})
 
     def add_all(self, answer: Answer) -> None:
         """Make the items of a whole answer."""
@@ -67,7 +86,12 @@ class ItemWriter:
 
     def _begin(self, kind: str) -> list[bytes]:
         self._open, self._text = kind, ""
-        item: Item = {"type": kind, "id": f"{kind[:3]}_{secrets.token_hex(12)}", "status": "in_progress", "content": []}
+        item: Item = {
+            "type": kind,
+            "id": f"{_PREFIXES[kind]}_{secrets.token_hex(12)}",
+            "status": "in_progress",
+            "content": [],
+        }
         more: Item = {"role": "assistant"} if kind == "message" else {"summary": []}
         item |= more
         self.items.append(item)

@@ -7,18 +7,19 @@ from collections.abc import AsyncGenerator
 from fastapi import APIRouter, Request, Response
 
 from localllm.engine.loaded_model import LoadedModel
-from localllm.engine.request import FinishReason, TokenEvent
-from localllm.errors import LocalLLMError
+from localllm.engine.request import FinishReason
 from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer
 from localllm.server.chat import TEXT_ONLY, Chat, with_defaults
-from localllm.server.errors import ApiError, openai_error, status_of
+from localllm.server.errors import ApiError
 from localllm.server.front.model import ForeignModel
 from localllm.server.json_body import JsonRoute
+from localllm.server.load_watch import LoadState
+from localllm.server.ollama.translate import load_progress, progress_of
 from localllm.server.openai import translate
 from localllm.server.openai.response_items import Item, ItemWriter
-from localllm.server.openai.schema import ResponsesBody, Sampled
-from localllm.server.responses import SSE, respond, sse, with_errors
+from localllm.server.openai.schema import ResponsesBody
+from localllm.server.responses import SSE, LoadLines, respond, with_errors
 from localllm.server.service import Prepared, Run, TheService
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
@@ -30,20 +31,30 @@ STATEFUL = ("previous_response_id", "conversation", "background")
 async def responses(body: ResponsesBody, request: Request, service: TheService) -> Response:
     """Answer a conversation."""
     chat_of(body)
+    writer = ItemWriter()
+    begun = _begun(body)
+
+    def load_line(state: LoadState) -> bytes:
+        return b"".join([*writer.begin(begun), writer.progress(load_progress(state))])
+
+    load_lines = LoadLines(load_line, writer.error) if body.progress else None
     running = service.run(
-        body.model, translate.keep_alive(body), lambda model, behaviour: _prepare(model, behaviour, body)
+        body.model,
+        translate.keep_alive(body),
+        lambda model, behaviour: _prepare(model, behaviour, body),
+        load_lines.told if load_lines else None,
     )
 
     async def whole(run: Run) -> Item:
         (answer,) = await run.answers()
-        writer = ItemWriter()
         writer.add_all(answer)
-        return _response(body, _identity(), answer.last, writer.items)
+        return _ended(begun, answer, writer.items)
 
     def lines(run: Run) -> AsyncGenerator[bytes, None]:
-        return with_errors(_events(body, run), _error_event)
+        return with_errors(_events(body, run, writer, begun), writer.error)
 
-    return await respond(request, running, whole=whole, lines=lines if body.stream else None, media_type=SSE)
+    streamed = lines if body.stream else None
+    return await respond(request, running, whole=whole, lines=streamed, media_type=SSE, load_lines=load_lines)
 
 
 def chat_of(body: ResponsesBody) -> Chat:
@@ -66,13 +77,7 @@ def chat_of(body: ResponsesBody) -> Chat:
 
 
 def _prepare(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ResponsesBody) -> list[Prepared]:
-    sampled = Sampled(
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        repeat_penalty=body.repeat_penalty,
-    )
+    sampled = translate.sampled_of(body, body.temperature, body.top_p)
     sampling = translate.sampling_of(sampled, None, behaviour)
     limits = translate.limits_of(body, sampling, body.max_output_tokens, behaviour)
     return [translate.prepare_chosen(model, with_defaults(chat_of(body), behaviour), limits, body.tool_choice)]
@@ -93,7 +98,12 @@ def _messages(item: Item) -> list[Item]:
         call = {"id": _string(item, "call_id"), "type": "function", "function": function}
         return [{"role": "assistant", "content": "", "tool_calls": [call]}]
     if kind == "function_call_output":
-        return [{"role": "tool", "tool_call_id": _string(item, "call_id"), "content": _string(item, "output")}]
+        output = item.get("output")
+        parts = output if isinstance(output, list) else []
+        if not isinstance(output, str | list) or not all(isinstance(part, dict) for part in parts):
+            raise ApiError(400, "an item of type function_call_output needs output as text")
+        content = translate.text_of(output)
+        return [{"role": "tool", "tool_call_id": _string(item, "call_id"), "content": content}]
     if kind == "reasoning":
         return []
     raise ApiError(400, f"input items of type {str(kind)[:32]!r} are not supported")
@@ -113,40 +123,35 @@ def _string(item: Item, key: str) -> str:
     return value
 
 
-async def _events(body: ResponsesBody, run: Run) -> AsyncGenerator[bytes, None]:
-    identity = _identity()
-    writer = ItemWriter()
-    begun = _response(body, identity, None, [])
-    yield writer.event("response.created", response=begun)
-    yield writer.event("response.in_progress", response=begun)
+async def _events(body: ResponsesBody, run: Run, writer: ItemWriter, begun: Item) -> AsyncGenerator[bytes, None]:
+    for line in writer.begin(begun):
+        yield line
     answer = Answer()
     async for piece in run.pieces():
+        if piece.progress and body.progress:
+            yield writer.progress(progress_of(piece.progress))
         for line in writer.add(piece):
             yield line
         answer.add(piece)
     for line in writer.close():
         yield line
-    response = _response(body, identity, answer.last, writer.items)
+    response = _ended(begun, answer, writer.items)
     yield writer.event(f"response.{response['status']}", response=response)
 
 
-def _identity() -> str:
-    return f"resp_{secrets.token_hex(16)}"
-
-
-def _response(body: ResponsesBody, identity: str, last: TokenEvent | None, items: list[Item]) -> Item:
-    cut = last is not None and last.finish_reason is FinishReason.LENGTH
+def _begun(body: ResponsesBody) -> Item:
+    """A response before its first word."""
     return {
-        "id": identity,
+        "id": f"resp_{secrets.token_hex(16)}",
         "object": "response",
         "created_at": int(time.time()),
-        "status": "in_progress" if last is None else "incomplete" if cut else "completed",
+        "status": "in_progress",
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "model": body.model,
-        "output": items,
+        "output": [],
         "parallel_tool_calls": True,
         "previous_response_id": None,
         "store": False,
@@ -156,20 +161,27 @@ def _response(body: ResponsesBody, identity: str, last: TokenEvent | None, items
         "tools": body.tools or [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "auto" if body.truncate else "disabled",
-        "usage": None if last is None else _usage(last),
+        "usage": None,
     }
 
 
-def _usage(last: TokenEvent) -> Item:
-    counts = last.counts
+def _ended(begun: Item, answer: Answer, items: list[Item]) -> Item:
+    cut = answer.last.finish_reason is FinishReason.LENGTH
+    return {
+        **begun,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": items,
+        "usage": _usage(answer),
+    }
+
+
+def _usage(answer: Answer) -> Item:
+    counts = answer.last.counts
     return {
         "input_tokens": counts.prompt,
         "input_tokens_details": {"cached_tokens": counts.cached},
         "output_tokens": counts.generated,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
         "total_tokens": counts.prompt + counts.generated,
     }
-
-
-def _error_event(error: LocalLLMError) -> bytes:
-    return sse({"type": "error", **openai_error(status_of(error), str(error))["error"]}, event="error")

@@ -49,6 +49,17 @@ def sampling_of(body: Sampled, logprobs: int | None, behaviour: Behaviour) -> Sa
     )
 
 
+def sampled_of(body: Extensions, temperature: float | None, top_p: float | None) -> Sampled:
+    """The sampling of a body that has few parameters of its own."""
+    return Sampled(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repeat_penalty=body.repeat_penalty,
+    )
+
+
 def limits_of(
     body: Extensions, sampling: SamplingParams, max_tokens: int | None, behaviour: Behaviour, stop: Any = None
 ) -> Limits:

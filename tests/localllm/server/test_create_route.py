@@ -75,6 +75,8 @@ def test_a_model_in_another_format(client: ollama.Client, store: Path) -> None:
         ({"from": F16, "template": "{% for a in range(9) %}{{ 9**9**9 }}{% endfor %}"}, "template"),
         ({"from": F16, "template": "{{ .System }} and nobody's family <|x|>"}, "no family"),
         ({"files": {"x.gguf": "sha256:" + "0" * 64}}, "upload it"),
+        ({"from": F16, "renderer": "qwen3-coder"}, "renderer"),
+        ({"from": F16, "quantization": "Q9_9"}, "no type"),
         ({"files": {f"{number}": "sha256:" + "0" * 64 for number in range(600)}}, "parts"),
     ],
 )
@@ -88,8 +90,11 @@ def test_refusals_say_why(library: Any, store: Path, changes: dict[str, Any], wo
 
 def test_what_a_model_was_given_is_shown(client: ollama.Client) -> None:
     parameters = {"temperature": 0.25, "num_ctx": 64, "stop": ["END", 'a "b"']}
-    client.create("told", from_=Q8, system="You tell of ships.", parameters=parameters)
+    licenses = ["As you like.", "Within reason."]
+    client.create("told", from_=Q8, system="You tell of ships.", parameters=parameters, license=licenses)
     shown = client.show("told")
+    assert shown.license == "\n".join(licenses)
+    assert (shown.modelfile or "").endswith('LICENSE """As you like."""\nLICENSE """Within reason."""\n')
     assert (shown.parameters or "").splitlines() == ["num_ctx 64", "temperature 0.25", 'stop "END"', 'stop "a \\"b\\""']
     assert "PARAMETER num_ctx 64\n" in (shown.modelfile or "")
     client.delete("told")

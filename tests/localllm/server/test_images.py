@@ -102,6 +102,14 @@ def test_what_is_no_picture_of_this_request_is_refused(client: httpx.Client) -> 
         assert (answer.status_code, said in answer.text) == (400, True), answer.text
 
 
+def test_who_can_see_is_told(client: httpx.Client) -> None:
+    listed = {model["name"]: model["capabilities"] for model in client.get("/api/tags").json()["models"]}
+    assert listed["seer"] == ["completion", "vision"] and "vision" not in listed["stories260K-Q8_0"]
+    shown = client.post("/api/show", json={"model": "seer"}).json()
+    assert shown["capabilities"] == ["completion", "vision"]
+    assert shown["projector_info"]["clip.has_vision_encoder"] is True
+
+
 def test_a_model_without_a_projector_says_what_to_do(client: httpx.Client) -> None:
     message = {"role": "user", "content": "?", "images": [PICTURE]}
     answer = client.post("/api/chat", json={"model": "stories260K-Q8_0", "messages": [message]})

@@ -1,6 +1,7 @@
 """Filling in the middle, on a model whose vocabulary has the tokens for it; pictures, which no model here reads."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,19 @@ def test_infill_whole_and_streamed(filler: Any, middle: str) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
     assert "".join(event["content"] for event in events) == middle
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+
+
+def test_infill_tells_its_load_and_its_progress(filler: Any) -> None:
+    httpx.post(f"{filler.url}/api/generate", json={"model": "filler", "keep_alive": 0}, timeout=PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
+    while httpx.get(f"{filler.url}/api/ps").json()["models"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    body = {"model": "filler", "input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 2}
+    asked = body | {"stream": True, "progress": True}
+    lines = httpx.post(f"{filler.url}/infill", json=asked, timeout=PATIENCE_S).text.splitlines()
+    told = [json.loads(line.removeprefix("data: ")).get("progress", {}) for line in lines if line]
+    assert "phase" in told[0] and any("queue_position" in progress for progress in told)
 
 
 def test_names_of_the_marks_are_text(filler: Any, middle: str) -> None:

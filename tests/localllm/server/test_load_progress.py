@@ -19,8 +19,8 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 def lines(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     with httpx.stream("POST", url + path, json=body, timeout=300) as answer:
         assert answer.status_code == 200
-        data = [line.removeprefix("data: ") for line in answer.iter_lines() if line and line != "data: [DONE]"]
-        return [json.loads(line) for line in data]
+        data = [line.removeprefix("data: ") for line in answer.iter_lines()]
+        return [json.loads(line) for line in data if line.startswith("{")]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,8 @@ def lines(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         ("/api/chat", {"model": MODEL, "messages": MESSAGES, "progress": True, "options": {"num_predict": 2}}),
         ("/v1/chat/completions", {"model": MODEL, "messages": MESSAGES, "progress": True, "stream": True}),
         ("/v1/completions", {**BODY, "stream": True, "max_tokens": 2}),
+        ("/v1/responses", {**BODY, "stream": True, "input": "Hi", "max_output_tokens": 2}),
+        ("/v1/messages", {**BODY, "stream": True, "messages": MESSAGES, "max_tokens": 2}),
     ],
 )
 def test_a_load_is_told(server: Any, path: str, body: dict[str, Any]) -> None:
@@ -43,6 +45,7 @@ def test_a_load_is_told(server: Any, path: str, body: dict[str, Any]) -> None:
     loads = [progress for progress in told if "phase" in progress]
     assert loads[0]["phase"] == "loading weights" and all(0 <= progress["share"] <= 1 for progress in loads)
     again = [line.get("progress", {}) for line in lines(server.url, path, body)]
+    assert any(again) or (not body.get("options") and not body.get("stream"))
     assert not any("phase" in progress for progress in again)
 
 

@@ -1,0 +1,58 @@
+"""Fields of Ollama's protocol that its official client does not send or show."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+MODEL = "stories260K-Q8_0"
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+def post(server: Any, path: str, **body: Any) -> Any:
+    answer = httpx.post(server.url + path, json={"model": MODEL, **body}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_prompt_is_rendered_and_nothing_computed(server: Any) -> None:
+    told = post(server, "/api/chat", messages=HELLO, _debug_render_only=True)
+    rendered = post(server, "/apply-template", messages=HELLO)["prompt"]
+    assert told["_debug_info"] == {"rendered_template": rendered}
+    assert told["done"] is False and told["message"]["content"] == ""
+    raw = post(server, "/api/generate", prompt="Once", raw=True, _debug_render_only=True)
+    assert raw["_debug_info"]["rendered_template"].endswith("Once") and raw["response"] == ""
+
+
+def test_the_list_tells_what_models_can_do(server: Any) -> None:
+    listed = httpx.get(f"{server.url}/api/tags", timeout=60).json()["models"]
+    assert all(model["capabilities"] == ["completion"] for model in listed if model["name"] == MODEL)
+    assert all(model["details"]["context_length"] for model in listed)
+
+
+def test_show_takes_what_a_user_would_add(server: Any) -> None:
+    told = post(server, "/api/show", system="You are Tom.", options={"top_k": 3, "stop": ["a b"]})
+    assert told["system"] == "You are Tom." and told["parameters"].splitlines() == ["top_k 3", 'stop "a b"']
+    assert "license" not in told and told["tensors"] == []
+    verbose = post(server, "/api/show", verbose=True)
+    assert verbose["tensors"][0]["shape"] and len(verbose["model_info"]["tokenizer.ggml.tokens"]) == 512
+
+
+@pytest.mark.parametrize(("names", "value"), [(("quantize",), "Q9"), (("quantization",), "Q9")])
+def test_older_names_of_fields(server: Any, names: tuple[str, ...], value: str) -> None:
+    body = {"name": "x", "from": MODEL, "stream": False, **dict.fromkeys(names, value)}
+    answer = httpx.post(f"{server.url}/api/create", json=body, timeout=60)
+    assert answer.status_code == 400 and "no type 'Q9'" in answer.json()["error"]
+
+
+def test_a_template_of_a_manifest_is_in_the_recipe(start_server: Any, tmp_path: Path) -> None:
+    template = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ end }}"
+    template += "{{ if .Prompt }}<|im_start|>user\n{{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
+    with start_server(LOCALLLM_MODEL_STORE=str(tmp_path)) as server:
+        made = {"model": "shaped", "from": MODEL, "template": template, "stream": False}
+        assert httpx.post(f"{server.url}/api/create", json=made, timeout=60).json() == {"status": "success"}
+        told = post(server, "/api/show", model="shaped")
+        assert f'TEMPLATE """{template}"""\n' in told["modelfile"]
+        info = post(server, "/api/chat", model="shaped", messages=HELLO, _debug_render_only=True)["_debug_info"]
+        assert "<|im_start|>user\nHi<|im_end|>" in info["rendered_template"]
