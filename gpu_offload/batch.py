@@ -51,11 +51,14 @@ class Batch:
 class EmbeddingBatch:
     """A llama_batch of rows of embeddings, which stand for no tokens, of one sequence. No logits are asked for."""
 
-    def __init__(self, embeddings: NDArray[np.float32], first: int, sequence: int) -> None:
-        """embeddings: float32[rows, width], which are kept alive as long as this. first: position of the first row."""
+    def __init__(self, embeddings: NDArray[np.float32], positions: NDArray[np.int32], sequence: int) -> None:
+        """embeddings: float32[rows, width], which are kept alive as long as this.
+
+        positions: one a row, or one a row for each dimension that the model counts in, dimension after dimension.
+        """
         count = len(embeddings)
         self._embeddings = np.ascontiguousarray(embeddings)
-        self._position = np.arange(first, first + count, dtype=np.int32)
+        self._position = np.ascontiguousarray(positions)
         self._ones = np.ones(count, dtype=np.int32)
         self._sequence = np.array([sequence], dtype=np.int32)
         self._sequence_pointers = np.full(count, self._sequence.ctypes.data, dtype=np.uintp)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gpu_offload.adapters import Adapters, AdapterSet
 from gpu_offload.batch import Batch, EmbeddingBatch
 from gpu_offload.errors import LlamaCppError
+from gpu_offload.image_rows import ImageRows
 from gpu_offload.library import complaints, llama
 from gpu_offload.loading import output_rows
 from gpu_offload.options import LlamaOptions
@@ -46,21 +47,15 @@ class Decoder:
             found[np.isin(outputs, indices)] = self._decode(rows[:, indices], wanted)
         return found
 
-    def append_embeddings(
-        self,
-        sequence: int,
-        embeddings: NDArray[np.float32],
-        first: int,
-        sees_all: bool,
-        chosen: Mapping[int, AdapterSet],
-    ) -> None:
-        """Compute rows of embeddings from position `first` on, as many at once as a run takes. Raises LlamaCppError."""
+    def append_image(self, sequence: int, image: ImageRows, first: int, chosen: Mapping[int, AdapterSet]) -> None:
+        """Compute an image's rows from position `first` on, as many at once as a run takes. Raises LlamaCppError."""
         if self._adapters:
             self._adapters.apply(self._context, chosen.get(sequence, ()))
-        self._lib.llama_set_causal_attn(self._context, not sees_all)
+        self._lib.llama_set_causal_attn(self._context, not image.sees_all)
         try:
-            for at in range(0, len(embeddings), self._max_rows):
-                piece = EmbeddingBatch(embeddings[at : at + self._max_rows], first + at, sequence)
+            for at in range(0, len(image.ids), self._max_rows):
+                stop = min(at + self._max_rows, len(image.ids))
+                piece = EmbeddingBatch(image.embeddings[at:stop], image.positions(first, at, stop), sequence)
                 status = self._lib.llama_decode(self._context, piece.struct)
                 if status:
                     raise LlamaCppError(f"llama_decode failed on an image with status {status}:\n{complaints()}")

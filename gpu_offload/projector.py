@@ -10,7 +10,6 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from gguf_io.model_file import open_model
 from gpu_offload.errors import LlamaCppError, PictureError
+from gpu_offload.image_rows import Grid, ImagePieces, ImageRows
 from gpu_offload.library import complaints, llama, log_callback, route_log
 from gpu_offload.loading import physical_cores
 from gpu_offload.options import LlamaOptions
@@ -29,23 +29,9 @@ KEPT_BYTES = 256 * 2**20
 # Placeholders stand far above every token id, with this many bits of the image's digest in each.
 _PLACEHOLDER = 1 << 62
 _MARKER = b"<__media__>"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageRows:
-    """One run of rows of an image. ids stand for them where token ids stand for text; other images have other ids.
-
-    embeddings: float32[len(ids), width]. sees_all: whether its rows attend to each other in both directions, so that
-    they must be computed in one pass.
-    """
-
-    ids: tuple[int, ...]
-    embeddings: NDArray[np.float32]
-    sees_all: bool
-
-
-# An image in a prompt: runs of rows, with the ids of tokens before, between and after them.
-ImagePieces = tuple[ImageRows | tuple[int, ...], ...]
+# llama.cpp tells an image's positions as time, x, y and a fourth, and reads them as time, y, x and that.
+_DIMENSIONS = 4
+_SECTIONS = [0, 2, 1, 3]
 
 
 class Projector:
@@ -108,11 +94,6 @@ class Projector:
         """Why images cannot be computed with this pair of files, "" where they can."""
         if not self._lib.mtmd_support_vision(self._context):
             return "this projector is for sound and not for images. Choose another one with --mmproj."
-        if self._lib.mtmd_decode_use_mrope(self._context):
-            return (
-                "this model counts the positions of an image in two dimensions (M-RoPE, as Qwen2-VL does), which "
-                "localllm cannot do yet. Load it without a projector (--mmproj none), or take a model such as Gemma 3."
-            )
         return ""
 
     def _keep(self, digest: bytes, pieces: ImagePieces) -> None:
@@ -159,7 +140,25 @@ class Projector:
         if library.mtmd_encode_chunk(self._context, chunk):
             raise LlamaCppError(f"llama.cpp failed to encode an image:\n{complaints()}")
         rows = np.ctypeslib.as_array(library.mtmd_get_output_embd(self._context), shape=(count, self._width))
-        return ImageRows(_placeholders(digest, number, count), rows.astype(np.float32, copy=True), sees_all)
+        grid = self._grid(chunk, count) if library.mtmd_decode_use_mrope(self._context) else None
+        return ImageRows(_placeholders(digest, number, count), rows.astype(np.float32, copy=True), sees_all, grid)
+
+    def _grid(self, chunk: Any, count: int) -> Grid:
+        """The positions of an image's rows for models with M-RoPE. Raises PictureError for a layout of another kind."""
+        library = self._lib
+        image = library.mtmd_input_chunk_get_tokens_image(chunk)
+
+        def places(first: int) -> NDArray[np.int32]:
+            told = (library.mtmd_decoder_pos * count)()
+            library.mtmd_helper_image_get_decoder_pos(image, first, told)
+            by_row = np.ctypeslib.as_array(told).view(np.uint32).reshape(count, _DIMENSIONS).astype(np.int32)
+            return np.ascontiguousarray(by_row.T[_SECTIONS])
+
+        from_zero = places(0)
+        moves = places(1) - from_zero
+        if (moves != moves[:, :1]).any():
+            raise PictureError("This model counts the positions of images in a way that localllm does not know yet.")
+        return Grid(from_zero, moves[:, 0], int(library.mtmd_input_chunk_get_n_pos(chunk)))
 
 
 def _placeholders(digest: bytes, number: int, count: int) -> tuple[int, ...]:

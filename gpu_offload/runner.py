@@ -16,6 +16,7 @@ from gpu_offload.adapters import Adapters, AdapterSet
 from gpu_offload.cells import CellBook
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
+from gpu_offload.image_rows import ImageRows, PositionBook
 from gpu_offload.library import llama, route_log
 from gpu_offload.loading import LoadProgress, load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
@@ -62,6 +63,7 @@ class LlamaCppRunner:
             self.close()
             raise
         self._book = CellBook(self._lib.llama_n_ctx(self._context))
+        self._positions = PositionBook()
         self._desk = StateDesk(self._context, options.max_sequences)
         self._chosen: dict[int, AdapterSet] = {}  # the sequences that are computed with adapters
         self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
@@ -125,7 +127,7 @@ class LlamaCppRunner:
 
     @property
     def projector(self) -> Projector | None:
-        """What turns images into rows for append_embeddings, if the model was loaded with it."""
+        """What turns images into rows for append_image, if the model was loaded with it."""
         return self._projector
 
     def pages_free(self) -> int:
@@ -162,6 +164,7 @@ class LlamaCppRunner:
             self._lib.llama_memory_seq_cp(self._memory, source, target, 0, self._end(source, length))
         self._book.create(target)
         self._book.share(source, target, length)
+        self._positions.share(source, target, length)
         if source in self._chosen:
             self._chosen[target] = self._chosen[source]
         return target
@@ -172,12 +175,14 @@ class LlamaCppRunner:
         if length < self._book.length(sequence):
             self._forget(sequence, length)
             self._book.truncate(sequence, length)
+            self._positions.truncate(sequence, length)
 
     def free_sequence(self, sequence: int) -> None:
         """Give the handle and the cells that no other sequence shares back."""
         self._check_sequence(sequence)
         self._forget(sequence, 0)
         self._book.remove(sequence)
+        self._positions.truncate(sequence, 0)
         self._chosen.pop(sequence, None)
 
     def sequence_length(self, sequence: int) -> int:
@@ -204,31 +209,31 @@ class LlamaCppRunner:
         for sequence, count in appended.items():
             self._book.append(sequence, count)
         try:
-            return self._decoder.run(rows, outputs, self._chosen)
+            return self._decoder.run(self._positions.of(rows), outputs, self._chosen)
         except LlamaCppError:
             self._take_back(before)
             raise
 
-    def append_embeddings(self, sequence: int, embeddings: NDArray[np.float32], sees_all: bool) -> None:
-        """Append rows that stand for no tokens, float32[rows, width], to a sequence, a position each.
+    def append_image(self, sequence: int, image: ImageRows) -> None:
+        """Append an image's rows to a sequence; those that see all others must fit into one run.
 
-        sees_all: the rows attend to each other in both directions, and must then fit into one run. Raises as `run`
-        does, before anything is changed, or with the rows taken back.
+        Raises as `run` does, before anything is changed, or with the rows taken back.
         """
         self._check_sequence(sequence)
-        stored, count = self._book.length(sequence), len(embeddings)
-        width = int(self._lib.llama_model_n_embd_inp(self._model))
-        if embeddings.shape != (count, width) or not count or (sees_all and count > self.max_rows):
-            raise ValueError(f"embeddings of shape {embeddings.shape} are not rows of {width}, at most {self.max_rows}")
+        stored, count = self._book.length(sequence), len(image.ids)
+        width, shape = int(self._lib.llama_model_n_embd_inp(self._model)), image.embeddings.shape
+        if shape != (count, width) or not count or (image.sees_all and count > self.max_rows):
+            raise ValueError(f"embeddings of shape {shape} are not rows of {width}, at most {self.max_rows}")
         if stored + count > self._max_context:
             raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
         self._check_room(count)
         self._book.append(sequence, count)
         try:
-            self._decoder.append_embeddings(sequence, embeddings, stored, sees_all, self._chosen)
+            self._decoder.append_image(sequence, image, self._positions.at(sequence, stored), self._chosen)
         except LlamaCppError:
             self._take_back({sequence: stored})
             raise
+        self._positions.append(sequence, stored, image)
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         """Return the keys and values of positions start..stop-1: llama.cpp's state of each piece after its length."""
@@ -236,7 +241,8 @@ class LlamaCppRunner:
         if not 0 <= start < stop or (start and not self._can_truncate):
             raise ValueError(f"cannot export positions {start}..{stop} of sequence {sequence}")
         states = [
-            self._desk.take(sequence, first, self._end(sequence, last)) for first, last in self._pieces(start, stop)
+            self._desk.take(sequence, self._positions.at(sequence, first), self._end(sequence, last))
+            for first, last in self._pieces(start, stop)
         ]
         return b"".join(part for state in states for part in (_LENGTH.pack(len(state)), state))
 
@@ -251,12 +257,13 @@ class LlamaCppRunner:
             raise ValueError(f"cannot import positions {start}..{stop} into sequence {sequence}")
         self._check_room(stop - start)
         route_log()
-        pieces, offset = self._pieces(start, stop), 0
+        pieces, offset, saved = self._pieces(start, stop), 0, start - self._positions.at(sequence, start)
         try:
             for piece in pieces:
                 (length,) = _LENGTH.unpack_from(data.ljust(offset + _LENGTH.size), offset)
                 offset += _LENGTH.size + length
-                self._desk.put(sequence, *piece, data[offset - length : offset], self._can_truncate)
+                first, end = (row - saved for row in piece)
+                self._desk.put(sequence, first, end, data[offset - length : offset], self._can_truncate)
             if offset != len(data):
                 raise ValueError(f"the data is not KV of positions {start}..{stop}: it has {len(data)} bytes")
         except ValueError:
@@ -303,11 +310,12 @@ class LlamaCppRunner:
 
     def _end(self, sequence: int, stop: int) -> int:
         """Return stop as llama.cpp wants it: -1 for the whole sequence, the only range recurrent models copy."""
-        return -1 if stop == self._book.length(sequence) else stop
+        return -1 if stop == self._book.length(sequence) else self._positions.at(sequence, stop)
 
     def _forget(self, sequence: int, start: int) -> bool:
-        """Remove positions from `start` on, or all of them where the model cannot be cut there; say which."""
-        if start and self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1):
+        """Remove rows from `start` on, or all of them where the model cannot be cut there; say which."""
+        first = self._positions.at(sequence, start)
+        if start and self._lib.llama_memory_seq_rm(self._memory, sequence, first, -1):
             return True
         self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         return start == 0

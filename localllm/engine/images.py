@@ -50,8 +50,8 @@ class SeesImages(Protocol):
     @property
     def projector(self) -> Projector | None: ...
 
-    def append_embeddings(self, sequence: int, embeddings: NDArray[np.float32], sees_all: bool) -> None:
-        """Append rows, float32[rows, width], to a sequence, as Runner.run appends tokens; no logits come of it."""
+    def append_image(self, sequence: int, image: Any) -> None:
+        """Append rows that its projector has made to a sequence, as Runner.run appends tokens; no logits come of it."""
 
 
 class PromptImages:

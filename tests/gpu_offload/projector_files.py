@@ -13,10 +13,11 @@ PATCHES = (SIDE // PATCH) ** 2
 
 
 def write_projector(path: Path, kind: str = "mlp", width: int = 64, architecture: str = "clip", seed: int = 5) -> Path:
-    """Write a vision transformer with the projection of LLaVA ("mlp") or Gemma 3 ("gemma3")."""
+    """Write a vision transformer with the projection of LLaVA ("mlp"), Gemma 3 ("gemma3") or Qwen2-VL ("qwen2vl")."""
+    qwen = kind == "qwen2vl"
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", kind)
+    writer.add_string("clip.projector_type", "qwen2vl_merger" if qwen else kind)
     writer.add_bool("clip.use_gelu", True)
     for name, number in {
         "image_size": SIDE,
@@ -42,8 +43,11 @@ def write_projector(path: Path, kind: str = "mlp", width: int = 64, architecture
         add(f"{name}.bias", rows)
 
     add("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
-    add("v.patch_embd.bias", WIDTH)
-    add("v.position_embd.weight", PATCHES + (kind == "mlp"), WIDTH)
+    if qwen:
+        add("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
+    else:
+        add("v.patch_embd.bias", WIDTH)
+        add("v.position_embd.weight", PATCHES + (kind == "mlp"), WIDTH)
     if kind == "mlp":
         add("v.class_embd", WIDTH)
     pair("v.post_ln", WIDTH)
@@ -57,9 +61,34 @@ def write_projector(path: Path, kind: str = "mlp", width: int = 64, architecture
     if kind == "mlp":
         pair("mm.0", width, WIDTH)
         pair("mm.2", width, width)
+    elif qwen:
+        pair("mm.0", 4 * WIDTH, 4 * WIDTH)
+        pair("mm.2", width, 4 * WIDTH)
     else:
         add("mm.input_projection.weight", WIDTH, width)
         add("mm.soft_emb_norm.weight", WIDTH)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_qwen2vl(source: Path, path: Path) -> Path:
+    """Write a Llama's weights as those of a model that counts images in three dimensions."""
+    writer = gguf.GGUFWriter(path, "qwen2vl")
+    reader = gguf.GGUFReader(source)
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        is_array = field.types[0] is gguf.GGUFValueType.ARRAY
+        name = field.name.replace("llama.", "qwen2vl.", 1) if field.name.startswith("llama.") else field.name
+        writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if is_array else None)
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+        if tensor.name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
+            writer.add_tensor(tensor.name.replace("weight", "bias"), np.zeros(len(tensor.data), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

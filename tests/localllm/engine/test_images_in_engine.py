@@ -10,8 +10,8 @@ import pytest
 from gguf_io import load_chat_template, load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
 from gpu_offload import loading
+from gpu_offload.image_rows import ImagePieces, ImageRows
 from gpu_offload.options import LlamaOptions
-from gpu_offload.projector import ImagePieces, ImageRows
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine.backends import BackendChoice
 from localllm.engine.disk_cache import DiskCache
@@ -89,7 +89,7 @@ def direct(runner: LlamaCppRunner, request: GenerationRequest) -> list[int]:
 
     while at < len(request.prompt):
         if rows := request.images.get(request.prompt[at]):
-            runner.append_embeddings(sequence, rows.embeddings, rows.sees_all)
+            runner.append_image(sequence, rows)
             at += len(rows.ids)
         else:
             logits = append(request.prompt[at])

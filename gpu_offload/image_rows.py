@@ -1,0 +1,93 @@
+"""Rows of an image, as a projector makes them, and the positions that a model counts them by.
+
+Most models count an image's rows like tokens. Those with M-RoPE (Qwen2-VL and its successors) count them in several
+dimensions, of time, height and width, and go on after the image as if it had been as long as its longer side.
+Source: mtmd_image_tokens_get_decoder_pos and mtmd_input_chunk_get_n_pos (tools/mtmd/mtmd.cpp in llama.cpp).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """Positions of an image's rows in several dimensions.
+
+    places: int32[dimensions, rows], for an image that begins at position 0. moves: int32[dimensions], 1 where a
+    dimension counts from the image's first position, 0 where it does not. count: positions that the image takes.
+    """
+
+    places: NDArray[np.int32]
+    moves: NDArray[np.int32]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageRows:
+    """One run of rows of an image. ids stand for them where token ids stand for text; other images have other ids.
+
+    embeddings: float32[len(ids), width]. sees_all: whether its rows attend to each other in both directions, so that
+    they must be computed in one pass. grid: None where rows are counted like tokens.
+    """
+
+    ids: tuple[int, ...]
+    embeddings: NDArray[np.float32]
+    sees_all: bool
+    grid: Grid | None = None
+
+    def positions(self, first: int, start: int, stop: int) -> NDArray[np.int32]:
+        """Positions of rows start..stop-1 of an image that begins at `first`, one dimension after the other."""
+        if self.grid is None:
+            return np.arange(first + start, first + stop, dtype=np.int32)
+        return (self.grid.places[:, start:stop] + self.grid.moves[:, None] * np.int32(first)).ravel()
+
+
+# An image in a prompt: runs of rows, with the ids of tokens before, between and after them.
+ImagePieces = tuple[ImageRows | tuple[int, ...], ...]
+
+
+class PositionBook:
+    """Which position each row of a sequence has, where images with a grid take fewer positions than rows."""
+
+    def __init__(self) -> None:
+        # By sequence: first row of each image, the row after its last, and the positions saved up to there.
+        self._images: dict[int, list[tuple[int, int, int]]] = {}
+
+    def at(self, sequence: int, row: int) -> int:
+        """The position of a row, or of the next one. Raises ValueError for a row within an image."""
+        saved = 0
+        for start, stop, so_far in self._images.get(sequence, ()):
+            if start < row < stop:
+                raise ValueError(f"row {row} of sequence {sequence} lies within an image, which cannot be cut")
+            if stop <= row:
+                saved = so_far
+        return row - saved
+
+    def of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of tokens, positions and sequences, to be appended, with positions in place of the rows' numbers."""
+        if not self._images:
+            return rows
+        moved = rows.copy()
+        for sequence, images in self._images.items():
+            moved[1, rows[2] == sequence] -= images[-1][2]
+        return moved
+
+    def append(self, sequence: int, start: int, image: ImageRows) -> None:
+        """Note an image that a sequence was given as its rows from `start` on."""
+        if image.grid is None:
+            return
+        before = start - self.at(sequence, start)
+        stop = start + len(image.ids)
+        self._images.setdefault(sequence, []).append((start, stop, before + len(image.ids) - image.grid.count))
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let an empty sequence begin with the first `length` rows of another."""
+        if kept := [image for image in self._images.get(source, ()) if image[1] <= length]:
+            self._images[target] = kept
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget a sequence's rows from `length` on."""
+        if kept := [image for image in self._images.pop(sequence, ()) if image[1] <= length]:
+            self._images[sequence] = kept

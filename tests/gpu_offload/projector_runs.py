@@ -1,0 +1,72 @@
+"""Text, an image, text: computed by our runner, and by llama.cpp's own way through them."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+from gguf_io import load_tokenizer
+from gguf_io.model_file import open_model
+from gpu_offload.image_rows import ImagePieces, ImageRows
+from gpu_offload.options import LlamaOptions
+from gpu_offload.runner import LlamaCppRunner
+from tests.oracle import llama_oracle
+
+SAME = llama_oracle.Setup(threads=1, flash_attention=True)
+BEFORE, AFTER = "Once upon a time", "there was a dog"
+
+
+def opened(path: Path, projector: Path, **more) -> LlamaCppRunner:
+    options = LlamaOptions(
+        **{"context_tokens": 512, "max_sequences": 4, "threads": 1, "flash_attention": True, "batch_rows": 64} | more,
+        gpu_layers=0,
+        mmproj=projector,
+    )
+    with open_model(path) as model:
+        return LlamaCppRunner(model, options)
+
+
+def oracle_logits(path: Path, projector: Path, image: bytes) -> np.ndarray:
+    """The last logits of mtmd_helper_eval_chunks on text, image, text."""
+    from llama_cpp import mtmd_cpp as mtmd
+
+    llama = llama_oracle.api()
+    params = mtmd.mtmd_context_params_default()
+    params.use_gpu, params.n_threads = False, 1
+    seer = mtmd.mtmd_init_from_file(str(projector).encode(), llama_oracle.load(path), params)
+    marker = mtmd.mtmd_default_marker()
+    prompt = BEFORE.encode() + marker + AFTER.encode()
+    bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(seer, (ctypes.c_uint8 * len(image))(*image), len(image), False)
+    chunks = mtmd.mtmd_input_chunks_init()
+    try:
+        text = mtmd.mtmd_input_text(prompt, len(prompt), True, True)
+        assert mtmd.mtmd_tokenize(seer, chunks, ctypes.byref(text), (ctypes.c_void_p * 1)(bitmap), 1) == 0
+        with llama_oracle.context(path, 256, SAME) as handle:
+            past = ctypes.c_int32(0)
+            assert mtmd.mtmd_helper_eval_chunks(seer, handle, chunks, 0, 0, 64, True, ctypes.byref(past)) == 0
+            logits = llama.llama_get_logits_ith(handle, -1)
+            return np.array(np.ctypeslib.as_array(logits, (llama_oracle.vocab_size(path),)))
+    finally:
+        mtmd.mtmd_input_chunks_free(chunks)
+        mtmd.mtmd_bitmap_free(bitmap)
+        mtmd.mtmd_free(seer)
+
+
+def append(runner: LlamaCppRunner, sequence: int, pieces: ImagePieces, wanted: bool = False) -> np.ndarray:
+    """Append pieces one after the other; the logits of the last row."""
+    logits = np.empty((0, 0))
+    for piece in pieces:
+        if isinstance(piece, ImageRows):
+            runner.append_image(sequence, piece)
+            continue
+        start = runner.sequence_length(sequence)
+        positions = range(start, start + len(piece))
+        last = [len(piece) - 1] if wanted else []
+        logits = runner.run(piece, positions, [sequence] * len(piece), last)
+    return np.array(logits)
+
+
+def whole_prompt(path: Path, pieces: ImagePieces) -> ImagePieces:
+    with open_model(path) as model:
+        tokenizer = load_tokenizer(model)
+    return (tuple(tokenizer.encode(BEFORE)), *pieces, tuple(tokenizer.encode(AFTER, add_special=False)))

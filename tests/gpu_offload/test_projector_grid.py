@@ -1,0 +1,96 @@
+"""Images of models that count positions in several dimensions (M-RoPE), held to llama.cpp's own way through them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_offload import loading
+from gpu_offload.image_rows import ImageRows
+from gpu_offload.runner import LlamaCppRunner
+from tests.gpu_offload.projector_files import png, write_projector, write_qwen2vl
+from tests.gpu_offload.projector_runs import AFTER, append, opened, oracle_logits, whole_prompt
+from tests.oracle import llama_oracle
+
+pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
+
+WIDE = png(3, width=96, height=48)
+
+
+@pytest.fixture(autouse=True)
+def plain_weights(monkeypatch):
+    monkeypatch.setattr(loading, "can_repack", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def files(data_dir, tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("qwen2vl")
+    return (
+        write_qwen2vl(data_dir / "models/gguf/stories260K-F32.gguf", folder / "model.gguf"),
+        write_projector(folder / "mmproj.gguf", "qwen2vl"),
+    )
+
+
+@pytest.fixture(scope="module")
+def runner(files) -> Iterator[LlamaCppRunner]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "can_repack", lambda: False)
+        made = opened(*files, batch_rows=16)  # WIDE takes two steps
+    yield made
+    made.close()
+
+
+def rows_of(runner: LlamaCppRunner, image: bytes) -> ImageRows:
+    (rows,) = [piece for piece in runner.projector.see(image) if isinstance(piece, ImageRows)]
+    return rows
+
+
+def test_rows_stand_in_a_grid_that_takes_fewer_positions(runner):
+    rows = rows_of(runner, WIDE)
+    width, height = 6, 3  # of 16 pixels each
+    assert len(rows.ids) == width * height and rows.grid.count == width
+    time, y, x, _ = rows.positions(10, 0, len(rows.ids)).reshape(4, -1)
+    assert set(time) == {10}
+    assert y.tolist() == [10 + row // width for row in range(width * height)]
+    assert x.tolist() == [10 + row % width for row in range(width * height)]
+
+
+def test_logits_after_an_image_are_llama_cpps(files, runner):
+    sequence = runner.create_sequence()
+    prompt = whole_prompt(files[0], runner.projector.see(WIDE))
+    found = append(runner, sequence, prompt, wanted=True)[-1]
+    expected = oracle_logits(*files, WIDE)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert np.abs(oracle_logits(*files, png(4, width=96, height=48)) - expected).max() > 0.05
+
+    # A fork behind the image, one before it, and one that is cut back, all go on at the right positions.
+    text, mark = len(prompt[0]), len(prompt[1])  # the mark stands before the image
+    stored = runner.sequence_length(sequence)
+    fork = runner.fork_sequence(sequence, stored - len(prompt[-1]))
+    np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=2e-3)
+    runner.truncate_sequence(fork, stored - len(prompt[-1]))
+    np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=2e-3)
+    before = runner.fork_sequence(sequence, text)
+    np.testing.assert_allclose(append(runner, before, prompt[1:], wanted=True)[-1], expected, atol=2e-3)
+    with pytest.raises(ValueError, match="within an image"):
+        runner.fork_sequence(sequence, text + mark + 1)
+    for one in (sequence, fork, before):
+        runner.free_sequence(one)
+    assert runner.pages_free() == runner.pages_total()
+
+
+def test_text_around_images_is_saved_and_restored_at_its_positions(files, runner):
+    sequence, other = runner.create_sequence(), runner.create_sequence()
+    prompt = whole_prompt(files[0], (*runner.projector.see(WIDE), *runner.projector.see(png(5))))
+    expected = append(runner, sequence, prompt, wanted=True)[-1]
+    stored, tail = runner.sequence_length(sequence), len(prompt[-1])
+    data = runner.export_kv(sequence, stored - tail, stored)
+    append(runner, other, prompt[:-1])
+    runner.import_kv(other, stored - tail, stored, data)
+    runner.truncate_sequence(other, stored - 1)
+    again = append(runner, other, (prompt[-1][-1:],), wanted=True)[-1]
+    np.testing.assert_allclose(again, expected, atol=2e-3)
+    assert len(AFTER) > tail > 1
+    for one in (sequence, other):
+        runner.free_sequence(one)
