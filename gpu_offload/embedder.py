@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from gguf_io.model_file import ModelFile
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import llama
+from gpu_offload.loading import LoadProgress
 from gpu_offload.options import LlamaOptions
 from gpu_offload.pooled import PooledTexts
 
@@ -18,13 +19,13 @@ class LlamaEmbedder(PooledTexts):
     Pooling is `<architecture>.pooling_type` of the file (mean, first or last token), and the mean where it says none.
     """
 
-    def __init__(self, model: ModelFile, options: LlamaOptions) -> None:
+    def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
         """Load the model. Raises LlamaCppError and its kin; rerankers, which score pairs of texts, are refused."""
         library = llama()
         pooling = model.metadata.get_int(f"{model.architecture}.pooling_type", library.LLAMA_POOLING_TYPE_MEAN)
         if pooling == library.LLAMA_POOLING_TYPE_RANK:
             raise LlamaCppError(f"{model.path} is a reranker: it scores pairs of texts and makes no vectors.")
-        super().__init__(model, options, pooling or library.LLAMA_POOLING_TYPE_MEAN)
+        super().__init__(model, options, pooling or library.LLAMA_POOLING_TYPE_MEAN, progress)
         self.dimensions = int(library.llama_model_n_embd_out(self._model))
 
     def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:

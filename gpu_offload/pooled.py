@@ -10,7 +10,7 @@ from gguf_io.model_file import ModelFile
 from gpu_offload.batch import Batch
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, llama
-from gpu_offload.loading import load_model, physical_cores
+from gpu_offload.loading import LoadProgress, load_model, physical_cores
 from gpu_offload.options import LlamaOptions
 
 MAX_TOKENS = 2048  # of one text; a text is computed whole, and its attention takes memory with the square of it
@@ -23,13 +23,16 @@ class PooledTexts:
     max_tokens bounds a text. Close it, or use it in a with statement.
     """
 
-    def __init__(self, model: ModelFile, options: LlamaOptions, pooling: int) -> None:
+    def __init__(
+        self, model: ModelFile, options: LlamaOptions, pooling: int, progress: LoadProgress | None = None
+    ) -> None:
         """Load the model; of the options, those that place the weights and the threads count.
 
-        pooling: llama.cpp's LLAMA_POOLING_TYPE_*. Raises LlamaCppError and its kin.
+        pooling: llama.cpp's LLAMA_POOLING_TYPE_*. progress is called on this thread; what it raises ends the load.
+        Raises LlamaCppError and its kin.
         """
         self._lib = llama()
-        self._model: Any = load_model(model, options)
+        self._model: Any = load_model(model, options, progress)
         self._context: Any = None
         trained = int(self._lib.llama_model_n_ctx_train(self._model))
         self.max_tokens = min(trained, MAX_TOKENS)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from gguf_io.model_file import ModelFile
 from gguf_io.tokenizer import Tokenizer
 from gpu_offload.errors import LlamaCppError
+from gpu_offload.loading import LoadProgress
 from gpu_offload.options import LlamaOptions
 from gpu_offload.pooled import PooledTexts
 
@@ -29,14 +30,16 @@ def is_reranker(model: ModelFile) -> bool:
 class LlamaReranker(PooledTexts):
     """A reranker: pairs of query and document in, one score each out; higher is better, the scale is the model's."""
 
-    def __init__(self, model: ModelFile, tokenizer: Tokenizer, options: LlamaOptions) -> None:
+    def __init__(
+        self, model: ModelFile, tokenizer: Tokenizer, options: LlamaOptions, progress: LoadProgress | None = None
+    ) -> None:
         """Load the model. Raises LlamaCppError and its kin, also for a file without a classification head."""
         if not _has_head(model):
             raise LlamaCppError(
                 f"{model.path} has no classification head (cls.weight or cls.output.weight) and cannot score pairs. "
                 "Convert the model again with a newer convert_hf_to_gguf.py."
             )
-        super().__init__(model, options, RANK)
+        super().__init__(model, options, RANK, progress)
         self._tokenizer = tokenizer
         self._template = model.metadata.get_str(_TEMPLATE, "")
 

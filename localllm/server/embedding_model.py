@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gguf_io import load_tokenizer, open_model
 from gpu_offload.embedder import LlamaEmbedder
+from gpu_offload.loading import LoadProgress
 from gpu_offload.options import LlamaOptions
 from gpu_offload.reranker import LlamaReranker, is_reranker
 from localllm.server.errors import ApiError
@@ -18,17 +19,20 @@ from localllm.settings import Settings
 class EmbeddingModel:
     """An embedder, or a reranker where the file is one, and its tokenizer. Thread-safe; one call computes at a time."""
 
-    def __init__(self, path: Path, settings: Settings) -> None:
-        """Load. Raises ModelFileError, TokenizerError, LlamaCppError."""
+    def __init__(self, path: Path, settings: Settings, progress: LoadProgress | None = None) -> None:
+        """Load. progress is called on this thread; what it raises ends the load and is raised again.
+
+        Raises ModelFileError, TokenizerError, LlamaCppError.
+        """
         self._lock = threading.Lock()
         self.file = open_model(path)
         try:
             self._tokenizer = load_tokenizer(self.file)
             options = LlamaOptions(threads=settings.threads)
             self._computes: LlamaEmbedder | LlamaReranker = (
-                LlamaReranker(self.file, self._tokenizer, options)
+                LlamaReranker(self.file, self._tokenizer, options, progress)
                 if is_reranker(self.file)
-                else LlamaEmbedder(self.file, options)
+                else LlamaEmbedder(self.file, options, progress)
             )
         except BaseException:
             self.file.close()

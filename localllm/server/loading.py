@@ -84,7 +84,7 @@ class MemoryLoader:
         with nullcontext() if plan.native else self._llama:
             progress("loading weights", 0.0)
             if plan.embeds:
-                return EmbeddingModel(plan.entry.path, plan.settings)
+                return EmbeddingModel(plan.entry.path, plan.settings, progress)
             return load_model(plan.entry.path, plan.settings, progress, plan.entry.behaviour.template, plan.room)
 
     def _plan_native(

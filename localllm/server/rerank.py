@@ -9,13 +9,13 @@ from pydantic import Field
 from gguf_io import open_model
 from gpu_offload.reranker import is_reranker
 from localllm.server.catalog import CatalogEntry
-from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.errors import ApiError
 from localllm.server.front.catalog import ForeignEntry
 from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
 from localllm.server.openai.schema import Body, Extensions
 from localllm.server.openai.translate import keep_alive
+from localllm.server.portions import Embedder, rank_all
 from localllm.server.responses import connected
 from localllm.server.service import Service, TheService
 
@@ -49,10 +49,8 @@ async def _rerank(body: RerankBody, service: Service) -> dict[str, Any]:
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     await to_thread.run_sync(_check, await service.find(body.model))
     async with service.lease(body.model, keep_alive(body), embeds=True) as lease:
-        model = cast("EmbeddingModel", lease.model)
-        scores, tokens = await to_thread.run_sync(
-            lambda: model.rank(body.query, documents, truncate=body.truncate),
-        )
+        model = cast("Embedder", lease.model)
+        scores, tokens = await rank_all(model, body.query, documents, truncate=body.truncate)
     best = sorted(range(len(documents)), key=lambda index: -scores[index])[: body.top_n]
     return {
         "model": body.model,

@@ -3,7 +3,6 @@
 https://platform.openai.com/docs/api-reference/chat/create, and what vLLM, SGLang and llama.cpp have beside it.
 """
 
-import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 # A bias of this much bans a token.
 BANNED = -100
-_PNG = b"\x89PNG"
 
 
 def chat_fields(chat: "Chat", limits: "Limits", forced: str | None = None) -> dict[str, Any]:
@@ -88,7 +86,7 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     waiting: list[tuple[str, str]] = []  # ids and names of calls without results
     for number, message in enumerate(messages):
-        fields: dict[str, Any] = {"role": message["role"], "content": _content(message.get("content", ""))}
+        fields: dict[str, Any] = {"role": message["role"], "content": message.get("content", "")}
         if reasoning := message.get("reasoning_content") or message.get("thinking"):
             fields["reasoning_content"] = reasoning
         if calls := message.get("tool_calls"):
@@ -101,19 +99,6 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             fields["name"] = name
         found.append(fields)
     return found
-
-
-def _content(content: str | Sequence[Mapping[str, Any]]) -> Any:
-    """Text, or parts where there are images, which go as data: URLs."""
-    if isinstance(content, str):
-        return content
-    return [_image(part["data"]) if part["type"] == "image" else dict(part) for part in content]
-
-
-def _image(data: bytes) -> dict[str, Any]:
-    """A part of a content. Images are PNG or JPEG, which has been checked."""
-    kind = "png" if data.startswith(_PNG) else "jpeg"
-    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}}
 
 
 def _waiting(calls: Sequence[tuple[str, str]], name: str | None) -> str:

@@ -3,13 +3,12 @@
 import time
 from typing import Any, cast
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 
-from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.json_body import JsonRoute
 from localllm.server.ollama.schema import EmbedBody, EmbeddingsBody
 from localllm.server.ollama.translate import NANOSECONDS, keep_alive
+from localllm.server.portions import Embedder, embed_all
 from localllm.server.responses import connected
 from localllm.server.service import Service, TheService
 
@@ -34,17 +33,15 @@ async def embeddings(body: EmbeddingsBody, request: Request, service: TheService
 async def _embed(body: EmbedBody, texts: list[str], service: Service) -> dict[str, Any]:
     began = time.monotonic()
     async with service.lease(body.model, keep_alive(body.keep_alive), embeds=True) as lease:
-        model = cast("EmbeddingModel", lease.model)
-        rows, tokens = await to_thread.run_sync(_rows, model, texts, body) if texts else ([], 0)
+        rows, tokens = [], 0
+        if texts:
+            model, truncate = cast("Embedder", lease.model), body.truncate is not False
+            found, tokens = await embed_all(model, texts, truncate=truncate, dimensions=body.dimensions or None)
+            rows = found.tolist()
     return {
         "model": body.model,
-        "embeddings": [row.tolist() for row in rows],
+        "embeddings": rows,
         "total_duration": round((time.monotonic() - began) * NANOSECONDS),
         "load_duration": round(lease.load_s * NANOSECONDS),
         "prompt_eval_count": tokens,
     }
-
-
-def _rows(model: EmbeddingModel, texts: list[str], body: EmbedBody) -> tuple[Any, int]:
-    tokens = [model.tokenise(text) for text in texts]
-    return model.embed(tokens, truncate=body.truncate is not False, dimensions=body.dimensions or None)

@@ -8,11 +8,11 @@ from anyio import to_thread
 from fastapi import APIRouter, Request
 
 from localllm.server.catalog import CatalogEntry
-from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.front.catalog import ForeignEntry
 from localllm.server.json_body import JsonRoute
 from localllm.server.openai import translate
 from localllm.server.openai.schema import EmbeddingsBody
+from localllm.server.portions import Embedder, embed_all
 from localllm.server.responses import connected
 from localllm.server.service import Service, TheService
 
@@ -52,8 +52,8 @@ async def _embed(body: EmbeddingsBody, service: Service) -> dict[str, Any]:
     single = isinstance(given, str) or isinstance(given[0], int)
     texts: list[Any] = [given] if single else list(given)
     async with service.lease(body.model, translate.keep_alive(body), embeds=True) as lease:
-        model = cast("EmbeddingModel", lease.model)
-        rows, tokens = await to_thread.run_sync(_rows, model, texts, body)
+        model = cast("Embedder", lease.model)
+        rows, tokens = await embed_all(model, texts, truncate=body.truncate, dimensions=body.dimensions)
     return {
         "object": "list",
         "model": body.model,
@@ -63,11 +63,6 @@ async def _embed(body: EmbeddingsBody, service: Service) -> dict[str, Any]:
         ],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-
-
-def _rows(model: EmbeddingModel, texts: list[Any], body: EmbeddingsBody) -> tuple[Any, int]:
-    tokens = [model.tokenise(text) if isinstance(text, str) else text for text in texts]
-    return model.embed(tokens, truncate=body.truncate, dimensions=body.dimensions)
 
 
 def _encoded(row: "np.ndarray[Any, np.dtype[np.float32]]", encoding: str) -> Any:
