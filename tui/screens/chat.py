@@ -53,6 +53,7 @@ class ChatScreen(Screen[None]):
                 command.label or command.title,
                 id=command.name,
                 show=bool(command.label),
+                priority=True,  # a field that edits has uses of its own for many keys
             )
             for command in COMMANDS
             if command.key
