@@ -18,6 +18,18 @@ MAX_SCANS = 64  # of a progressive JPEG, each of which visits every pixel
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
+# How other formats begin, at which byte, so that people are told what they have. HEIC and AVIF share a container.
+_OTHERS = (
+    (0, b"GIF8", "a GIF"),
+    (8, b"WEBP", "a WebP"),
+    (0, b"BM", "a BMP"),
+    (0, b"II*\x00", "a TIFF"),
+    (0, b"MM\x00*", "a TIFF"),
+    (4, b"ftyp", "HEIC, AVIF or a video"),
+    (0, b"%PDF", "a PDF"),
+    (0, b"<svg", "an SVG"),
+    (0, b"<?xml", "an SVG"),
+)
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of PNG's colour types
 _PIECE = 1 << 20
 # Markers of JPEG that begin a frame, with its size; the others of C0..CF are tables.
@@ -37,8 +49,13 @@ def check_picture(data: bytes) -> tuple[int, int]:
         if data.count(_SCAN) > MAX_SCANS:
             raise PictureError(f"The JPEG has more than {MAX_SCANS} scans. Save it anew, as a plain JPEG or PNG.")
     else:
-        raise PictureError("The image is neither PNG nor JPEG. Convert it to one of them.")
+        raise PictureError(f"The image is {_other(data)}. Convert it to PNG or JPEG, which alone are taken.")
     return width, height
+
+
+def _other(data: bytes) -> str:
+    named = (name for at, mark, name in _OTHERS if data.startswith(mark, at))
+    return next(named, "neither PNG nor JPEG" if data else "empty")
 
 
 def _checked(size: tuple[int, int]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from localllm.library.lookup import users_models
 from localllm.library.names import OLLAMA_HOST
 from localllm.library.own_store import free_bytes
 from localllm.settings import Settings, config_path
+from localllm.stored import size_of
 
 LITTLE_MEMORY_BYTES = 2 << 30
 LITTLE_DISK_BYTES = 5 << 30
@@ -158,8 +159,3 @@ def check_network(address: str) -> Check:
             "network", State.ADVICE, f"{address} does not answer: {str(error) or type(error).__name__}", advice
         )
     return Check("network", State.GOOD, f"{address} answers")
-
-
-def size_of(folder: Path) -> int:
-    """Bytes on the disk below a folder; files with holes count as what they take."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli import main as command_line
+from localllm.cli.examples import examples
 from localllm.cli.options import (
     Backend,
     CpuMoe,
@@ -15,7 +16,9 @@ from localllm.cli.options import (
     KVTypeV,
     Lora,
     MainGpu,
+    Mmproj,
     Remote,
+    Rpc,
     SplitMode,
     computing_flags,
 )
@@ -24,7 +27,7 @@ from localllm.errors import RequestError
 
 def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
-    model: Annotated[str | None, typer.Argument(help="Path of a GGUF file; the last one used if left out.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Name, path or URL; the last one used if left out.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
     backend: Backend = None,
@@ -33,6 +36,8 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     split_mode: SplitMode = None,
     n_cpu_moe: CpuMoe = None,
     lora: Lora = None,
+    mmproj: Mmproj = None,
+    rpc: Rpc = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
     remote: Remote = None,
@@ -52,4 +57,4 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     raise typer.Exit(run_chat(model, flags, sessions, host))
 
 
-command_line.app.command()(chat)
+command_line.app.command(epilog=examples("chat"))(chat)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import AsJson, Backend, Debug, Model
+from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Model, Rpc, computing_flags
 from localllm.cli.terminal import StatusLine, answer, note
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from localllm.settings import Settings
 
 
-def bench(
+def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
     model: Model,
     threads: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Numbers of threads, measured one by one (one a core).")
@@ -27,6 +28,8 @@ def bench(
     tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens to decode.")] = 64,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds, after one that does not count.")] = 5,
     backend: Backend = None,
+    gpu_layers: GpuLayers = None,
+    rpc: Rpc = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -36,15 +39,13 @@ def bench(
     floats, on the same threads. The table shows medians; --json has everything. Models that llama.cpp computes get
     their speed alone.
 
-    localllm bench model.gguf --threads 1,2 --depth 0,4096
-
     Exits with 0 when done, 2 for what cannot be measured, 130 when stopped by Ctrl-C.
     """
     from localllm.roofline.speeds import Wish
     from localllm.settings import load_settings
 
     wish = Wish(prompt, _numbers(depth, "--depth", 0), tokens, rounds)
-    settings = load_settings({"backend": backend})
+    settings = load_settings({**computing_flags(given), "threads": None})
     counts = (settings.threads,) if threads is None else _numbers(threads, "--threads", 1)
     with ThreadPoolExecutor(1, "bench") as worker, StatusLine() as status:
         measuring = worker.submit(_measure, model, settings, counts, wish, status)

@@ -1,14 +1,17 @@
 """The entry point: commands, and how their errors reach the user."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from localllm.cli import terminal
 from localllm.cli.bench import bench
+from localllm.cli.cache import cache
 from localllm.cli.config import config
 from localllm.cli.create import create
 from localllm.cli.doctor import doctor
+from localllm.cli.examples import examples
 from localllm.cli.exit_code import errors_told
 from localllm.cli.list import list_models
 from localllm.cli.manage import copy, remove, verify
@@ -27,23 +30,28 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(run)
-app.command()(serve)
-app.command()(show)
-app.command()(plan)
-app.command("list")(list_models)
-app.command()(pull)
-app.command("rm")(remove)
-app.command("cp")(copy)
-app.command()(verify)
-app.command()(create)
-app.command()(bench)
-app.command()(perplexity)
-app.command()(quantize)
-app.command()(ps)
-app.command()(stop)
-app.command()(config)
-app.command()(doctor)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run,
+    "serve": serve,
+    "show": show,
+    "plan": plan,
+    "list": list_models,
+    "pull": pull,
+    "rm": remove,
+    "cp": copy,
+    "verify": verify,
+    "create": create,
+    "cache": cache,
+    "bench": bench,
+    "perplexity": perplexity,
+    "quantize": quantize,
+    "ps": ps,
+    "stop": stop,
+    "config": config,
+    "doctor": doctor,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name, epilog=examples(_name))(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,12 +3,9 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from localllm.errors import RequestError
-
-if TYPE_CHECKING:
-    from localllm.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +56,10 @@ def read_image(file: Path) -> bytes:
     return data
 
 
-def check_images(asked: Asked, settings: "Settings") -> None:
+def check_images(asked: Asked) -> None:
     """Raise RequestError for images that have no place."""
     if asked.images and asked.raw:
         raise RequestError("--image has no place with --raw, which leaves the chat template out.")
-    if asked.images and settings.remote:
-        raise RequestError("--image cannot be sent to a server yet. Leave out --remote, or the image.")
 
 
 def check_text(argument: str) -> str:

@@ -62,7 +62,7 @@ def submit(model: str, asked: "Asked", settings: Settings, flags: Mapping[str, o
         answer = server.complete(model, asked.text, options)
     else:
         messages = [{"role": "system", "content": asked.system}] if asked.system is not None else []
-        answer = server.chat(model, [*messages, {"role": "user", "content": asked.text}], options)
+        answer = server.chat(model, [*messages, {"role": "user", "content": asked.content}], options)
     return Started(RemoteStream(answer), BackendChoice("remote", str(server.endpoint)), 0.0)
 
 

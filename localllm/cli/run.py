@@ -1,6 +1,7 @@
 """localllm run: one prompt, one answer."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -113,7 +114,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         check_text(argument)
 
     asked = Asked(text, system, raw, tuple(stop or ()), ignore_eos, tuple(map(read_image, image or ())))
-    check_images(asked, settings)
+    check_images(asked)
     with (
         terminal.StatusLine() as status,
         _remotely(model, asked, settings, flags) if settings.remote else _here(model, asked, flags, status) as started,
@@ -141,6 +142,7 @@ def _here(
     from localllm.cli import generation
     from localllm.cli.pull import obtain
     from localllm.engine.loaded_model import load_model
+    from localllm.engine.projectors import WITHOUT
     from localllm.engine.request import SamplingParams
     from localllm.engine.sampling.validation import check_ranges
     from localllm.library.behaviour import behaviour_of
@@ -149,6 +151,8 @@ def _here(
     found = obtain(model, load_settings(flags))
     behaviour = behaviour_of(found)
     settings = load_settings(flags, model=behaviour.settings)
+    if not asked.images and flags["mmproj"] is None:  # text alone needs neither the projector nor, for it, llama.cpp
+        settings = replace(settings, mmproj=WITHOUT)
     check_ranges(SamplingParams.of(settings))
     began = monotonic()
     with load_model(found.path, settings, status.share, behaviour.template) as loaded:

@@ -26,8 +26,6 @@ def projector_of(file: ModelFile, settings: Settings) -> Path | None:
         if not path.is_file():
             raise RequestError(f"There is no projector {path}. Check the mmproj setting, --mmproj.")
         return path
-    if f"{file.architecture}.rope.dimension_sections" in file.metadata:  # M-RoPE, which gpu_offload.projector refuses
-        return None
     found = [path for path in sorted(file.path.parent.glob("*mmproj*.gguf")) if _fits(path, file)]
     if len(found) > 1:
         log.warning("%s: several projectors lie beside it; name one with --mmproj to show it images", file.path.name)

@@ -14,6 +14,7 @@ from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.request import Counts, FinishReason, SamplingParams, Timings
 from localllm.remote.calls import CallBuilder
 from localllm.remote.connection import Call, Endpoint, refusal
+from localllm.remote.contents import spelt
 from localllm.remote.errors import RemoteError
 from localllm.remote.logprobs import SpeltLogprob, read_logprobs
 from localllm.settings import Settings, read_key
@@ -150,8 +151,11 @@ class RemoteServer:
         return [RemoteModel(str(row["id"]), _context(row)) for row in rows if isinstance(row, dict) and "id" in row]
 
     def chat(self, model: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> RemoteAnswer:
-        """Begin an answer to a conversation. options are further fields of the request; see sampling_options."""
-        return self._answer("/chat/completions", {"model": model, "messages": list(messages), **options})
+        """Begin an answer to a conversation; images in it are parts {"type": "image", "data": bytes}.
+
+        options are further fields of the request; see sampling_options.
+        """
+        return self._answer("/chat/completions", {"model": model, "messages": [*map(spelt, messages)], **options})
 
     def complete(self, model: str, prompt: str, options: Mapping[str, Any]) -> RemoteAnswer:
         """Begin to continue a text, without a chat template."""

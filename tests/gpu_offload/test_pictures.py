@@ -34,9 +34,12 @@ def test_sizes_are_read_from_headers() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"", "neither PNG nor JPEG"),
-        (b"GIF89a" + bytes(100), "neither PNG nor JPEG"),
-        (b"RIFF\x00\x00\x00\x00WEBPVP8 " + bytes(100), "neither PNG nor JPEG"),
+        (b"", "is empty. Convert it to PNG or JPEG"),
+        (b"\x00" * 100, "neither PNG nor JPEG"),
+        (b"GIF89a" + bytes(100), "is a GIF. Convert it to PNG or JPEG"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8 " + bytes(100), "is a WebP"),
+        (b"BM" + bytes(100), "is a BMP"),
+        (b"\x00\x00\x00\x18ftypheic" + bytes(100), "is HEIC, AVIF or a video"),
         (SIGNATURE, "damaged PNG"),
         (png()[:-12], "damaged PNG"),
         (png()[:60], "damaged PNG"),

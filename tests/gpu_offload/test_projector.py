@@ -97,7 +97,7 @@ def test_rows_that_cannot_be_appended_change_nothing(path, projector, runner):
     assert runner.sequence_length(sequence) == 0
     runner.free_sequence(sequence)
     runner.free_sequence(other)
-    with pytest.raises(PictureError, match="neither PNG nor JPEG"):
+    with pytest.raises(PictureError, match="is a GIF"):
         runner.projector.see(b"GIF89a")
 
 

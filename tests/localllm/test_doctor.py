@@ -8,6 +8,7 @@ import pytest
 from localllm import doctor
 from localllm.doctor import State
 from localllm.settings import setting_sources
+from localllm.stored import size_of
 
 
 @pytest.fixture
@@ -103,5 +104,5 @@ def test_sizes_count_what_is_on_the_disk(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1 << 30)
     (tmp_path / "full").write_bytes(bytes(range(256)) * 4096)
-    assert 1 << 20 <= doctor.size_of(tmp_path) < 2 << 20
+    assert 1 << 20 <= size_of(tmp_path) < 2 << 20
     assert doctor.check_unfinished(tmp_path).state is State.ADVICE

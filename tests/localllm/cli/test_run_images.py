@@ -1,5 +1,7 @@
 """localllm run --image, and its refusals."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,6 @@ from typer.testing import CliRunner
 from localllm.cli.main import app
 from localllm.cli.prompt import Asked, check_images, read_image
 from localllm.errors import RequestError
-from localllm.settings import Settings
 from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
 
@@ -25,9 +26,18 @@ def test_a_prompt_with_images_is_made_of_parts(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot be read"):
         read_image(tmp_path / "missing.png")
     with pytest.raises(RequestError, match="--raw"):
-        check_images(asked(image, raw=True), Settings())
-    with pytest.raises(RequestError, match="--remote"):
-        check_images(asked(image), Settings(remote="http://127.0.0.1:1"))
+        check_images(asked(image, raw=True))
+
+
+@llama_oracle.needs_llama
+def test_text_alone_needs_no_projector(data_dir: Path, tmp_path: Path) -> None:
+    model = shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", tmp_path / "model.gguf")
+    projector = str(write_projector(tmp_path / "mmproj.gguf"))
+    chosen = []
+    for more in ([], ["--mmproj", projector]):
+        command = ["run", str(model), "Once", "--max-tokens", "2", "--no-cache", "--json", *more]
+        chosen.append(json.loads(CliRunner().invoke(app, command).stdout)["backend"])
+    assert chosen == ["native", "llama.cpp"]
 
 
 @llama_oracle.needs_llama

@@ -1,5 +1,6 @@
 """localllm run --remote against a scripted server."""
 
+import base64
 import io
 import json
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from localllm.cli.main import main
 from tests.fakes.openai_server import OpenAIServer, openai_server
+from tests.gpu_offload.projector_files import png
 
 
 @pytest.fixture
@@ -59,6 +61,17 @@ def test_reasoning_is_set_apart_and_json_is_whole(
     result = json.loads(capsys.readouterr().out)
     assert result["text"] == "<think>\nHm.\n</think>\n\nYes."
     assert (result["backend"], result["completion_tokens"], result["finish_reason"]) == ("remote", 4, "stop")
+
+
+def test_images_go_along(run: Callable[..., int], script: OpenAIServer, tmp_path: Path) -> None:
+    script.says("A fox.")
+    picture = tmp_path / "fox.png"
+    picture.write_bytes(png(1))
+    assert run("tiny", "What is it?", "--image", str(picture)) == 0
+    image, text = script.asked[0]["messages"][0]["content"]
+    head, _, data = image["image_url"]["url"].partition(",")
+    assert (head, base64.b64decode(data)) == ("data:image/png;base64", png(1))
+    assert text == {"type": "text", "text": "What is it?"}
 
 
 def test_errors_and_what_a_server_cannot_follow(

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import gguf
 import pytest
 
 from gguf_io import open_model
@@ -41,17 +40,6 @@ def test_the_only_one_beside_the_model_that_fits(model: Path, tmp_path: Path, ca
     assert chosen(model, mmproj=str(beside)) == beside
     with pytest.raises(RequestError, match="no projector"):
         chosen(model, mmproj=str(tmp_path / "missing.gguf"))
-
-
-def test_models_that_count_positions_in_two_dimensions_get_none(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen2vl")
-    writer.add_embedding_length(64)
-    writer.add_rope_dimension_sections([2, 2, 2, 0])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    write_projector(tmp_path / "mmproj.gguf")
-    assert chosen(tmp_path / "model.gguf") is None
 
 
 @llama_oracle.needs_llama

@@ -87,7 +87,7 @@ def test_what_is_no_picture_of_this_request_is_refused(client: httpx.Client) -> 
         (chat(None), "fetches no images"),
         (chat("data:image/png,abc"), "data:image/png;base64"),
         (chat("data:image/png;base64,%%%"), "not base64"),
-        (chat(f"data:image/gif;base64,{gif}"), "neither PNG nor JPEG"),
+        (chat(f"data:image/gif;base64,{gif}"), "is a GIF"),
         (chat(URL, "system"), "messages of users"),
     ]
     address = {"type": "url", "url": "http://127.0.0.1:1/a.png"}

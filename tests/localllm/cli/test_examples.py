@@ -1,0 +1,29 @@
+"""Every command's help ends with examples, and each of them is a call that the command takes."""
+
+import shlex
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import tui.command  # noqa: F401 - the chat is one of the commands
+from localllm.cli.examples import EXAMPLES
+from localllm.cli.main import app
+
+PROGRAM: Any = typer.main.get_command(app)
+
+
+def test_every_command_has_examples() -> None:
+    assert EXAMPLES.keys() == PROGRAM.commands.keys()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_shown_and_can_be_called(name: str) -> None:
+    told = CliRunner().invoke(app, [name, "--help"]).stdout
+    for line in EXAMPLES[name]:
+        assert f"\n    {line}\n" in told + "\n"
+        program, command, *arguments = shlex.split(line.rpartition("| ")[2])
+        assert (program, command) == ("localllm", name)
+        with PROGRAM.commands[name].make_context(name, arguments):  # which refuses what it does not know
+            pass

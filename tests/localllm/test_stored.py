@@ -1,0 +1,54 @@
+"""localllm cache: everything that is stored is shown with what bounds it, and what may go goes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from localllm.cli.main import app
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv("LOCALLLM_KERNEL_CACHE", str(tmp_path / "compiled"))
+    return tmp_path
+
+
+def kept(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(5000 * b"#")
+    return path
+
+
+def shown() -> dict[str, int]:
+    rows = json.loads(CliRunner().invoke(app, ["cache", "--json"]).stdout)
+    assert all(row["bound"] and row["path"] for row in rows)
+    return {row["what"]: row["bytes"] for row in rows}
+
+
+def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
+    assert set(shown().values()) == {0}
+    places = {
+        "models": kept(home / "localllm/models/blobs/sha256-1"),
+        "unfinished": kept(home / "localllm/models/partial/sha256-2.part"),
+        "kernels": kept(home / "compiled" / ("ab" * 12) / "kernel.nbi"),
+        "kv": kept(home / "localllm/kv" / ("0f" * 16) / "a.b.kv"),
+        "chats": kept(home / "localllm/sessions.db"),
+        "settings": kept(home / "localllm/config.toml"),
+    }
+    strange = [kept(home / "compiled/mine/photo"), kept(home / "localllm/kv/notes")]
+    before = shown()
+    assert before.keys() == places.keys() and min(before.values()) > 0
+    told = CliRunner().invoke(app, ["cache", "--free", "kernels", "--free", "kv"])
+    assert told.exit_code == 0 and "KiB are free" in told.stderr
+    gone = {what for what, path in places.items() if not path.exists()}
+    assert gone == {"kernels", "kv"}
+    assert all(path.exists() for path in strange)
+
+
+def test_nothing_else_is_freed(home: Path) -> None:
+    told = CliRunner().invoke(app, ["cache", "--free", "models"])
+    assert "kernels and kv can" in str(told.exception)
