@@ -16,8 +16,15 @@ logger = logging.getLogger("localllm.llama_cpp")
 # ggml_log_level; its information fills pages, so it counts as debugging. 5 continues the line before it.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
-# Cells for several conversations together are more than one was trained for, which is as it should be.
-_NO_WARNING = "n_ctx_train"
+# Cells for several conversations together are more than one was trained for, which is as it should be; so is a step
+# that was given up (`interruption`), whose rows are taken back.
+_NO_WARNING = (
+    "n_ctx_train",
+    "removing memory module entries",
+    "compute_async failed with error 1",
+    "compute status: 1",
+    "failed to decode, ret = 2",
+)
 _RECENT_ERRORS = 8
 
 
@@ -36,7 +43,7 @@ class _Log:
         for line in lines:
             if not line.strip():
                 continue
-            level = logging.DEBUG if _NO_WARNING in line else self._level
+            level = logging.DEBUG if any(phrase in line for phrase in _NO_WARNING) else self._level
             logger.log(level, "%s", line)
             if level >= logging.WARNING:
                 self.complaints = [*self.complaints, line][-_RECENT_ERRORS:]

@@ -17,6 +17,7 @@ from gpu_offload.cells import CellBook
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
 from gpu_offload.image_rows import ImageRows, PositionBook
+from gpu_offload.interruption import heeding
 from gpu_offload.library import llama, route_log
 from gpu_offload.loading import LoadProgress, load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
@@ -74,6 +75,8 @@ class LlamaCppRunner:
         self._window = int(self._lib.llama_model_n_swa(self._model))
         recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
         self._can_truncate = not recurrent and (options.full_window_cache or not self._window)
+        on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
+        self._can_interrupt = on_cpu and self._can_truncate
 
     @property
     def backend(self) -> str:
@@ -119,6 +122,11 @@ class LlamaCppRunner:
     def can_truncate(self) -> bool:
         """Whether sequences can be cut back, forked and exported at any length."""
         return self._can_truncate
+
+    @property
+    def can_interrupt(self) -> bool:
+        """Whether `run_unless` heeds its flag: where the processor computes, and sequences can be cut back."""
+        return self._can_interrupt
 
     @property
     def adapter_count(self) -> int:
@@ -213,6 +221,26 @@ class LlamaCppRunner:
         except LlamaCppError:
             self._take_back(before)
             raise
+
+    def run_unless(
+        self,
+        stop: NDArray[np.uint8],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        wanted: Sequence[int],
+    ) -> NDArray[np.float32] | None:
+        """Like `run`, but give up soon after another thread has set stop[0]: None, with nothing changed.
+
+        stop: uint8[2], the second always 0.
+        """
+        try:
+            with heeding(self._context, stop):
+                return self.run(tokens, positions, sequences, wanted)
+        except LlamaCppError:
+            if not stop[0]:
+                raise
+            return None
 
     def append_image(self, sequence: int, image: ImageRows) -> None:
         """Append an image's rows to a sequence; those that see all others must fit into one run.

@@ -21,7 +21,7 @@ from localllm.engine.kv_manager import KVManager
 from localllm.engine.plan import Plan, PlannedRows
 from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest
-from localllm.engine.runner import Runner
+from localllm.engine.runner import Interruptible, Runner
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.stream import GenerationStream
@@ -77,6 +77,7 @@ class Engine:
         self.runner = runner
         self._vocabulary = vocabulary
         self._wakened = threading.Event()
+        self._news = np.zeros(2, np.uint8)  # [0] is set when somebody cancels or comes; see Interruptible
         self.context = min(context_limit or runner.max_context, runner.max_context)
         self._max_waiting = max_waiting
         max_running = max(min(max_running, runner.max_sequences // 2, runner.max_rows), 1)
@@ -116,7 +117,7 @@ class Engine:
             request = replace(request, context_policy=ContextPolicy.REFUSE)
         context = min(self.context, request.context_limit or self.context, self._context_in_memory())
         prompt = fit_prompt(request, context)
-        stream = GenerationStream(self._wake)
+        stream = GenerationStream(self._wake, self._interrupt)
         sampler = Sampler(request.sampling, self.runner.vocab_size, text, self._vocabulary.token_bytes)
         generation = Generation(request, prompt, context, sampler, self._vocabulary, stream, self._adapters_of(request))
         with self._lock:
@@ -125,11 +126,12 @@ class Engine:
             if len(self._scheduler.waiting) + len(self._submissions) >= self._max_waiting:
                 raise QueueFullError(f"{self._max_waiting} requests are waiting already. Try again in a moment.")
             self._submissions.append(generation)
-        self._wake()
+        self._interrupt()
         return stream
 
     def step(self) -> bool:
         """Do one round of work on the calling thread; False if there was nothing to do."""
+        self._news[0] = 0  # what is set from now on was perhaps not seen by this step
         self._settle()
         self._journal.answer(self._snapshot)
         plan = self._scheduler.schedule()
@@ -139,29 +141,36 @@ class Engine:
             logits = self._run(plan)
         except LocalLLMError as error:
             return self._fail(plan, error)
+        if logits is None:
+            return True
         self._commit(plan, logits)
         self._steps += 1
         if self._steps % SPILL_EVERY == 0:
             self._spill()
         return True
 
-    def _run(self, plan: Plan) -> NDArray[np.float32]:
-        """Compute the plan's rows, and learn from the time that it took."""
+    def _run(self, plan: Plan) -> NDArray[np.float32] | None:
+        """Compute the plan's rows, and learn from the time that it took; None where a patient one was given up."""
         began = time.monotonic()
         logits = self._compute(plan)
+        if logits is None:
+            return None
         took = time.monotonic() - began
         self._scheduler.observe(plan, took)
         self._journal.note(plan, took)
         return logits
 
-    def _compute(self, plan: Plan) -> NDArray[np.float32]:
+    def _compute(self, plan: Plan) -> NDArray[np.float32] | None:
         for part in plan.parts:
             if part.image is not None:
                 assert isinstance(self.runner, SeesImages) and part.generation.sequence is not None
                 self.runner.append_image(part.generation.sequence, part.image)
         if not plan.tokens:
             return np.empty((0, self.runner.vocab_size), dtype=np.float32)
-        return self.runner.run(plan.tokens, plan.positions, plan.sequences, plan.wanted)
+        rows = plan.tokens, plan.positions, plan.sequences, plan.wanted
+        if plan.patient and isinstance(self.runner, Interruptible):
+            return self.runner.run_unless(self._news, *rows)
+        return self.runner.run(*rows)
 
     def _spill(self) -> bool:
         return self._kv.spiller is not None and self._kv.spiller.spill()
@@ -210,7 +219,7 @@ class Engine:
         """Cancel everything, write what the disk tier is due, stop the thread and close the runner. Idempotent."""
         with self._lock:
             self._closing = True
-        self._wake()
+        self._interrupt()
         if self._thread.is_alive():
             self._thread.join()
         self._end_all(FinishReason.CANCELLED, None)
@@ -337,6 +346,11 @@ class Engine:
 
     def _wake(self) -> None:
         self._wakened.set()
+
+    def _interrupt(self) -> None:
+        """Wake the engine, and have it give up a step that others need not wait for."""
+        self._news[0] = 1
+        self._wake()
 
     def _loop(self) -> None:
         try:

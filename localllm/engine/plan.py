@@ -26,7 +26,8 @@ class Plan:
 
     logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
     its prompt is unfinished. pages: what all parts take. again: this pass changed what the next can plan, by reading KV
-    from the disk or by preempting, so that another is due even if no row was planned.
+    from the disk or by preempting, so that another is due even if no row was planned. patient: it may take long, if it
+    is given up as soon as somebody cancels or comes.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -37,6 +38,7 @@ class Plan:
     logits: list[slice] = field(default_factory=list)
     pages: int = 0
     again: bool = False
+    patient: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -72,12 +74,16 @@ class ChunkSize:
     """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times.
 
     A prompt that is alone may take ALONE_S: only cancelling it, or a newcomer, waits for the step, and long steps read
-    the weights less often. Both may wait a quarter of a second, no longer.
+    the weights less often. Both may wait a quarter of a second, no longer, unless the step can be given up for them:
+    then what it has done is lost, so that it may take PATIENT_S.
     """
 
     TARGET_S = 0.15
     ALONE_S = 0.22
+    PATIENT_S = 2.0
     SMALLEST = 16
+    LEAST_PATIENT = 64
+    WHOLE_TILES = 32  # rows that kernels like to have together; a long step consists of such
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
@@ -92,6 +98,11 @@ class ChunkSize:
     def rows_alone(self) -> int:
         """Rows of the next step where nobody else is served."""
         return self._rows_in(self.ALONE_S)
+
+    @property
+    def rows_patient(self) -> int:
+        """Rows of the next step where nobody else is served and it can be given up."""
+        return max(self._rows_in(self.PATIENT_S) // self.WHOLE_TILES * self.WHOLE_TILES, self.LEAST_PATIENT)
 
     def _rows_in(self, seconds: float) -> int:
         return min(max(int(self._rows_per_s * seconds), self.SMALLEST), self._largest)

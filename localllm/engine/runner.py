@@ -7,7 +7,7 @@ not import anything from here.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,3 +119,25 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free weights, KV storage and threads. Idempotent."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """What a Runner has beyond others if a long run of it can be ended early."""
+
+    @property
+    def can_interrupt(self) -> bool:
+        """Whether it can with this model, where it lies."""
+
+    def run_unless(
+        self,
+        stop: NDArray[np.uint8],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        wanted: Sequence[int],
+    ) -> NDArray[np.float32] | None:
+        """Like Runner.run, but give up soon after another thread has set stop[0]: None, with nothing changed.
+
+        stop: uint8[2], the second always 0.
+        """

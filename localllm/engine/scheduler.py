@@ -7,7 +7,7 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.plan import ChunkSize, Plan, PlannedRows, fair_shares
-from localllm.engine.runner import Runner
+from localllm.engine.runner import Interruptible, Runner
 from localllm.engine.speculation import StepCosts
 from localllm.errors import OutOfMemoryError
 
@@ -27,6 +27,7 @@ class Scheduler:
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
         self._draft_model = draft_model
+        self._patient = isinstance(runner, Interruptible) and runner.can_interrupt
         self.chunk = ChunkSize(runner.max_rows)
         self.costs = StepCosts()
         self.preemptions = 0
@@ -136,8 +137,10 @@ class Scheduler:
         return [known or guess for known, guess in zip(drafts, guesses, strict=True)]
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
-        alone = len(self.running) + len(self.waiting) == 1
-        rows = self.chunk.rows_alone if alone else self.chunk.rows
+        rows = self.chunk.rows
+        if len(self.running) + len(self.waiting) == 1 and prefilling:
+            plan.patient = self._patient and prefilling[0].request.time_limit_s is None
+            rows = self.chunk.rows_patient if plan.patient else self.chunk.rows_alone
         budget = min(rows, self._runner.max_rows) - len(plan)
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
             members = [generation for generation in group if generation.sequence is not None]

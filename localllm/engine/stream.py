@@ -30,8 +30,10 @@ class GenerationStream:
     loop early does not cancel; call `cancel()`, which any thread may. Reading again after the end gives nothing.
     """
 
-    def __init__(self, wake_engine: Callable[[], None]) -> None:
+    def __init__(self, wake_engine: Callable[[], None], interrupt: Callable[[], None] | None = None) -> None:
+        """Both are called on the reader's thread: when events were read, and when the request was cancelled."""
         self._wake_engine = wake_engine
+        self._interrupt = interrupt or wake_engine
         self._changed = threading.Condition()
         self._events: deque[TokenEvent] = deque()
         self._listener: Callable[[], None] | None = None
@@ -41,7 +43,8 @@ class GenerationStream:
     def cancel(self) -> None:
         """Ask the engine to stop, whether the request waits, prefills or decodes. The last event still comes."""
         self._cancelled = True
-        self._wake_engine()
+        if not self._finished:
+            self._interrupt()
 
     @property
     def cancelled(self) -> bool:

@@ -53,6 +53,13 @@ class WatchedRunner:
         self.batches.append(len(tokens))
         return self.runner.run(tokens, positions, sequences, wanted)
 
+    def run_unless(self, stop: NDArray[np.uint8], *rows: Any) -> NDArray[np.float32] | None:
+        logits = self.runner.run_unless(stop, *rows)  # type: ignore[attr-defined]
+        if logits is not None:
+            self.rows_computed += len(rows[0])
+            self.batches.append(len(rows[0]))
+        return logits  # type: ignore[no-any-return]
+
     def check_pages(self, owned: set[int]) -> None:
         """Raise unless exactly these sequences are alive, and no page is lost."""
         if self.alive != owned:
