@@ -5,8 +5,11 @@
 
 Both run in this process on the same number of threads, one after the other within a round, so that a busy machine
 hurts both alike; --processor-time reads the processor time of one thread instead of the clock. llama.cpp is measured
-with and without flash attention and its better median counts. The sequence is filled to --depth once, then every round
-decodes from there.
+with and without flash attention and its better median counts. A sequence is filled to --depth once, which is timed too,
+then every round decodes from there. Before each turn all threads of the one before have stopped spinning.
+
+The machine's limits are measured before every turn of ours, on as many threads: what we read in decode is given as a
+share of reading memory, our products in prefill as a share of multiplying (see `localllm bench`).
 """
 
 import argparse
@@ -24,7 +27,12 @@ import numpy as np
 
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import open_model
+from localllm.roofline.limits import LimitProbes, Limits
+from localllm.roofline.work import ModelWork, windows
 from models import NativeRunner
+
+# Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
+_SETTLED = 0.7
 
 
 class Subject(Protocol):
@@ -46,6 +54,7 @@ class Ours:
     def __init__(self, path: Path, threads: int, context: int, kv_types: tuple[str, str] = ("f16", "f16")) -> None:
         with open_model(path) as file:
             self.runner = NativeRunner(file, kv_bytes=context * 400_000, threads=threads, kv_types=kv_types)
+            self._windows = windows(file)
         self._sequence = self.runner.create_sequence()
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -60,6 +69,10 @@ class Ours:
         """Forget the sequence's tokens from `length` on."""
         self.runner.truncate_sequence(self._sequence, length)
 
+    def work(self) -> ModelWork:
+        """What tokens cost, once one has been decoded."""
+        return ModelWork(*self.runner.last_step().products(), self.runner.kv_bytes_per_token, self._windows)
+
     def close(self) -> None:
         """Free everything."""
         self.runner.close()
@@ -67,7 +80,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians in tokens a second."""
+    """Medians in tokens a second. of_limit: our share of reading memory (decode) or of multiplying (prefill)."""
 
     model: str
     threads: int
@@ -77,6 +90,7 @@ class Row:
     ours: float
     llama_cpp: float
     llama_cpp_attention: str
+    of_limit: float
 
     @property
     def ratio(self) -> float:
@@ -91,56 +105,101 @@ def seconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
     return clock() - start
 
 
-def subjects_of(path: Path, threads: int, context: int, kv_types: tuple[str, str]) -> dict[str, Subject]:
-    """Us, and llama.cpp with and without flash attention, which values in q8_0 need."""
-    subjects: dict[str, Subject] = {
-        "ours": Ours(path, threads, context, kv_types),
-        "flash": LlamaPeer(path, threads, context, flash_attention=True, kv_types=kv_types),
-    }
-    if kv_types[1] == "f16":
-        subjects["plain"] = LlamaPeer(path, threads, context, flash_attention=False, kv_types=kv_types)
-    return subjects
+@dataclass(frozen=True)
+class Turns:
+    """Tokens a second of each subject's turns, and what the work is called. decoded: tokens one by one, else 0."""
+
+    label: str
+    depth: int
+    decoded: int
+    found: dict[str, list[float]]
 
 
-def compare(path: Path, threads: int, arguments: argparse.Namespace) -> list[Row]:
-    """Measure one file at one number of threads."""
-    depth = max(arguments.prefill, arguments.depth)
-    types = arguments.kv_type_k, arguments.kv_type_v
-    clock = time.thread_time if arguments.processor_time else time.perf_counter
-    tokens = np.random.default_rng(1).integers(100, 20_000, depth + arguments.decode).tolist()
-    subjects = subjects_of(path, threads, depth + arguments.decode + 64, types)
-    prefill: dict[str, list[float]] = {name: [] for name in subjects}
-    decode: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(arguments.rounds + 1 if arguments.prefill else 0):
-        for name, subject in subjects.items():
-            subject.cut(0)
-            time_taken = seconds(clock, partial(subject.append, tokens[: arguments.prefill]))
-            prefill[name].append(arguments.prefill / time_taken)
-    for subject in subjects.values():
-        subject.append(tokens[arguments.prefill : depth])
-    for _ in range(arguments.rounds + 1):
-        for name, subject in subjects.items():
-            time_taken = seconds(clock, partial(one_by_one, subject, tokens[depth:]))
-            decode[name].append(arguments.decode / time_taken)
-            subject.cut(depth)
-    for subject in subjects.values():
-        subject.close()
-    figures = [(f"prefill {arguments.prefill}", 0, prefill)] if arguments.prefill else []
-    figures.append((f"decode {arguments.decode}", depth, decode))
-    return [_row(path.stem, threads, at, label, "/".join(types), found) for label, at, found in figures]
+class Comparison:
+    """One file at one number of threads."""
+
+    def __init__(self, path: Path, threads: int, arguments: argparse.Namespace) -> None:
+        """Load the model for us, and for llama.cpp with and without flash attention, which q8_0 values need."""
+        self._depth = max(arguments.prefill, arguments.depth)
+        self._arguments = arguments
+        self._types = arguments.kv_type_k, arguments.kv_type_v
+        self._clock = time.thread_time if arguments.processor_time else time.perf_counter
+        self._tokens = np.random.default_rng(1).integers(100, 20_000, self._depth + arguments.decode).tolist()
+        self._name, self._threads = path.stem, threads
+        context = self._depth + arguments.decode + 64
+        self._ours = Ours(path, threads, context, self._types)
+        self._subjects: dict[str, Subject] = {"ours": self._ours}
+        for name in ("flash", "plain") if self._types[1] == "f16" else ("flash",):
+            self._subjects[name] = LlamaPeer(
+                path, threads, context, flash_attention=name == "flash", kv_types=self._types
+            )
+        self._probes = LimitProbes(threads, self._clock)
+
+    def run(self) -> list[Row]:
+        """Measure everything, and free it."""
+        arguments, depth = self._arguments, self._depth
+        turns = []
+        if arguments.prefill:
+            turns.append(self._prefill(arguments.prefill, arguments.rounds + 1))
+        if depth > arguments.prefill:
+            turns.append(self._prefill(depth, 1))
+        turns.append(self._decode(depth, arguments.decode, arguments.rounds + 1))
+        rows = [self._row(one) for one in turns]
+        for subject in self._subjects.values():
+            subject.close()
+        self._probes.close()
+        return rows
+
+    def _prefill(self, count: int, rounds: int) -> Turns:
+        """Prompts of so many tokens; the last one is left in the sequences."""
+        found: dict[str, list[float]] = {name: [] for name in self._subjects}
+        for _ in range(rounds):
+            for name, subject in self._subjects.items():
+                subject.cut(0)
+                taken = self._turn(name, partial(subject.append, self._tokens[:count]))
+                found[name].append(count / taken)
+        return Turns(f"prefill {count}", 0, 0, found)
+
+    def _decode(self, depth: int, count: int, rounds: int) -> Turns:
+        """So many tokens one by one after `depth` others."""
+        found: dict[str, list[float]] = {name: [] for name in self._subjects}
+        for _ in range(rounds):
+            for name, subject in self._subjects.items():
+                taken = self._turn(name, partial(one_by_one, subject, self._tokens[depth:]))
+                found[name].append(count / taken)
+                subject.cut(depth)
+        return Turns(f"decode {count}", depth, count, found)
+
+    def _turn(self, name: str, work: Callable[[], None]) -> float:
+        """How long something takes once nobody's threads spin; the machine's limits are measured around ours."""
+        time.sleep(_SETTLED)
+        if name == "ours":
+            self._probes.sample()
+        start = self._clock()
+        work()
+        return self._clock() - start
+
+    def _row(self, turns: Turns) -> Row:
+        """Medians of all rounds but the first, if there are more; of llama.cpp's ways the better one."""
+        medians = {name: statistics.median(figures[1:] or figures) for name, figures in turns.found.items()}
+        ours = medians.pop("ours")
+        flag = max(medians, key=lambda name: medians[name])
+        share = self._share(turns, ours, self._probes.limits())
+        types = "/".join(self._types)
+        return Row(self._name, self._threads, turns.depth, turns.label, types, ours, medians[flag], flag, share)
+
+    def _share(self, turns: Turns, rate: float, limits: Limits) -> float:
+        work = self._ours.work()
+        if turns.decoded:
+            return work.decode(turns.depth, turns.decoded).read * rate / limits.read.median
+        cost = work.prefill(int(turns.label.split()[1]), self._ours.runner.max_rows)
+        return (cost.int8 / limits.int8.median + cost.floats / limits.floats.median) * rate
 
 
 def one_by_one(subject: Subject, tokens: Sequence[int]) -> None:
     """Decode."""
     for token in tokens:
         subject.append([token])
-
-
-def _row(model: str, threads: int, depth: int, label: str, types: str, found: dict[str, list[float]]) -> Row:
-    """Medians of all rounds but the first, of llama.cpp's ways the better one."""
-    medians = {name: statistics.median(figures[1:]) for name, figures in found.items()}
-    ours = medians.pop("ours")
-    return Row(model, threads, depth, label, types, ours, max(medians.values()), max(medians, key=lambda n: medians[n]))
 
 
 def main() -> None:
@@ -162,13 +221,14 @@ def main() -> None:
     rows: list[Row] = []
     for path in arguments.models:
         for threads in map(int, arguments.threads.split(",")):
-            rows += compare(path, threads, arguments)
+            found = Comparison(path, threads, arguments).run()
+            rows += found
             if not arguments.json:
-                for row in rows[-2 if arguments.prefill else -1 :]:
+                for row in found:
                     sys.stdout.write(
                         f"{row.model:28} {row.threads} thr  {row.kv_types:10} {row.measure:12} at {row.depth:5}  "
                         f"ours {row.ours:8.1f}  llama.cpp {row.llama_cpp:8.1f} ({row.llama_cpp_attention})  "
-                        f"ratio {row.ratio:5.2f}\n"
+                        f"ratio {row.ratio:5.2f}  of {'reading' if row.depth else 'multiplying'} {row.of_limit:4.0%}\n"
                     )
                     sys.stdout.flush()
     if arguments.json:
