@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def localllm(model: Path, threads: int, kv_mib: int | None = None) -> Iterator[Server]:
-    """`localllm serve` of one file, away from this user's settings, models and cached keys and values."""
+def localllm(model: Path, threads: int, kv_mib: int | None = None, others: Sequence[Path] = ()) -> Iterator[Server]:
+    """`localllm serve` of one file and others, away from this user's settings, models and cached keys and values."""
     command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "serve", "--model", str(model)]
+    command += [argument for other in others for argument in ("--model", str(other))]
     command += ["--threads", str(threads), "--keep-alive", "-1"]
     with tempfile.TemporaryDirectory() as home:
         own = {"HOME": home, **{f"XDG_{kind}_HOME": home for kind in ("CONFIG", "DATA", "CACHE")}}

@@ -1,13 +1,15 @@
 """Mixed load on a real server for minutes: answers stay right, and nothing is left behind.
 
-    soak.py MODEL.gguf [--minutes 10] [--clients 8] [--warm 1] [--every 30] [--threads 1] [--kv-mib 16]
+    soak.py MODEL.gguf [OTHER.gguf ...] [--minutes 10] [--clients 8] [--warm 1] [--every 30] [--threads 1]
+            [--kv-mib 16]
 
 Clients generate, chat, embed (where llama.cpp is there), tokenise, keep to formats and ask for several choices; they
-leave while they are queued, read in, and answered; some read slowly, some send half a request and some nonsense. What
-does not depend on chance is compared with what the server said before the load. Memory, descriptors, threads and
-tasks are shown as they go. Ends with status 1 where an answer was wrong, where a request, page or descriptor is left
-when all is quiet, or where memory grew by more than 5 % after the first `warm` minutes, in which the cache of keys
-and values should have filled.
+leave while they are queued, read in, and answered; some read slowly, some send half a request and some nonsense.
+Other models are loaded, asked, let go and left while they load; three at most are in memory at once. What does not
+depend on chance is compared with what the server said before the load. Memory, descriptors, threads and tasks are shown
+as they go. Ends with status 1 where an answer was wrong, where a request, page or descriptor is left when all is quiet,
+or where memory, after the first `warm` minutes in which the cache of keys and values should have filled, was larger by
+more than 5 % in the last third of what is left than in its first.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import json
 import random
 import re
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -29,6 +32,7 @@ import psutil
 
 from benchmarks.engine_tools import table
 from benchmarks.servers import Server, localllm
+from benchmarks.soak_models import ComingModels
 
 MIB = 2**20
 GROWTH = 1.05
@@ -50,8 +54,9 @@ NONSENSE: tuple[tuple[str, bytes], ...] = (
 class Load:
     """What the clients do, what they expect, and what went wrong."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, others: list[Path]) -> None:
         self.server = server
+        self.others = ComingModels(server.url, others) if others else None
         self.stop = threading.Event()
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -69,6 +74,8 @@ class Load:
             *([self._check] * 6), self._leave_a_stream, self._leave_early, self._read_slowly, self._say_half,
             self._say_nonsense, self._leave_choices, self._ask_for_something_new,
         ]  # fmt: skip
+        if self.others:
+            kinds += [self.others.ask, self.others.ask, self.others.leave_a_load, self.others.let_go]
         with httpx.Client(base_url=self.server.url, timeout=120) as client:
             while not self.stop.is_set():
                 kind = dice.choice(kinds)
@@ -192,6 +199,12 @@ class Watch:
         cached = {"cached tokens": of("cached_tokens"), "prefixes": of("cached_prefixes")}
         return {**dict(zip(self.COLUMNS, found, strict=True)), **cached}
 
+    def memory_since(self, first: int) -> tuple[float, float]:
+        """The mean MiB in the first and in the last third of the rows since one."""
+        found = [row[self.COLUMNS.index("RSS MiB")] for row in self.rows[first:]]
+        third = max(len(found) // 3, 1)
+        return statistics.mean(found[:third]), statistics.mean(found[-third:])
+
 
 def _request(path: str, body: bytes) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -211,11 +224,10 @@ def quiet(watch: Watch, idle: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.5)
 
 
-def complaints(
-    load: Load, idle: dict[str, Any], warm: dict[str, Any], hot: dict[str, Any], end: dict[str, Any]
-) -> list[str]:
-    """What should not have happened."""
-    found = [f"{len(load.wrong)} wrong answers, the first: {load.wrong[0]}"] if load.wrong else []
+def complaints(load: Load, idle: dict[str, Any], early: float, late: float, end: dict[str, Any]) -> list[str]:
+    """What should not have happened. early, late: MiB of memory."""
+    wrong = [*load.wrong, *(load.others.wrong if load.others else [])]
+    found = [f"{len(wrong)} wrong answers, the first: {wrong[0]}"] if wrong else []
     found += [f"{end[name]} are {name} when all is quiet" for name in ("running", "waiting") if end[name]]
     found += [
         f"{end[name]} {name}, and {idle[name]} before the load"
@@ -226,8 +238,8 @@ def complaints(
     explained = end["cached tokens"] // PAGE_TOKENS + 2 * end["prefixes"]
     if end["pages used"] > explained:
         found.append(f"{end['pages used']} pages are used, and cached prefixes explain {explained}")
-    if hot["RSS MiB"] > GROWTH * warm["RSS MiB"]:
-        found.append(f"memory grew from {warm['RSS MiB']:.0f} to {hot['RSS MiB']:.0f} MiB")
+    if late > GROWTH * early:
+        found.append(f"memory grew from {early:.0f} to {late:.0f} MiB")
     return found
 
 
@@ -235,6 +247,7 @@ def main() -> None:
     """Parse the command line, load the server, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
+    parser.add_argument("others", type=Path, nargs="*")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--warm", type=float, default=1, help="minutes")
@@ -242,25 +255,32 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kv-mib", type=int, default=16)
     arguments = parser.parse_args()
-    with localllm(arguments.model, arguments.threads, arguments.kv_mib) as server:
-        load, watch = Load(server), Watch(server)
+    with localllm(arguments.model, arguments.threads, arguments.kv_mib, arguments.others) as server:
+        load, watch = Load(server, arguments.others), Watch(server)
         idle = watch.look()
         clients = [threading.Thread(target=load.work, args=(number,)) for number in range(arguments.clients)]
         for client in clients:
             client.start()
         time.sleep(60 * arguments.warm)
-        warm = hot = watch.look()
+        warm = len(watch.rows)
+        hot = watch.look()
         while hot["minute"] < arguments.minutes:
             time.sleep(min(arguments.every, max(60 * (arguments.minutes - hot["minute"]), 0.1)))
             hot = watch.look()
         load.stop.set()
         for client in clients:
             client.join()
+        early, late = watch.memory_since(warm)
+        if load.others:
+            load.others.unload()
         end = quiet(watch, idle)
         table(watch.COLUMNS, watch.rows)
         done = ", ".join(f"{count} {kind}" for kind, count in sorted(load.done.items()))
-        sys.stdout.write(f"{sum(load.done.values())} requests: {done}.\n{end['cached tokens']} tokens are cached.\n")
-        if found := complaints(load, idle, warm, hot, end):
+        sys.stdout.write(
+            f"{sum(load.done.values())} requests: {done}.\n{end['cached tokens']} tokens are cached. "
+            f"Memory: {early:.0f} MiB in the first third after warming up, {late:.0f} in the last.\n"
+        )
+        if found := complaints(load, idle, early, late, end):
             sys.exit("\n".join(found))
         sys.stdout.write("Nothing wrong, nothing left behind.\n")
 

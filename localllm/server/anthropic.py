@@ -72,12 +72,12 @@ class MessagesBody(CountBody, Extensions):
 @router.post("/v1/messages")
 async def messages(body: MessagesBody, request: Request, service: TheService) -> Response:
     """Answer a conversation."""
-    chat_of(body)
+    asked = await to_thread.run_sync(chat_of, body)
     load_lines = LoadLines(lambda state: _ping(load_progress(state)), _error_event) if body.progress else None
     running = service.run(
         body.model,
         translate.keep_alive(body),
-        lambda model, behaviour: _prepare(model, behaviour, body),
+        lambda model, behaviour: _prepare(model, behaviour, body, asked),
         load_lines.told if load_lines else None,
     )
 
@@ -104,7 +104,8 @@ async def count_tokens(body: CountBody, request: Request, service: TheService) -
 
 
 async def _count(body: CountBody, service: Service) -> int:
-    chat = with_defaults(chat_of(body), (await service.find(body.model)).behaviour)
+    asked = await to_thread.run_sync(chat_of, body)
+    chat = with_defaults(asked, (await service.find(body.model)).behaviour)
     async with service.lease(body.model) as lease:
         model = lease.model
         if not isinstance(model, LoadedModel):
@@ -114,7 +115,7 @@ async def _count(body: CountBody, service: Service) -> int:
 
 
 def chat_of(body: CountBody) -> Chat:
-    """The conversation of a body. Raises ApiError 400 for images and documents."""
+    """The conversation of a body. Looks at images: off the event loop. Raises ApiError 400, PictureError."""
     found: list[Object] = [{"role": "system", "content": _text(body.system)}] if body.system else []
     for message in body.messages:
         found += _messages(message)
@@ -131,14 +132,16 @@ def chat_of(body: CountBody) -> Chat:
     return Chat(body.model, found, [] if kind == "none" else tools, think)
 
 
-def _prepare(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: MessagesBody) -> list[Prepared]:
+def _prepare(
+    model: LoadedModel | ForeignModel, behaviour: Behaviour, body: MessagesBody, asked: Chat
+) -> list[Prepared]:
     sampled = translate.sampled_of(body, body.temperature, body.top_p)
     sampling = translate.sampling_of(sampled, None, behaviour)
     limits = translate.limits_of(body, sampling, body.max_tokens, behaviour, body.stop_sequences)
     choice = body.tool_choice or {}
     kind = choice.get("type", "auto")
     chosen = choice if kind == "tool" else str(kind)
-    return [translate.prepare_chosen(model, with_defaults(chat_of(body), behaviour), limits, chosen)]
+    return [translate.prepare_chosen(model, with_defaults(asked, behaviour), limits, chosen)]
 
 
 def _messages(message: Message) -> list[Object]:

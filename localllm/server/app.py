@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from localllm.engine.loaded_model import LoadedModel
 from localllm.errors import ContextOverflowError, LocalLLMError, QueueFullError
-from localllm.server import anthropic, health, native, rerank
+from localllm.server import anthropic, docs, health, native, rerank
 from localllm.server.catalog import Catalog
 from localllm.server.counting import Counting
 from localllm.server.errors import error_body, status_of
@@ -50,7 +50,7 @@ def create_app(options: ServerOptions, catalog: Catalog | ForeignCatalog, load: 
         yield
         await manager.close()
 
-    app = FastAPI(title="localllm", version=version("localllm"), lifespan=lifespan)
+    app = FastAPI(title="localllm", version=version("localllm"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Counting, metrics=metrics)
     app.add_middleware(Gate, options=options)
     app.add_exception_handler(LocalLLMError, _show_error)
@@ -69,6 +69,7 @@ def create_app(options: ServerOptions, catalog: Catalog | ForeignCatalog, load: 
         rerank,
         native,
         health,
+        docs,
     ):
         app.include_router(routes.router)
     app.include_router(library.router)

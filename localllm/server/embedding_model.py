@@ -28,7 +28,12 @@ class EmbeddingModel:
         self.file = open_model(path)
         try:
             self._tokenizer = load_tokenizer(self.file)
-            options = LlamaOptions(threads=settings.threads)
+            options = LlamaOptions(
+                threads=settings.threads,
+                gpu_layers=settings.gpu_layers,
+                main_gpu=settings.main_gpu or 0,
+                split_mode="none",
+            )
             self._computes: LlamaEmbedder | LlamaReranker = (
                 LlamaReranker(self.file, self._tokenizer, options, progress)
                 if is_reranker(self.file)

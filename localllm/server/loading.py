@@ -8,31 +8,29 @@ from dataclasses import dataclass, replace
 import psutil
 
 from gguf_io import ModelFile, open_model
-from gpu_offload.devices import gpus
-from gpu_offload.placement import Gpu
-from gpu_offload.planner import plan as plan_llama
-from localllm.engine.backends import choose_backend, native_kv_bytes, plan_request
+from localllm.engine.backends import choose_backend, native_kv_bytes
 from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
-from localllm.engine.memory_plan import RESERVE_BYTES, plan_memory
-from localllm.engine.projectors import projector_of
+from localllm.engine.memory_plan import plan_memory
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
 from localllm.server.catalog import CatalogEntry
 from localllm.server.embedding_model import EmbeddingModel
+from localllm.server.llama_plans import EMBEDDING_BYTES, MIB, plan_embedder, plan_model
 from localllm.server.options import ServerOptions
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
 
-MIB = 2**20
 AMPLE_TOKENS = 8192
-EMBEDDING_BYTES = 256 * MIB  # for the context of one that embeds
 
 Model = LoadedModel | EmbeddingModel
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What one load was granted. needed: bytes of main memory, keys and values included; room: what there was."""
+    """What one load was granted. needed: bytes of main memory, keys and values included; room: what there was.
+
+    devices: bytes of each GPU, in llama.cpp's order; empty where none is used.
+    """
 
     entry: CatalogEntry
     settings: Settings
@@ -40,14 +38,15 @@ class LoadPlan:
     native: bool
     needed: int
     room: int
+    devices: tuple[int, ...] = ()
 
 
 class MemoryLoader:
     """Loads models so that what all of them hold or were promised fits into memory together.
 
     A load under way counts with all that it was granted, although part of it may be in memory already: who plans
-    meanwhile gets too little rather than too much. Models of llama.cpp, which asks devices itself for their free
-    memory, are loaded one after the other.
+    meanwhile gets too little rather than too much. The same holds for each GPU. llama.cpp itself loads one model after
+    the other: what it says of a failure is not told apart by loads.
     """
 
     def __init__(self, settings: Settings, options: ServerOptions) -> None:
@@ -64,10 +63,14 @@ class MemoryLoader:
         room = self._room(beside, coming)
         try:
             with open_model(entry.path) as file:
+                promised = [plan.devices for plan in coming]
                 if embeds:
-                    return _plan_embeddings(entry, settings, file, room)
+                    grant = plan_embedder(settings, file, room, promised)
+                    return LoadPlan(entry, grant.settings, True, False, grant.main, room, grant.devices)
                 if choose_backend(file, settings).backend == "llama":
-                    return _plan_llama(entry, settings, file, room)
+                    on_gpus = any(map(any, promised)) or any(map(_on_gpus, beside))
+                    grant = plan_model(settings, file, room, promised, on_gpus)
+                    return LoadPlan(entry, grant.settings, False, False, grant.main, room, grant.devices)
                 try:
                     return self._plan_native(entry, settings, file, room, bool(coming))
                 except UnsupportedModelError:  # loading it says so, or takes llama.cpp
@@ -123,30 +126,6 @@ def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
     return settings
 
 
-def _plan_llama(entry: CatalogEntry, settings: Settings, file: ModelFile, room: int) -> LoadPlan:
-    """What llama.cpp takes of main memory beside that of its devices."""
-    found = [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
-    made = plan_llama(file, found, room, plan_request(settings, projector_of(file, settings)))
-    main = made.uses[0]
-    if not main.fits:
-        table = "\n".join("  ".join(row) for row in made.rows())
-        raise OutOfMemoryError(
-            f"The model does not fit into memory (MiB):\n{table}\n"
-            "Close other programs, choose a smaller quantisation, or set the context (ctx) lower."
-        )
-    return LoadPlan(entry, settings, False, False, main.needed, room)
-
-
-def _plan_embeddings(entry: CatalogEntry, settings: Settings, file: ModelFile, room: int) -> LoadPlan:
-    needed = file.size_bytes + EMBEDDING_BYTES
-    if needed + RESERVE_BYTES > room:
-        raise OutOfMemoryError(
-            f"The model does not fit into memory: it needs {needed // MIB:,} MiB and {RESERVE_BYTES // MIB} MiB in "
-            f"reserve; {max(room, 0) // MIB:,} MiB are available. Close other programs."
-        )
-    return LoadPlan(entry, settings, True, False, needed, room)
-
-
 def _draft_bytes(settings: Settings) -> int:
     """What the draft model takes: its weights, and keys and values of its own."""
     if not settings.draft:
@@ -161,6 +140,10 @@ def _promised(model: Model) -> int:
         return 0
     stats = model.engine.stats()
     return stats.pages_free * stats.page_bytes
+
+
+def _on_gpus(model: Model) -> bool:
+    return isinstance(model, LoadedModel) and model.backend.device_bytes > 0
 
 
 def _held(model: Model) -> int:

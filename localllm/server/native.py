@@ -90,10 +90,10 @@ async def detokenize(body: DetokenizeBody, request: Request, service: TheService
 @router.post("/apply-template")
 async def apply_template(body: TemplateBody, request: Request, service: TheService) -> dict[str, str]:
     """The prompt that a conversation becomes."""
-    messages = [message_of(message) for message in body.messages]
-    check_roles(messages)
 
     def work(model: LoadedModel) -> dict[str, str]:
+        messages = [message_of(message) for message in body.messages]
+        check_roles(messages)
         return {"prompt": model.template.render(messages, tools=offered_tools(body.tools, None) or None)}
 
     return await connected(request, _on_model(service, body.model, work))

@@ -45,13 +45,13 @@ async def generate(body: GenerateBody, request: Request, service: TheService) ->
 @router.post("/api/chat")
 async def chat(body: ChatBody, request: Request, service: TheService) -> Response:
     """Answer a conversation. An empty one loads the model, or unloads it where keep_alive is 0."""
-    translate.chat_of(body)
+    asked = await to_thread.run_sync(translate.chat_of, body)
     if not body.messages:
         return await _load(body, {"message": {"role": "assistant", "content": ""}}, request, service)
     return await _answer(
         body,
         _said_in_chat,
-        lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body),
+        lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body, asked),
         request,
         service,
     )

@@ -45,7 +45,10 @@ def keep_alive(value: float | str | None) -> float | None:
 
 
 def chat_of(body: ChatBody) -> Chat:
-    """The conversation of a chat request; an answer at its end goes on. Raises ApiError 400."""
+    """The conversation of a chat request; an answer at its end goes on. Looks at images: off the event loop.
+
+    Raises ApiError 400, PictureError.
+    """
     messages = [_message(message) for message in body.messages or []]
     last = messages[-1] if messages else {}
     return Chat(
@@ -58,10 +61,12 @@ def chat_of(body: ChatBody) -> Chat:
     )
 
 
-def prepare_chat_body(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ChatBody) -> list[Prepared]:
+def prepare_chat_body(
+    model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ChatBody, asked: Chat
+) -> list[Prepared]:
     """A chat request on a model. Whole old messages are dropped where they do not fit, unless truncate is false."""
     policy = ContextPolicy.REFUSE if body.truncate is False else ContextPolicy.DROP_MESSAGES
-    chat = with_defaults(_with_thinking(chat_of(body), model), behaviour)
+    chat = with_defaults(_with_thinking(asked, model), behaviour)
     return [prepare_chat(model, chat, _limits(body, behaviour, policy))]
 
 

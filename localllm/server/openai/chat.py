@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
 from localllm.engine.request import FinishReason, TokenEvent
@@ -29,13 +30,13 @@ FINGERPRINT = "fp_localllm"
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatBody, request: Request, service: TheService) -> Response:
     """Answer a conversation."""
-    translate.chat_of(body)
+    asked = await to_thread.run_sync(translate.chat_of, body)
     head = _head(body.model, "chat.completion.chunk", f"chatcmpl-{secrets.token_hex(12)}")
     load_lines = load_chunks(head) if body.progress else None
     running = service.run(
         body.model,
         translate.keep_alive(body),
-        lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body),
+        lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body, asked),
         load_lines.told if load_lines else None,
     )
 

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
 from localllm.engine.loaded_model import LoadedModel
@@ -30,7 +31,7 @@ STATEFUL = ("previous_response_id", "conversation", "background")
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, request: Request, service: TheService) -> Response:
     """Answer a conversation."""
-    chat_of(body)
+    asked = await to_thread.run_sync(chat_of, body)
     writer = ItemWriter()
     begun = _begun(body)
 
@@ -41,7 +42,7 @@ async def responses(body: ResponsesBody, request: Request, service: TheService) 
     running = service.run(
         body.model,
         translate.keep_alive(body),
-        lambda model, behaviour: _prepare(model, behaviour, body),
+        lambda model, behaviour: _prepare(model, behaviour, body, asked),
         load_lines.told if load_lines else None,
     )
 
@@ -58,7 +59,10 @@ async def responses(body: ResponsesBody, request: Request, service: TheService) 
 
 
 def chat_of(body: ResponsesBody) -> Chat:
-    """The conversation of a body. Raises ApiError 400, also for what would need memory."""
+    """The conversation of a body. Looks at images: off the event loop.
+
+    Raises ApiError 400, also for what would need memory, and PictureError.
+    """
     for name in STATEFUL:
         if getattr(body, name):
             raise ApiError(400, f"{name} is not supported: responses are not stored; send the whole conversation")
@@ -76,11 +80,13 @@ def chat_of(body: ResponsesBody) -> Chat:
     )
 
 
-def _prepare(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ResponsesBody) -> list[Prepared]:
+def _prepare(
+    model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ResponsesBody, asked: Chat
+) -> list[Prepared]:
     sampled = translate.sampled_of(body, body.temperature, body.top_p)
     sampling = translate.sampling_of(sampled, None, behaviour)
     limits = translate.limits_of(body, sampling, body.max_output_tokens, behaviour)
-    return [translate.prepare_chosen(model, with_defaults(chat_of(body), behaviour), limits, body.tool_choice)]
+    return [translate.prepare_chosen(model, with_defaults(asked, behaviour), limits, body.tool_choice)]
 
 
 def _messages(item: Item) -> list[Item]:

@@ -83,7 +83,7 @@ def _reseeded(prepared: Prepared, index: int) -> Prepared:
 
 
 def chat_of(body: ChatBody) -> Chat:
-    """The conversation of a chat completion. Raises ApiError 400."""
+    """The conversation of a chat completion. Looks at images: off the event loop. Raises ApiError 400, PictureError."""
     return Chat(
         name=body.model,
         messages=[message_of(message) for message in body.messages],
@@ -93,12 +93,14 @@ def chat_of(body: ChatBody) -> Chat:
     )
 
 
-def prepare_chat_body(model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ChatBody) -> list[Prepared]:
+def prepare_chat_body(
+    model: LoadedModel | ForeignModel, behaviour: Behaviour, body: ChatBody, asked: Chat
+) -> list[Prepared]:
     """A chat completion on a model."""
     wanted = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     limits = limits_of(body, sampling_of(body, wanted, behaviour), max_tokens, behaviour, body.stop)
-    chat = with_defaults(chat_of(body), behaviour)
+    chat = with_defaults(asked, behaviour)
     return [_reseeded(prepare_chosen(model, chat, limits, body.tool_choice), index) for index in range(body.n or 1)]
 
 

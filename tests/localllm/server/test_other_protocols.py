@@ -102,4 +102,5 @@ def test_tokens_there_and_back(server: Any) -> None:
 def test_documented_routes_exist(server: Any) -> None:
     paths = httpx.get(server.url + "/openapi.json").json()["paths"]
     assert {"/api/generate", "/v1/responses", "/v1/messages", "/infill", "/health", "/metrics"} <= set(paths)
-    assert httpx.get(server.url + "/docs").status_code == 200
+    page = httpx.get(server.url + "/docs")
+    assert page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]

@@ -1,0 +1,93 @@
+"""What models of llama.cpp are granted of main memory and of each device, beside what others hold or were promised."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gguf_io import ModelFile
+from gpu_offload.devices import gpus
+from gpu_offload.errors import LlamaCppMissingError
+from gpu_offload.placement import Gpu
+from gpu_offload.planner import DEFAULT_RESERVE, Plan
+from gpu_offload.planner import plan as plan_placement
+from localllm.engine.backends import plan_request
+from localllm.engine.memory_plan import RESERVE_BYTES
+from localllm.engine.projectors import projector_of
+from localllm.errors import OutOfMemoryError
+from localllm.settings import Settings
+
+MIB = 2**20
+EMBEDDING_BYTES = 256 * MIB  # for the context of one that embeds
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Bytes of main memory, and of each GPU in llama.cpp's order; settings place the model so."""
+
+    settings: Settings
+    main: int
+    devices: tuple[int, ...] = ()
+
+
+def plan_model(
+    settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]], others_on_gpus: bool
+) -> Grant:
+    """A model that answers. promised: for each load under way what it was granted of each GPU.
+
+    Where others lie on GPUs, a model that could lie there whole if they went is not given less: they make room first.
+    Raises OutOfMemoryError with the sums.
+    """
+    found = _gpus(promised)
+    made = plan_placement(file, found, room, plan_request(settings, projector_of(file, settings)))
+    if not made.uses[0].fits:
+        raise _refusal(made, "Close other programs, choose a smaller quantisation, or set the context (ctx) lower.")
+    if others_on_gpus and not (made.fits and _is_whole(made, settings)):
+        raise _refusal(made, "Beside the other models the GPUs have too little room for it.")
+    return Grant(settings, made.uses[0].needed, tuple(use.needed for use in made.uses[1:]))
+
+
+def plan_embedder(settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]]) -> Grant:
+    """A model of vectors or scores: small, so whole on the roomiest GPU, or in main memory where none has room.
+
+    Raises OutOfMemoryError with the sums.
+    """
+    needed = file.size_bytes + EMBEDDING_BYTES
+    found = [] if settings.gpu_layers == 0 else _gpus(promised)
+    if found:
+        chosen = max(range(len(found)), key=lambda index: found[index].free_bytes)
+        chosen = chosen if settings.main_gpu is None else min(settings.main_gpu, len(found) - 1)
+        if needed + DEFAULT_RESERVE <= found[chosen].free_bytes:
+            devices = tuple(needed if index == chosen else 0 for index in range(len(found)))
+            return Grant(replace(settings, main_gpu=chosen), EMBEDDING_BYTES, devices)
+    if needed + RESERVE_BYTES > room:
+        raise OutOfMemoryError(
+            f"The model does not fit into memory: it needs {needed // MIB:,} MiB and {RESERVE_BYTES // MIB} MiB in "
+            f"reserve; {max(room, 0) // MIB:,} MiB are available. Close other programs."
+        )
+    return Grant(replace(settings, gpu_layers=0), needed)
+
+
+def _gpus(promised: Sequence[Sequence[int]]) -> list[Gpu]:
+    """The GPUs with what is free and promised to nobody. What a load has taken already counts twice until it ends."""
+    try:
+        devices = gpus()
+    except LlamaCppMissingError:  # loading says so
+        return []
+    found = []
+    for index, gpu in enumerate(devices):
+        taken = sum(parts[index] for parts in promised if index < len(parts))
+        found.append(Gpu(gpu.description or gpu.name, gpu.total_bytes, max(gpu.free_bytes - taken, 0)))
+    return found
+
+
+def _is_whole(made: Plan, settings: Settings) -> bool:
+    """Whether all that may go to GPUs goes there."""
+    if settings.gpu_layers is not None:
+        return True
+    return made.options.gpu_layers == made.layers and (
+        settings.n_cpu_moe is not None or made.options.cpu_expert_layers == 0
+    )
+
+
+def _refusal(made: Plan, advice: str) -> OutOfMemoryError:
+    table = "\n".join("  ".join(row) for row in made.rows())
+    return OutOfMemoryError(f"The model does not fit into memory (MiB):\n{table}\n{advice}")
