@@ -11,7 +11,6 @@ from localllm.library.go_templates import jinja_of
 from localllm.library.manifest import Layer, Manifest
 from localllm.library.modelfile import Modelfile
 from localllm.library.names import ModelName
-from localllm.library.notices import warn_once
 from localllm.library.own_store import OwnStore
 
 
@@ -30,13 +29,14 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
         template = recipe.template
     store.prepare()
     kept = [path.read_bytes() for path in defaults.adapters]
+    projectors, projector_link = _projectors(store, base)
     layers = [
         *_weights(base),
-        *_projectors(base),
+        *projectors,
         *(store.add_blob("adapter", content) for content in [*kept, *adapters]),
         *_described(store, recipe, defaults, template),
     ]
-    if not store.add_manifest(name, Manifest(tuple(layers), _link(base))):
+    if not store.add_manifest(name, Manifest(tuple(layers), _link(base), projector_link)):
         raise LibraryError(f"{base.name} was removed while {name} was made from it. Pull it again.")
 
 
@@ -46,15 +46,16 @@ def _weights(base: LibraryModel) -> list[Layer]:
     return base.manifest.of_kind("model")
 
 
-def _projectors(base: LibraryModel) -> list[Layer]:
-    """What shows images to it, where that is in our store; one beside a file that is linked to is found there."""
+def _projectors(store: OwnStore, base: LibraryModel) -> tuple[list[Layer], Path | None]:
+    """What shows images to it: shared where it is in our store, else the file to link to.
+
+    One that lies beside a file that is linked to is found there.
+    """
     if base.manifest is None:
-        return []
-    found = base.manifest.of_kind("projector")
-    if found and base.source is not Source.OWN:
-        warn_once(f"{base.name}: its projector stays in {base.blobs}; name that file with --mmproj to show images")
-        return []
-    return found
+        return [], None
+    if base.blobs == store.blobs and (found := base.manifest.of_kind("projector")):
+        return found, None
+    return [], next(iter(base.projectors()), None)
 
 
 def _adapter(path: Path, architecture: str) -> bytes:

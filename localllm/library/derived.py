@@ -59,7 +59,8 @@ def quantized_model(store: OwnStore, base: LibraryModel, kind: str, progress: Pr
     sync_folder(store.blobs)
     rest = () if base.manifest is None else tuple(one for one in base.manifest.layers if one.kind != "model")
     path = store.blobs / blob_name(layer.digest)
-    return LibraryModel(base.names, Source.OWN, path, Manifest((layer, *rest)), blobs=base.blobs or store.blobs)
+    manifest = Manifest((layer, *rest), projector_link=base.manifest.projector_link if base.manifest else None)
+    return LibraryModel(base.names, Source.OWN, path, manifest, blobs=base.blobs or store.blobs)
 
 
 def _second_name(blob: Path, name: Path) -> None:

@@ -70,14 +70,16 @@ class LibraryModel:
             messages=tuple(self._json("messages", list) or ()),
             licenses=tuple(self._texts("license")),
             adapters=tuple(self.blobs / blob_name(layer.digest) for layer in manifest.of_kind("adapter")),
-            projectors=self._there("projector"),
+            projectors=self.projectors(),
         )
 
-    def _there(self, kind: str) -> tuple[Path, ...]:
-        """The blobs of a kind that are on this machine: older pulls left projectors out."""
+    def projectors(self) -> tuple[Path, ...]:
+        """The manifest's projectors that are on this machine: older pulls left them out."""
         if self.manifest is None or self.blobs is None:
             return ()
-        paths = [self.blobs / blob_name(layer.digest) for layer in self.manifest.of_kind(kind)]
+        paths = [self.blobs / blob_name(layer.digest) for layer in self.manifest.of_kind("projector")]
+        if self.manifest.projector_link is not None:
+            paths.append(self.manifest.projector_link)
         return tuple(path for path in paths if path.is_file())
 
     def _texts(self, kind: str) -> list[str]:

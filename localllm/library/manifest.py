@@ -21,6 +21,7 @@ MAX_LAYER_BYTES = 1 << 46  # 64 TiB, beyond any disk
 _LAYER_TYPE = "application/vnd.ollama.image."
 _TITLE = "org.opencontainers.image.title"
 _LINK_TYPE = "application/vnd.localllm.link"
+_PROJECTOR_LINK_TYPE = "application/vnd.localllm.projector.link"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -37,12 +38,13 @@ class Layer:
 class Manifest:
     """A model's layers.
 
-    link: a GGUF file outside the store that stands in for the model layer. title: what the file was called where it
-    came from, without .gguf; a second tag.
+    link, projector_link: GGUF files outside the store that stand in for the layers of the model and its projector.
+    title: what the file was called where it came from, without .gguf; a second tag.
     """
 
     layers: tuple[Layer, ...]
     link: Path | None = None
+    projector_link: Path | None = None
     title: str | None = None
 
     def of_kind(self, kind: str) -> list[Layer]:
@@ -55,8 +57,9 @@ class Manifest:
             {"mediaType": f"{_LAYER_TYPE}{layer.kind}", "digest": layer.digest, "size": layer.size}
             for layer in self.layers
         ]
-        if self.link is not None:
-            layers.append({"mediaType": _LINK_TYPE, "path": str(self.link)})
+        for kind, link in ((_LINK_TYPE, self.link), (_PROJECTOR_LINK_TYPE, self.projector_link)):
+            if link is not None:
+                layers.append({"mediaType": kind, "path": str(link)})
         content: dict[str, object] = {"schemaVersion": 2, "mediaType": MEDIA_TYPE, "layers": layers}
         if self.title is not None:
             content["annotations"] = {_TITLE: self.title}
@@ -93,13 +96,13 @@ def parse_manifest(data: bytes, where: str, *, own: bool = False) -> Manifest:
         content = json.loads(data)
         items = content["layers"]
         known = [_layer(item) for item in _checked_items(items) if _kind(item) is not None]
-        links = [Path(item["path"]) for item in items if own and item["mediaType"] == _LINK_TYPE]
+        links = {item["mediaType"]: Path(item["path"]) for item in items if own and "path" in item}
         title = content.get("annotations", {}).get(_TITLE) if own else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LibraryError) as error:
         raise LibraryError(
             f"{where}: is not a model's manifest: {error}. Remove it and pull the model again."
         ) from error
-    return Manifest(tuple(known), links[0] if links else None, title)
+    return Manifest(tuple(known), links.get(_LINK_TYPE), links.get(_PROJECTOR_LINK_TYPE), title)
 
 
 def read_manifest(path: Path, *, own: bool = False) -> Manifest:

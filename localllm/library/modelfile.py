@@ -13,7 +13,7 @@ from typing import Any
 
 from localllm.library.errors import LibraryError
 
-# Parameters and the type of their values. `stop` may occur many times.
+# Parameters that are followed, and the type of their values. `stop` may occur many times.
 PARAMETERS: dict[str, type] = {
     "min_p": float,
     "num_ctx": int,
@@ -25,6 +25,22 @@ PARAMETERS: dict[str, type] = {
     "temperature": float,
     "top_k": int,
     "top_p": float,
+}
+# Ollama's others: kept, so that its recipes are taken as they are, and told of as not used when the model runs.
+_UNUSED: dict[str, type] = {
+    "draft_num_predict": int,
+    "frequency_penalty": float,
+    "main_gpu": int,
+    "mirostat": int,
+    "mirostat_eta": float,
+    "mirostat_tau": float,
+    "num_batch": int,
+    "num_gpu": int,
+    "num_keep": int,
+    "presence_penalty": float,
+    "repeat_last_n": int,
+    "tfs_z": float,
+    "typical_p": float,
 }
 ROLES = ("system", "user", "assistant")
 MAX_MODELFILE_CHARS = 1 << 20
@@ -114,15 +130,16 @@ def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
 def _set_parameter(recipe: Modelfile, text: str) -> None:
     name, _, raw = text.partition(" ")
     name, value = name.lower(), _unquoted(raw.strip())
-    if name not in PARAMETERS:
-        near = difflib.get_close_matches(name, PARAMETERS, n=1)
+    kinds = PARAMETERS | _UNUSED
+    if name not in kinds:
+        near = difflib.get_close_matches(name, kinds, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(PARAMETERS)}."
         raise LibraryError(f"there is no parameter {name!r}. {hint}")
     if name == "stop":
         recipe.parameters.setdefault(name, []).append(value)
         return
     try:
-        recipe.parameters[name] = PARAMETERS[name](value)
+        recipe.parameters[name] = kinds[name](value)
     except ValueError:
         raise LibraryError(f"{name} should be a number and is {value!r}.") from None
 

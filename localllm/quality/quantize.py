@@ -5,8 +5,10 @@ the choice of tensors follows llama_model_quantize (src/llama-quant.cpp).
 """
 
 import ctypes
+import glob
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from math import prod
@@ -20,6 +22,7 @@ from gguf_io import open_model
 from gguf_io.model_file import ModelFile, TensorInfo
 from gpu_offload.library import llama
 from localllm.errors import RequestError
+from localllm.library.own_store import STALE_S
 from models.registry import ARCHITECTURES
 
 OWN_TYPES = ("F16", "BF16", "Q8_0")
@@ -33,6 +36,7 @@ Progress = Callable[[str, float], None]
 
 _EXACT = frozenset({"F32", "F16", "BF16"})
 _QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
+_UNFINISHED = ".gguf.tmp"
 _NEVER = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 
 
@@ -139,9 +143,16 @@ def _by_llama(source: Path, target: Path, kind: str, progress: Progress, threads
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A temporary file beside the target that takes its place when all went well. Raises RequestError."""
+    """A temporary file beside the target that takes its place when all went well. Raises RequestError.
+
+    What an earlier process was killed over is removed, unless it may still be somebody's.
+    """
+    folder, prefix = target.absolute().parent, f".{target.name}."
     try:
-        handle, name = tempfile.mkstemp(dir=target.absolute().parent, prefix=".", suffix=".gguf.tmp")
+        for left in folder.glob(f"{glob.escape(prefix)}*{_UNFINISHED}"):
+            if left.stat().st_mtime < time.time() - STALE_S:
+                left.unlink()
+        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=_UNFINISHED)
     except OSError as error:
         raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
     os.close(handle)

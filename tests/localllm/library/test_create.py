@@ -64,6 +64,30 @@ def test_what_is_wrong_in_a_recipe_is_said_with_its_line(text: str, words: str) 
     assert words in str(told.value)
 
 
+def test_a_projector_of_another_program_is_linked_to(home: Path, tiny_gguf: bytes, command: Callable[..., int]) -> None:
+    layers = {"model": tiny_gguf, "projector": b"eyes", "system": b"Look."}
+    write_ollama_model(home / ".ollama/models", "registry.ollama.ai/library/seer/latest", layers)
+    for name, base in (("mine", "seer"), ("again", "mine")):
+        write_file(home / "Modelfile", f"FROM {base}\nPARAMETER temperature 0.1".encode())
+        assert command("create", name) == 0
+        made = find(name, SETTINGS)
+        assert behaviour_of(made).settings["mmproj"] == str(made.defaults().projectors[0])
+        assert [path.read_bytes() for path in made.defaults().projectors] == [b"eyes"]
+        assert (made.defaults().system, made.path.read_bytes()) == ("Look.", tiny_gguf)
+    store = home / ".local/share/localllm/models/blobs"
+    assert b"eyes" not in [path.read_bytes() for path in store.iterdir()]  # nothing was copied
+
+
+def test_parameters_of_ollamas_that_have_no_counterpart_are_told_of(
+    home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file(home / "tiny.gguf", tiny_gguf)
+    write_file(home / "Modelfile", b"FROM ./tiny.gguf\nPARAMETER num_gpu 20\nPARAMETER top_k 9")
+    assert command("create", "mine") == 0
+    assert behaviour_of(find("mine", SETTINGS)).settings == {"top_k": 9}
+    assert "num_gpu have no counterpart here" in capsys.readouterr().err
+
+
 def test_a_created_model_behaves_as_its_recipe_says(
     home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
