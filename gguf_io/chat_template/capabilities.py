@@ -108,11 +108,15 @@ def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, st
 
 
 def tool_variables(tools: list[Any], variables: frozenset[str], null_tools: bool) -> dict[str, Any]:
-    """How the template wants to be told of the tools: `tools`, or Firefunction's `functions` and `datetime`."""
+    """How the template wants to be told of the tools: `tools`, or Firefunction's `functions` and `datetime`.
+
+    Firefunction writes "Today is" before it. Were it told the second, no turn's prompt would begin like the last one's,
+    and no prefix would be reused.
+    """
     told: dict[str, Any] = {"tools": None if null_tools and not tools else tools}
     if "tools" not in variables and "functions" in variables:
         told["functions"] = json.dumps(tools, indent=2) if tools else ""
-        told["datetime"] = datetime.now(UTC).strftime("%b %d %Y %H:%M:%S GMT")
+        told["datetime"] = datetime.now(UTC).strftime("%b %d %Y")
     return told
 
 
