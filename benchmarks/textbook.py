@@ -10,17 +10,20 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.engine_tools import GREEDY, KV_BYTES, Served, ask, medians, serve, table, text_tokens
+from cpu_kernels.cores import usable_cores
 from gguf_io import open_model
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.plan import ChunkSize
 from localllm.engine.request import GenerationRequest
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import GenerationStream
+from localllm.roofline.limits import LimitProbes
 from models import NativeRunner
 
 GUESSES = 4
@@ -138,45 +141,58 @@ def speculation(model: Path, draft: Path, tokens: Sequence[int], threads: int | 
     )
 
 
-def bandwidth(model: Path, served: Served, tokens: Sequence[int]) -> Row:
-    """Decode speed against reading all weights once a token, at the speed of summing a large array."""
-    array = np.ones(2**26, np.float32)
-    passes = []
+def bandwidth(model: Path, served: Served, tokens: Sequence[int], threads: int | None) -> Row:
+    """Decode speed against reading the file once a token, as fast as as many threads can read; in turn, medians."""
+    probes = LimitProbes(threads or usable_cores(), time.perf_counter)
+    speeds = []
     for _ in range(5):
-        began = time.perf_counter()
-        array.sum()
-        passes.append(time.perf_counter() - began)
-    read = array.nbytes / min(passes)
-    decode = 47 / ask(served.engine, tokens[:8], 48).timings.decode_s
+        probes.sample()
+        speeds.append(47 / ask(served.engine, tokens[:8], 48).timings.decode_s)
+    read, decode = probes.limits().read.median, statistics.median(speeds)
+    probes.close()
     bound = read / model.stat().st_size
     label = "decode against bandwidth / bytes of the file"
     return (
         label,
-        f"at most {bound:.1f} tok/s at {read / 1e9:.1f} GB/s on one core",
+        f"at most {bound:.1f} tok/s at {read / 1e9:.1f} GB/s",
         f"{decode:.1f} tok/s",
         f"{decode / bound:.0%}",
     )
 
 
 def chunked_prefill(served: Served, tokens: Sequence[int], long: int) -> Row:
-    """TTFT of a short request that comes during a long prefill, with and without chunks."""
+    """TTFT of a short request that comes during a long prefill, with chunks and with steps as large as there can be.
 
-    def measure(first_id: int) -> float:
-        waits = []
-        for at in range(3):
+    A chunk's time is the median of the steps from the arrival to the short one's first token.
+    """
+
+    def measure(first_id: int) -> tuple[float, float]:
+        waits, chunks = [], []
+        for at in range(5):
             prompt = (first_id + at, *tokens[1:long])
             first = served.engine.submit(GenerationRequest(prompt, GREEDY, max_tokens=1))
-            time.sleep(0.02)
+            while not any(event.progress and event.progress.prefilled for event in first.poll()):
+                time.sleep(0.001)
+            time.sleep(0.05 * at)
+            before = served.engine.inspect().result().steps[-1]
             waits.append(ask(served.engine, (first_id + 9 + at, *tokens[5:20]), 1).timings.ttft_s)
+            since = takewhile(
+                lambda step, before=before: step is not before, reversed(served.engine.inspect().result().steps)
+            )
+            chunks.append(statistics.median(step.seconds for step in since))
+            first.cancel()
             first.collect()
-        return statistics.median(waits)
+        return statistics.median(waits), statistics.median(
+            wait / chunk for wait, chunk in zip(waits, chunks, strict=True)
+        )
 
-    with_chunks = measure(300)
-    target, ChunkSize.TARGET_S = ChunkSize.TARGET_S, 1e9
-    without = measure(330)
-    ChunkSize.TARGET_S = target
+    with_chunks, times = measure(300)
+    targets, ChunkSize.TARGET_S, ChunkSize.ALONE_S = (ChunkSize.TARGET_S, ChunkSize.ALONE_S), 1e9, 1e9
+    without, _ = measure(330)
+    ChunkSize.TARGET_S, ChunkSize.ALONE_S = targets
     label = f"TTFT of a short request during a prefill of {long} tokens, chunked against not"
-    return label, "a few chunks against the whole", f"{1e3 * with_chunks:.0f} against {1e3 * without:.0f} ms", ""
+    measured = f"{1e3 * with_chunks:.0f} against {1e3 * without:.0f} ms"
+    return label, "at most 3 chunks' times", measured, f"{times:.1f} chunks' times"
 
 
 def cancelled_prefill(served: Served, tokens: Sequence[int], long: int) -> Row:
@@ -220,8 +236,8 @@ def main() -> None:
         "kv_size": lambda: kv_size(arguments.model, served),
         "batching": lambda: batching(arguments.model, tokens, arguments.threads),
         "cached_prefix": lambda: cached_prefix(served, tokens, cached, max(cached // 25, 4)),
-        "bandwidth": lambda: bandwidth(arguments.model, served, tokens),
-        "chunked_prefill": lambda: chunked_prefill(served, tokens, min(context - 8, 1000)),
+        "bandwidth": lambda: bandwidth(arguments.model, served, tokens, arguments.threads),
+        "chunked_prefill": lambda: chunked_prefill(served, tokens, min(context - 8, 4000)),
         "cancelled_prefill": lambda: cancelled_prefill(served, tokens, min(context - 8, 3000)),
     }
     wanted = arguments.only or [*measures, "speculation"]
