@@ -21,13 +21,16 @@ from localllm.cli.options import (
     Rpc,
     SplitMode,
     computing_flags,
+    model_names,
 )
 from localllm.errors import RequestError
 
 
 def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
-    model: Annotated[str | None, typer.Argument(help="Name, path or URL; the last one used if left out.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="Name, path or URL; the last one used if left out.", autocompletion=model_names)
+    ] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
     backend: Backend = None,
@@ -52,6 +55,9 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
 
+    from tui.watcher import go_on_watched
+
+    go_on_watched()
     from tui.start import run_chat
 
     raise typer.Exit(run_chat(model, flags, sessions, host))

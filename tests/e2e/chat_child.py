@@ -8,6 +8,7 @@ import tui.engine_backend
 from tests.fakes.fake_backend import FakeBackend, said
 from tui.screens.chat import ChatScreen
 from tui.start import run_chat
+from tui.watcher import go_on_watched
 
 
 def main() -> None:
@@ -15,6 +16,8 @@ def main() -> None:
     if how != "is told of no hang-up":
         # A session's first terminal that is opened becomes the controlling one.
         os.close(os.open(os.ttyname(0), os.O_RDWR))
+    if how == "is watched":
+        go_on_watched()
     backend = FakeBackend([said("Half an answer")])  # that never ends
     if how == "loads for ever":
         backend.gate.clear()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tui.sessions import SessionStore
@@ -160,6 +161,51 @@ def test_a_crash_restores_the_terminal_and_tells_of_the_defect(start: StartChat)
     assert chat.wait() == 1
     chat.assert_restored()
     assert "a defect" in chat.seen[chat.seen.rindex(OWN_SCREEN) :]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_however_it_is_killed_the_terminal_is_put_back(number: signal.Signals, start: StartChat) -> None:
+    chat = start("is watched")
+    chat.read_until("Ask anything")
+    chat.type("Go on\r")
+    chat.read_until("Half an answer")
+    (child,) = psutil.Process(chat.process.pid).children()
+    child.send_signal(number)
+    assert chat.wait() == 128 + number
+    chat.assert_restored()
+    assert f"ended by {number.name}" in chat.seen[chat.seen.rindex(OWN_SCREEN) :]
+    assert chat.stored()[0] == ("Go on", None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_one_who_watches_ends_the_chat_in_order(number: signal.Signals, start: StartChat) -> None:
+    chat = start("is watched")
+    chat.read_until("Ask anything")
+    chat.type("Go on\r")
+    chat.read_until("Half an answer")
+    chat.process.send_signal(number)
+    assert chat.wait() == 128 + number
+    chat.assert_restored()
+    assert chat.stored() == [("Go on", None), ("Half an answer", "cancelled")]
+
+
+def test_a_chat_that_is_suspended_suspends_the_one_who_watches(start: StartChat) -> None:
+    chat = start("is watched")
+    chat.read_until("Ask anything")
+    watcher = psutil.Process(chat.process.pid)
+    (child,) = watcher.children()
+    child.send_signal(signal.SIGSTOP)
+    end = time.monotonic() + 60
+    while watcher.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    for process in (watcher, child):
+        process.send_signal(signal.SIGCONT)
+    chat.type("Go on\r")
+    chat.read_until("Half an answer")
+    chat.type("\x11")
+    assert chat.wait() == 0
+    chat.assert_restored()
 
 
 def test_leaving_while_a_model_loads_does_not_wait_for_it(start: StartChat) -> None:

@@ -54,6 +54,7 @@ def start_in_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "argv", ["localllm", *arguments])
+    monkeypatch.setattr("tui.watcher.go_on_watched", lambda: None)
     with pytest.raises(SystemExit) as end:
         main()
     return end.value.code
