@@ -1,31 +1,66 @@
-"""Files that go with a message: @path in its text."""
+"""What goes with a message: files that its text names by @path, and long texts that were pasted."""
 
+import base64
+import mimetypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from localllm.errors import RequestError
+from localllm.errors import LocalLLMError, RequestError
 from tui.sessions import Attachment
 
 # At the beginning or after a space, as in "compare @a.py and @b.py"; quotes allow spaces in the name.
 _MENTION = re.compile(r"""(?<!\S)@(?:"([^"]+)"|(\S+))""")
 
-MAX_FILE_BYTES = 2 * 2**20
+# How a PNG and a JPEG begin.
+_PICTURES = (b"\x89PNG", b"\xff\xd8\xff")
+
+MAX_TEXT_BYTES = 2 * 2**20
+MAX_FILE_BYTES = 16 * 2**20
+
+Counter = Callable[[str], int | None]
+PictureCounter = Callable[[bytes], int | None]
 
 
-def find_attachments(text: str, count_tokens: Callable[[str], int | None]) -> tuple[Attachment, ...]:
-    """Read the files that a prompt names. Words after an @ that name no file stay words.
+def find_attachments(
+    text: str, count_tokens: Counter, picture_tokens: PictureCounter, known: Sequence[Attachment] = ()
+) -> tuple[Attachment, ...]:
+    """Read the files that a prompt names: texts, PNG and JPEG. Words after an @ that name no file stay words.
 
-    Raises RequestError where a file cannot be read, is no text or is too large.
+    known: what already goes by a name, such as a pasted text, or a file as it was when a message was first sent.
+    Raises RequestError where a file cannot be read, is something else or is too large, and what picture_tokens raises.
     """
-    found = []
+    named = {file.name: file for file in known}
+    found: dict[str, Attachment] = {}
     for quoted, plain in _MENTION.findall(text):
         name = quoted or plain.rstrip(".,;:!?)")
         path = Path(name).expanduser()
-        if path.is_file():
-            content = _read(path)
-            found.append(Attachment(name, content, count_tokens(content)))
-    return tuple(found)
+        if name in named:
+            file = named[name]
+            found[name] = file if file.picture or file.tokens is not None else text_file(name, file.text, count_tokens)
+        elif path.is_file():
+            found[name] = _attached(name, path, count_tokens, picture_tokens)
+    return tuple(found.values())
+
+
+def text_file(name: str, text: str, count_tokens: Counter) -> Attachment:
+    """A text as an attachment."""
+    return Attachment(name, text, count_tokens(text))
+
+
+def mention_of(pasted: str) -> str | None:
+    """The mention of the one file whose path was pasted or dropped on the terminal; None for any other text."""
+    text = pasted.strip()
+    if not text or "\n" in text or len(text) > 4096:
+        return None
+    name = text.removeprefix("file://") if text.startswith("file://") else text.strip("'\"").replace("\\ ", " ")
+    path = Path(name).expanduser()
+    try:
+        if not path.is_absolute() or not path.is_file():
+            return None
+    except OSError:
+        return None  # too long a name for a file, say
+    return f'@"{name}"' if " " in name else f"@{name}"
 
 
 def matching_paths(beginning: str, limit: int) -> list[str]:
@@ -41,12 +76,36 @@ def matching_paths(beginning: str, limit: int) -> list[str]:
     return [f"{prefix}{path.name}{'/' if path.is_dir() else ''}" for path in shown[:limit]]
 
 
-def _read(path: Path) -> str:
+def _attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> Attachment:
+    data = _read(path)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        kind = mimetypes.guess_type(path.name)[0] or ""
+        if data.startswith(_PICTURES) or kind.startswith("image/"):
+            return _picture(name, data, picture_tokens)
+        raise RequestError(
+            f"{path}: is not UTF-8 text (byte {error.start}). Only text, PNG and JPEG can be attached."
+        ) from error
+    if len(data) > MAX_TEXT_BYTES:
+        raise RequestError(f"{path}: is larger than {MAX_TEXT_BYTES // 2**20} MiB. Attach a part of it.")
+    return text_file(name, text, count_tokens)
+
+
+def _picture(name: str, data: bytes, picture_tokens: PictureCounter) -> Attachment:
+    from gpu_offload.pictures import check_picture
+
+    try:
+        check_picture(data)
+        return Attachment(name, "", picture_tokens(data), base64.b64encode(data).decode())
+    except LocalLLMError as error:
+        raise RequestError(f"{name} cannot be attached. {error}") from error
+
+
+def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise RequestError(f"{path}: is larger than {MAX_FILE_BYTES // 2**20} MiB. Attach a part of it.")
-        return path.read_bytes().decode()
+        return path.read_bytes()
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {error.strerror}. Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: is not UTF-8 text (byte {error.start}). Only text can be attached.") from error

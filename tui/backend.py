@@ -28,12 +28,20 @@ class LoadStoppedError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message as the model sees it."""
+    """One message as the model sees it. pictures are PNG or JPEG files."""
 
     role: str
     content: str
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
+    pictures: tuple[bytes, ...] = ()
+
+    @property
+    def parts(self) -> str | list[dict[str, Any]]:
+        """The content as engines take it: text, or parts where there are pictures, which come first."""
+        if not self.pictures:
+            return self.content
+        return [*({"type": "image", "data": data} for data in self.pictures), {"type": "text", "text": self.content}]
 
     def call_objects(self) -> list[dict[str, Any]]:
         """The calls of tools as templates and servers take them."""
@@ -56,6 +64,23 @@ class ChatRequest:
     thinking: bool | None = None
     continues: bool = False
     background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What makes a model of the user's own of the present one; turns begin each of its conversations.
+
+    parameters: those that were changed, in the names of Ollama's Modelfiles.
+    """
+
+    system: str
+    parameters: dict[str, Any]
+    turns: tuple[Turn, ...]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The turns as manifests have them."""
+        return [{"role": turn.role, "content": turn.content} for turn in self.turns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +179,14 @@ class Backend(Protocol):
     def count_tokens(self, text: str) -> int | None:
         """Tokens of a text, or None where that cannot be known."""
 
+    def picture_tokens(self, data: bytes) -> int | None:
+        """Tokens of a picture's file, or None where that cannot be known. Raises where the model reads no pictures."""
+
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         """Models to choose from; `near` is the name of the present one."""
+
+    def save(self, name: str, recipe: Recipe) -> None:
+        """Make a model of the present one, by another name."""
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """Return what will hold a look inside the engine, or None where there is no engine to look into."""

@@ -1,7 +1,7 @@
 """The conversation on the screen: which messages are shown, and what becomes of them. Knows no widget."""
 
-from tui.backend import ChatRequest, Turn
-from tui.parameters import Parameters
+from tui.backend import ChatRequest, Recipe, Turn
+from tui.parameters import NAMES, Parameters
 from tui.sessions import Attachment, Message, Role, SessionStore
 
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
@@ -60,10 +60,10 @@ class Conversation:
         """Append an empty answer, which the caller fills and saves."""
         return self._append(Role.ASSISTANT)
 
-    def edit(self, message: Message, content: str) -> Message:
+    def edit(self, message: Message, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
         """Say something else in place of a message of the user's; the old path stays as a variant."""
         self._cut_before(message)
-        return self._append(Role.USER, content, message.attachments)
+        return self._append(Role.USER, content, attachments)
 
     def drop_answer(self, message: Message) -> None:
         """Take an answer off the path, so that `begin_answer` makes a variant of it."""
@@ -96,7 +96,10 @@ class Conversation:
     def request(self, continues: bool = False) -> ChatRequest:
         """What the model is asked: all that is shown, without the empty answer that waits to be filled."""
         shown = self.messages if continues else self.messages[:-1]
-        turns = [Turn(message.role, message.for_model(), message.reasoning, message.calls) for message in shown]
+        turns = [
+            Turn(message.role, message.for_model(), message.reasoning, message.calls, message.pictures())
+            for message in shown
+        ]
         parameters = self.parameters
         if parameters.system:
             turns.insert(0, Turn("system", parameters.system))
@@ -108,6 +111,19 @@ class Conversation:
             thinking=parameters.think,
             continues=continues,
         )
+
+    def recipe(self) -> Recipe:
+        """What is said and set here, for a model that begins with it. Pictures stay out: recipes are text."""
+        from localllm.library.behaviour import SETTING_OF
+
+        now, usual = self.parameters, self.defaults
+        changed = {
+            theirs: getattr(now, ours)
+            for theirs, ours in SETTING_OF.items()
+            if ours in NAMES and getattr(now, ours) not in (None, getattr(usual, ours))
+        }
+        turns = tuple(Turn(message.role, message.for_model()) for message in self.messages if message.content)
+        return Recipe(now.system, changed, turns)
 
     def title_request(self) -> ChatRequest | None:
         """Ask for a title in the background, or None if the session has one or is not ready for one."""

@@ -41,8 +41,9 @@ def _schedule_legend(steps: Sequence[StepRecord]) -> list[Piece]:
     return [
         ("█ prefill  ", PREFILL),
         ("█ decode  ", DECODE),
-        ("█ with drafts   ", DRAFTED),
-        (f"last step {last.prefill}+{last.decode}+{last.drafted} rows in {last.seconds * 1000:.1f} ms", MUTED),
+        ("█ with drafts\n", DRAFTED),
+        (f"last step: {last.prefill} prefill, {last.decode} decode, {last.drafted} drafted", MUTED),
+        (f" in {human_seconds(last.seconds)}", MUTED),
     ]
 
 

@@ -5,14 +5,23 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.engine.harmony import Splitter, answer_splitter
 from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, TokenChoice, Turn, join_parts
+from tui.backend import (
+    AnswerUpdate,
+    ChatRequest,
+    LoadProgress,
+    ModelChoice,
+    ModelInfo,
+    Recipe,
+    TokenChoice,
+    Turn,
+    join_parts,
+)
 
 if TYPE_CHECKING:
     from localllm.engine.backends import BackendChoice
@@ -81,7 +90,7 @@ class EngineBackend:
         self._lock = threading.Lock()
         self._model: LoadedModel | None = None
         self._behaviour: Behaviour | None = None
-        self._path: Path | None = None
+        self._found: LibraryModel | None = None
         self._info: ModelInfo | None = None
 
     @property
@@ -112,14 +121,14 @@ class EngineBackend:
             except BaseException:
                 model.close()
                 raise
-            self._model, self._behaviour, self._path = model, behaviour, found.path
+            self._model, self._behaviour, self._found = model, behaviour, found
             self._info = info = _info(model, found, settings)
         return info
 
     def submit(self, request: ChatRequest) -> EngineAnswer:
         """See Backend.submit. The oldest messages are left out where the conversation outgrows the context."""
         model, behaviour = self._loaded()
-        if model.template.is_default:
+        if model.template.is_default and not any(turn.pictures for turn in request.turns):
             prompt = model.tokenise("".join(turn.content for turn in request.turns))
             splitter = answer_splitter(())
             # Such a model seldom ends by itself, and the window would roll for ever.
@@ -134,6 +143,7 @@ class EngineBackend:
             stop=(*chat.stop, *behaviour.stop),
             context_policy=ContextPolicy.DROP_MESSAGES,
             messages=chat.messages,
+            images=chat.images,
         )
         template = model.template
         splitter = answer_splitter(template.reasoning_markers, template.tool_call_markers, chat.starts_in_reasoning)
@@ -144,12 +154,38 @@ class EngineBackend:
         model = self._model
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
+    def picture_tokens(self, data: bytes) -> int | None:
+        """See Backend.picture_tokens. What the encoder makes of a picture is kept for the request."""
+        model = self._model
+        return model.image_tokens(data) if model else None
+
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         """The models of this machine, the GGUF files beside the present one, and some to pull."""
         from tui.choices import model_choices
 
         settings = self._settings_with({})
-        return model_choices(settings, self._path, near)
+        return model_choices(settings, self._found.path if self._found else None, near)
+
+    def save(self, name: str, recipe: Recipe) -> None:
+        """See Backend.save. The weights are not copied. A name that is taken is refused."""
+        from localllm.library.create import create
+        from localllm.library.errors import ModelNotFoundError
+        from localllm.library.lookup import find
+        from localllm.library.modelfile import Modelfile
+        from localllm.library.names import ModelName
+        from localllm.library.own_store import OwnStore
+        from localllm.library.places import own_store
+
+        settings, found, target = self._settings_with({}), self._found, ModelName.parse(name)
+        if found is None:
+            raise RequestError("No model is loaded. Choose one with /load.")
+        try:
+            find(name, settings)
+        except ModelNotFoundError:
+            made = Modelfile(parameters=recipe.parameters, system=recipe.system or None, messages=recipe.messages)
+            create(OwnStore(own_store(settings)), target, made, found)
+        else:
+            raise RequestError(f"There is a model {name} already. Give another name: /save NAME.")
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """See Backend.inspect."""
@@ -172,7 +208,7 @@ class EngineBackend:
     def _close(self) -> None:
         if self._model:
             self._model.close()
-            self._model = self._behaviour = self._path = self._info = None
+            self._model = self._behaviour = self._found = self._info = None
 
     def _loaded(self) -> "tuple[LoadedModel, Behaviour]":
         if self._model is None or self._behaviour is None:
@@ -223,7 +259,7 @@ def _limits(request: ChatRequest) -> GenerationRequest:
 
 
 def _message(turn: Turn) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    message: dict[str, Any] = {"role": turn.role, "content": turn.parts}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
     if turn.calls:

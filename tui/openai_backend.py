@@ -12,7 +12,7 @@ from localllm.engine.request import SamplingParams
 from localllm.errors import RequestError
 from localllm.remote.errors import RemoteError
 from localllm.remote.server import EXTENSIONS, STANDARD, RemoteAnswer, RemoteServer, sampling_options
-from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, join_parts
+from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Recipe, join_parts
 
 
 class OpenAIAnswer:
@@ -75,11 +75,15 @@ class OpenAIBackend:
         """See Backend.submit. The server keeps to its own context, so that request.context has no place."""
         if self._info is None:
             raise RequestError("No model is chosen. Choose one with /load.")
-        messages = [{"role": turn.role, "content": turn.content} for turn in request.turns]
+        messages = [{"role": turn.role, "content": turn.parts} for turn in request.turns]
         return OpenAIAnswer(self._server.chat(self._info.name, messages, _options(request)))
 
     def count_tokens(self, text: str) -> int | None:
         """The protocol has no way to ask."""
+        return None
+
+    def picture_tokens(self, data: bytes) -> int | None:
+        """The protocol has no way to ask; a server whose model reads no pictures says so when it is asked to."""
         return None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
@@ -89,6 +93,10 @@ class OpenAIBackend:
             ModelChoice(name=model.name, context=model.context, loaded=model.name == present)
             for model in self._server.models()
         ]
+
+    def save(self, name: str, recipe: Recipe) -> None:
+        """The protocol has no models of one's own."""
+        raise RequestError("This server cannot keep models. The chat itself is kept: F3 lists it.")
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """A server's engine cannot be looked into."""

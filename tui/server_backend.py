@@ -3,44 +3,37 @@
 Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md. Durations are nanoseconds there.
 """
 
-import contextlib
-import http.client
+import base64
 import json
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from localllm.engine.answer_parts import AnswerPart, PartKind
-from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
 from localllm.engine.tool_calls import ToolCall
-from localllm.errors import LocalLLMError, RequestError
-from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Turn, join_parts
+from localllm.errors import RequestError
+from localllm.remote.connection import Call, Endpoint
+from localllm.remote.errors import RemoteError
+from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Recipe, Turn, join_parts
+
+if TYPE_CHECKING:
+    from localllm.engine.inspection import EngineSnapshot
 
 DEFAULT_PORT = 11434
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-# Only connecting is bounded: a server may read a long prompt for minutes before it says anything.
-CONNECT_S = 10.0
-
-
-class ServerError(LocalLLMError):
-    """The server cannot be reached, or refuses. The message names its address."""
 
 
 class ServerAnswer:
-    """Reads a stream of JSON lines on a thread of its own. Times are measured here until the server tells its own."""
+    """Asks and reads JSON lines on a thread of its own. Times are measured here until the server tells its own."""
 
-    def __init__(self, response: http.client.HTTPResponse, wire: socket.socket) -> None:
-        self._response = response
-        self._wire = wire
+    def __init__(self, call: Call) -> None:
+        self._call = call
         self._updates: deque[AnswerUpdate] = deque()
-        self._cancelled = False
         self._began = time.monotonic()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -55,19 +48,14 @@ class ServerAnswer:
 
     def cancel(self) -> None:
         """See Answer.cancel. A connection that ends is what the protocol has for it."""
-        self._cancelled = True
-        with contextlib.suppress(OSError):  # it has ended by itself
-            self._wire.shutdown(socket.SHUT_RDWR)
-
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        return (json.loads(line) for line in self._response if line.strip())
+        self._call.cancel()
 
     def _read(self) -> None:
         first = 0.0
         counts, times = Counts(), Timings()
         last = AnswerUpdate(finish_reason=FinishReason.ERROR, error="The server ended the answer without saying why.")
         try:
-            for line in self._lines():
+            for line in _objects(self._call):
                 if "error" in line:
                     last = AnswerUpdate(finish_reason=FinishReason.ERROR, error=str(line["error"]))
                     break
@@ -85,28 +73,23 @@ class ServerAnswer:
                     last = _end(line, parts, times)
                     break
                 self._updates.append(AnswerUpdate(parts, counts, times, _progress(line)))
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            last = AnswerUpdate(finish_reason=FinishReason.ERROR, error=f"The connection broke: {error}.")
-        finally:
-            self._response.close()
-            self._wire.close()
-        if self._cancelled:
+        except RemoteError as error:
+            last = AnswerUpdate(finish_reason=FinishReason.ERROR, error=str(error))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            what = f"The server sent a line of another shape than Ollama's ({error!r})."
+            last = AnswerUpdate(finish_reason=FinishReason.ERROR, error=what)
+        if self._call.cancelled:
             last = AnswerUpdate((), counts, times, finish_reason=FinishReason.CANCELLED)
         self._updates.append(last)
 
 
 class ServerBackend:
-    """Talks to one server. Thread-safe."""
+    """Talks to one server. Thread-safe. Methods raise RemoteError where it cannot be reached or refuses."""
 
     def __init__(self, address: str, key: str | None = None) -> None:
         """address: host, host:port or a URL. key is shown to the server with every request."""
-        parts = urlsplit(address if "://" in address else f"http://{address}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ServerError(f"{address!r} is not the address of a server: give host:port or a URL.")
-        self._secure = parts.scheme == "https"
-        self._host = parts.hostname
-        self._port = parts.port or (443 if self._secure else DEFAULT_PORT)
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._server = Endpoint.parse(address, key, path="", port=DEFAULT_PORT)
+        self._sees = True
         self._info: ModelInfo | None = None
 
     @property
@@ -116,16 +99,18 @@ class ServerBackend:
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
         """See Backend.load. The server loads the model. Nothing is pulled."""
-        progress(f"{self._host} loads {name}", 0.0)
+        progress(f"{self._server.host} loads {name}", 0.0)
         shown = self._ask("POST", "/api/show", {"model": name})
         self._have_loaded(name, progress)
-        progress(f"{self._host} loads {name}", 1.0)
+        progress(f"{self._server.host} loads {name}", 1.0)
         contexts = [value for key, value in shown.get("model_info", {}).items() if key.endswith(".context_length")]
+        abilities = shown.get("capabilities", ())
+        self._sees = "vision" in abilities
         self._info = info = ModelInfo(
             name=name,
-            place=f"{self._host}:{self._port}",
+            place=f"{self._server.host}:{self._server.port}",
             context=contexts[0] if contexts else None,
-            can_think="thinking" in shown.get("capabilities", ()),
+            can_think="thinking" in abilities,
         )
         return info
 
@@ -147,10 +132,16 @@ class ServerBackend:
         }
         if request.thinking is not None:
             body["think"] = request.thinking
-        return ServerAnswer(*self._send("POST", "/api/chat", body))
+        return ServerAnswer(Call(self._server, "POST", "/api/chat", body))
 
     def count_tokens(self, text: str) -> int | None:
         """The protocol has no way to ask."""
+        return None
+
+    def picture_tokens(self, data: bytes) -> int | None:
+        """The protocol has no way to ask how many, but whether the model reads pictures at all."""
+        if self._info and not self._sees:
+            raise RequestError(f"{self._info.name} reads text only. Choose a model that sees: /models.")
         return None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
@@ -167,6 +158,16 @@ class ServerBackend:
             for entry in self._ask("GET", "/api/tags").get("models", ())
         ]
 
+    def save(self, name: str, recipe: Recipe) -> None:
+        """See Backend.save. The server keeps the model."""
+        if self._info is None:
+            raise RequestError("No model is chosen. Choose one with /load.")
+        body: dict[str, Any] = {"model": name, "from": self._info.name, "stream": False}
+        given = {"system": recipe.system, "parameters": recipe.parameters, "messages": recipe.messages}
+        told = self._ask("POST", "/api/create", body | {key: value for key, value in given.items() if value})
+        if "error" in told:
+            raise RemoteError(f"{self._server} cannot save {name}: {told['error']}")
+
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """A server's engine cannot be looked into."""
         return None
@@ -180,61 +181,38 @@ class ServerBackend:
 
     def _have_loaded(self, name: str, progress: LoadProgress) -> None:
         """Ask an empty conversation, which loads the model and no more. A server of localllm's tells how far it is."""
-        response, wire = self._send("POST", "/api/chat", {"model": name, "messages": [], "progress": True})
-        with contextlib.closing(response), contextlib.closing(wire):
-            try:
-                for line in map(json.loads, response):
-                    if "error" in line:
-                        raise ServerError(f"{self._name} cannot load {name}: {line['error']}")
-                    state = line.get("progress")
-                    if isinstance(state, dict) and "phase" in state:
-                        progress(f"{self._host}: {state['phase']}", state.get("share", 0.0))
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                raise ServerError(f"{self._name} broke off while it loaded {name}: {error}.") from error
+        call = Call(self._server, "POST", "/api/chat", {"model": name, "messages": [], "progress": True})
+        for line in _objects(call):
+            if "error" in line:
+                raise RemoteError(f"{self._server} cannot load {name}: {line['error']}")
+            state = line.get("progress")
+            if isinstance(state, dict) and "phase" in state:
+                progress(f"{self._server.host}: {state['phase']}", state.get("share", 0.0))
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        response, wire = self._send(method, path, body)
-        with contextlib.closing(response), contextlib.closing(wire):
-            try:
-                answer = json.loads(response.read())
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                raise ServerError(f"{self._name}: {path} gave no JSON: {error}. Is it Ollama's protocol?") from error
-        return answer if isinstance(answer, dict) else {}
+        return Call(self._server, method, path, body).json()
 
-    def _send(
-        self, method: str, path: str, body: dict[str, Any] | None
-    ) -> tuple[http.client.HTTPResponse, socket.socket]:
-        """Send a request; return the answer to read, and the connection to end. Raises ServerError."""
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=CONNECT_S)
+
+def _objects(call: Call) -> Iterator[dict[str, Any]]:
+    """The JSON object of each line. Raises RemoteError."""
+    for line in call.lines():
+        if not line.strip():
+            continue
         try:
-            connection.connect()
-            wire = connection.sock  # the connection forgets it where the answer ends with it
-            wire.settimeout(None)
-            content = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, content, self._headers)
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise ServerError(f"{self._name} cannot be reached: {error}. Is the server running?") from error
-        if response.status != http.client.OK:
-            text = response.read(4096).decode(errors="replace")
-            connection.close()
-            hint = ""
-            if response.status == http.client.UNAUTHORIZED:
-                hint = " Set LOCALLLM_REMOTE_KEY, or remote_key_file, to its key."
-            raise ServerError(f"{self._name} refuses: {_reason(text) or response.reason} ({response.status}).{hint}")
-        return response, wire
-
-    @property
-    def _name(self) -> str:
-        return f"{self._host}:{self._port}"
+            found = json.loads(line)
+        except ValueError as error:
+            raise RemoteError(f"The server sent what is no JSON: {line[:80]!r}. Is it Ollama's protocol?") from error
+        if not isinstance(found, dict):
+            raise RemoteError(f"The server sent something unexpected: {line[:80]!r}. Is it Ollama's protocol?")
+        yield found
 
 
 def _message(turn: Turn) -> dict[str, Any]:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.reasoning:
         message["thinking"] = turn.reasoning
+    if turn.pictures:
+        message["images"] = [base64.b64encode(data).decode() for data in turn.pictures]
     if turn.calls:
         message["tool_calls"] = turn.call_objects()
     return message
@@ -278,10 +256,3 @@ def _end(line: dict[str, Any], parts: tuple[AnswerPart, ...], times: Timings) ->
         Timings(prefill_s=prefill, decode_s=decode, ttft_s=times.ttft_s),
         finish_reason=FinishReason.LENGTH if length else FinishReason.STOP,
     )
-
-
-def _reason(text: str) -> str:
-    try:
-        return str(json.loads(text)["error"])
-    except (ValueError, KeyError, TypeError):
-        return text[:200].strip()

@@ -81,6 +81,10 @@ class LoadedModel:
         """Whether a conversation may hold images."""
         return isinstance(self.engine.runner, SeesImages) and self.engine.runner.projector is not None
 
+    def image_tokens(self, data: bytes) -> int:
+        """Tokens of the context that a picture takes. Encodes it, and raises as `chat_prompt` does."""
+        return sum(len(piece) if isinstance(piece, tuple) else len(piece.ids) for piece in self._see(data))
+
     def _see(self, data: bytes) -> ImagePieces:
         """A picture as the model reads it. Raises RequestError where it reads none, PictureError, LlamaCppError."""
         runner = self.engine.runner

@@ -35,20 +35,25 @@ class Endpoint:
     key: str | None = field(default=None, repr=False)
 
     @classmethod
-    def parse(cls, address: str, key: str | None = None) -> "Endpoint":
-        """Read host:port or a URL; one without a path means /v1. Raises RemoteError."""
+    def parse(
+        cls, address: str, key: str | None = None, path: str = DEFAULT_PATH, port: int | None = None
+    ) -> "Endpoint":
+        """Read host:port or a URL. path and port are those of an address without, 80 or 443 if not given.
+
+        Raises RemoteError.
+        """
         parts = urlsplit(address if "://" in address else f"http://{address}")
         try:
-            port = parts.port
+            named = parts.port
         except ValueError:
-            port = 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query:
+            named = 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or named == 0 or parts.query:
             raise RemoteError(f"{address!r} is not the address of a server: give http://host:port.")
         if parts.username or parts.password:
             raise RemoteError("An address with a password in it can be seen by others: set LOCALLLM_REMOTE_KEY.")
         secure = parts.scheme == "https"
-        path = parts.path.rstrip("/") or DEFAULT_PATH
-        return cls(secure, parts.hostname, port or (443 if secure else 80), path, key)
+        usual = 443 if secure else port or 80
+        return cls(secure, parts.hostname, named or usual, parts.path.rstrip("/") or path, key)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -106,7 +111,7 @@ class Call:
         try:
             answer = json.loads(text)
         except ValueError as error:
-            raise RemoteError(f"{self._endpoint}{self._route} answers no JSON. Is it OpenAI's protocol?") from error
+            raise RemoteError(f"{self._endpoint}{self._route} answers no JSON. Is a model server there?") from error
         if not isinstance(answer, dict):
             raise RemoteError(f"{self._endpoint}{self._route} answers something unexpected: {text[:80]!r}.")
         return answer
@@ -150,7 +155,7 @@ class Call:
         if response.status != http.client.OK:
             text = response.read(LONGEST_REFUSAL).decode(errors="replace")
             reason = refusal(text) or response.reason
-            raise RemoteError(f"{endpoint} refuses: {reason}.{_advice(response.status)}", response.status)
+            raise RemoteError(f"{endpoint} refuses: {reason}.{_advice(response.status, endpoint)}", response.status)
         return response
 
 
@@ -166,11 +171,12 @@ def refusal(text: str) -> str:
     return str(content).rstrip(".")
 
 
-def _advice(status: int) -> str:
+def _advice(status: int, endpoint: Endpoint) -> str:
     if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
         return " Set the server's key: LOCALLLM_REMOTE_KEY, or remote_key_file."
     if status == http.client.NOT_FOUND:
-        return " Check the model's name, and the address: most servers want /v1 at its end."
+        address = ", and the address: most servers want /v1 at its end" if endpoint.path else ""
+        return f" Check the model's name{address}."
     return ""
 
 

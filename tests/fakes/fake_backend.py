@@ -9,7 +9,7 @@ from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
-from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo
+from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Recipe
 
 
 def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerUpdate:
@@ -58,6 +58,7 @@ class FakeBackend:
         converses: bool = False,
         load_error: str | None = None,
         submit_error: str | None = None,
+        sees: bool = True,
     ) -> None:
         self.scripts = deque(scripts)
         self.requests: list[ChatRequest] = []
@@ -68,6 +69,8 @@ class FakeBackend:
         self.converses = converses
         self.load_error = load_error
         self.submit_error = submit_error
+        self.sees = sees
+        self.saved: list[tuple[str, Recipe]] = []
         self.info: ModelInfo | None = None
         self.gate = threading.Event()  # a load takes as long as it is not set
         self.gate.set()
@@ -94,11 +97,19 @@ class FakeBackend:
     def count_tokens(self, text: str) -> int | None:
         return len(text.split())
 
+    def picture_tokens(self, data: bytes) -> int | None:
+        if not self.sees:
+            raise LocalLLMError("tiny reads text only.")
+        return 256
+
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         return (
             ModelChoice("alpha.gguf", 4 * 2**30, "Q4_K", "7 B", 32768, 6 * 2**30, loaded=True),
             ModelChoice("beta.gguf", 2**30, "Q8_0", "1 B", 8192, 2 * 2**30),
         )
+
+    def save(self, name: str, recipe: Recipe) -> None:
+        self.saved.append((name, recipe))
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         if self.snapshot is None:

@@ -30,7 +30,7 @@ def test_the_schedule_has_a_column_a_step() -> None:
     lines = str(drawings.schedule(SNAPSHOT.steps, 10, 2)).splitlines()
     assert lines[0].rstrip() == "█"  # 31 rows fill both lines, log2(32) = 5
     assert lines[1] == "█▃"  # log2(2) / 5 of two lines is 0.4 of a cell
-    assert "last step 0+1+0 rows in 10.0 ms" in lines[2]
+    assert "last step: 0 prefill, 1 decode, 0 drafted in 10 ms" in lines[3]
 
 
 def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from localllm.engine.answer_parts import PartKind
 from localllm.engine.request import FinishReason, Progress, SamplingParams
-from tui.backend import AnswerUpdate, ChatRequest, LoadStoppedError, Turn
-from tui.server_backend import ServerAnswer, ServerBackend, ServerError
+from localllm.errors import RequestError
+from localllm.remote.errors import RemoteError
+from tui.backend import AnswerUpdate, ChatRequest, LoadStoppedError, Recipe, Turn
+from tui.server_backend import ServerAnswer, ServerBackend
 
 LAST = {"done": True, "done_reason": "stop", "prompt_eval_count": 9, "eval_count": 3, "eval_duration": 1_500_000_000}
 
@@ -25,6 +27,9 @@ class Script:
         self.loading: list[dict[str, Any]] = []
         self.asked: list[dict[str, Any]] = []
         self.key = ""
+        self.abilities = ["completion", "thinking"]
+        self.mute = threading.Event()  # until it is set, no conversation gets as much as a header
+        self.mute.set()
         self.hold = threading.Event()
         self.hold.set()
         self.gone = threading.Event()
@@ -49,14 +54,17 @@ def backend(script: Script) -> Iterator[ServerBackend]:
                 self._json({"error": "an API key is needed"}, 401)
             elif body["model"] != "tiny:latest":
                 self._json({"error": "model not found"}, 404)
+            elif self.path == "/api/create":
+                self._json({"status": "success"})
             elif self.path == "/api/show":
-                self._json({"model_info": {"llama.context_length": 512}, "capabilities": ["completion", "thinking"]})
+                self._json({"model_info": {"llama.context_length": 512}, "capabilities": script.abilities})
             elif not body["messages"]:
                 self._tell(*script.loading, {"done": True})
             else:
                 self._stream()
 
         def _stream(self) -> None:
+            script.mute.wait(60)
             self.send_response(200)
             self.end_headers()
             try:
@@ -143,7 +151,7 @@ def test_cancelling_ends_the_connection(backend: ServerBackend, script: Script) 
 
 
 def test_errors_say_what_the_server_said(backend: ServerBackend, script: Script) -> None:
-    with pytest.raises(ServerError, match=r"refuses: model not found \(404\)"):
+    with pytest.raises(RemoteError, match=r"refuses: model not found\. Check the model's name"):
         backend.load("other", lambda what, share: None)
     backend.load("tiny:latest", lambda what, share: None)
     script.lines = [{"message": {"content": "So"}}, {"error": "out of memory"}]
@@ -156,10 +164,9 @@ def test_errors_say_what_the_server_said(backend: ServerBackend, script: Script)
 
 def test_a_server_that_asks_for_a_key(backend: ServerBackend, script: Script) -> None:
     script.key = "secret"
-    with pytest.raises(ServerError, match=r"an API key is needed \(401\)\. Set LOCALLLM_REMOTE_KEY"):
+    with pytest.raises(RemoteError, match=r"an API key is needed\. Set .*LOCALLLM_REMOTE_KEY"):
         backend.load("tiny:latest", lambda what, share: None)
-    address = f"{backend._host}:{backend._port}"
-    assert ServerBackend(address, "secret").load("tiny:latest", lambda what, share: None).context == 512
+    assert ServerBackend(str(backend._server), "secret").load("tiny:latest", lambda what, share: None).context == 512
 
 
 def test_how_far_the_prompt_is_read_and_what_was_cached(backend: ServerBackend, script: Script) -> None:
@@ -188,7 +195,7 @@ def test_a_load_tells_how_far_it_is_and_why_it_fails(backend: ServerBackend, scr
     loads = "127.0.0.1 loads tiny:latest"
     assert told == [(loads, 0.0), ("127.0.0.1: reading weights", 0.25), (loads, 1.0)]
     script.loading.append({"error": "out of memory"})
-    with pytest.raises(ServerError, match="cannot load tiny:latest: out of memory"):
+    with pytest.raises(RemoteError, match="cannot load tiny:latest: out of memory"):
         backend.load("tiny:latest", lambda what, share: None)
 
     def stop(what: str, share: float) -> None:
@@ -199,10 +206,54 @@ def test_a_load_tells_how_far_it_is_and_why_it_fails(backend: ServerBackend, scr
         backend.load("tiny:latest", stop)
 
 
+def test_an_answer_can_be_cancelled_before_the_server_has_said_anything(backend: ServerBackend, script: Script) -> None:
+    backend.load("tiny:latest", lambda what, share: None)
+    script.mute.clear()
+    answer = backend.submit(asked())
+    try:
+        assert answer.poll() is None
+        answer.cancel()
+        assert read(answer)[-1].finish_reason is FinishReason.CANCELLED
+    finally:
+        script.mute.set()
+
+
+def test_pictures_go_to_a_model_that_sees(backend: ServerBackend, script: Script) -> None:
+    backend.load("tiny:latest", lambda what, share: None)
+    with pytest.raises(RequestError, match="tiny:latest reads text only"):
+        backend.picture_tokens(b"\x89PNG")
+    script.abilities.append("vision")
+    backend.load("tiny:latest", lambda what, share: None)
+    assert backend.picture_tokens(b"\x89PNG") is None
+    script.lines = [{"message": {"content": "A fox"}, **LAST}]
+    read(backend.submit(ChatRequest((Turn("user", "What is it?", pictures=(b"\x89PNG",)),))))
+    assert script.asked[-1]["messages"] == [{"role": "user", "content": "What is it?", "images": ["iVBORw=="]}]
+
+
+def test_a_line_of_another_shape_ends_the_answer(backend: ServerBackend, script: Script) -> None:
+    backend.load("tiny:latest", lambda what, share: None)
+    script.lines = [{"message": {"tool_calls": [{"name": "oops"}]}}]
+    last = read(backend.submit(asked()))[-1]
+    assert last.error is not None
+    assert "another shape than Ollama's" in last.error
+
+
+def test_a_model_is_saved_at_the_server(backend: ServerBackend, script: Script) -> None:
+    backend.load("tiny:latest", lambda what, share: None)
+    backend.save("tiny:latest", Recipe("", {"temperature": 0.1}, (Turn("user", "Hi"),)))
+    assert script.asked[-1] == {
+        "model": "tiny:latest",
+        "from": "tiny:latest",
+        "stream": False,
+        "parameters": {"temperature": 0.1},
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+
+
 def test_models_and_addresses(backend: ServerBackend) -> None:
     (choice,) = backend.models(None)
     assert (choice.name, choice.size, choice.quantization, choice.loaded) == ("tiny:latest", 7, "Q8_0", True)
-    with pytest.raises(ServerError, match="cannot be reached"):
+    with pytest.raises(RemoteError, match="cannot be reached"):
         ServerBackend("127.0.0.1:9").models(None)
-    with pytest.raises(ServerError, match="not the address"):
+    with pytest.raises(RemoteError, match="not the address"):
         ServerBackend("ftp://host")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.errors import RequestError
+from tui.background import in_thread
 from tui.parameters import NAMES, Parameters
 from tui.widgets.notes import aligned
 
@@ -39,6 +40,15 @@ async def load(chat: "ChatScreen", argument: str) -> None:
     if not argument:
         raise RequestError("Say which model: /load MODEL.")
     chat.load_model(argument)
+
+
+async def save(chat: "ChatScreen", argument: str) -> None:
+    """Make a model of the present one, the system prompt, the parameters and what has been said."""
+    if not argument:
+        raise RequestError("Say by which name: /save NAME.")
+    recipe, backend = chat.conversation.recipe(), chat.app.backend
+    await in_thread(lambda: backend.save(argument, recipe))
+    chat.notify(f"Saved. /load {argument} begins where this chat is.", markup=False)
 
 
 async def choose_model(chat: "ChatScreen", _argument: str) -> None:

@@ -60,6 +60,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
     Command("show", "Show the model and the parameters", settings.show),
     Command("load", "Load another model", settings.load, argument="MODEL"),
+    Command("save", "Make a model that begins where this chat is", settings.save, argument="NAME"),
     Command("theme", "Choose the colours", settings.theme, argument="NAME"),
     Command("bye", "Leave", sessions.leave),
 )

@@ -159,9 +159,11 @@ class ChatScreen(Screen[None]):
     async def _send(self, text: str) -> None:
         editing, self.editing = self.editing, None
         try:
-            files = await in_thread(lambda: find_attachments(text, self.app.backend.count_tokens))
+            known = [*(editing.attachments if editing else ()), *self.prompt.pasted.values()]
+            backend = self.app.backend
+            files = await in_thread(lambda: find_attachments(text, backend.count_tokens, backend.picture_tokens, known))
             if editing:
-                self.conversation.edit(editing, text)
+                self.conversation.edit(editing, text, files)
                 await self.show_conversation()
             else:
                 message = self.conversation.ask(text, files)

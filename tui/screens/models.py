@@ -102,7 +102,7 @@ class ModelsScreen(ModalScreen[str | None]):
         to_pull = [choice for choice in shown if not choice.here]
         entries.add_options(_option(choice, free, width) for choice in shown if choice.here)
         if to_pull:
-            entries.add_option(Option(Content.styled("To pull from ollama.com", "$accent"), disabled=True))
+            entries.add_option(Option(Content.styled("\nTo pull from ollama.com", "$accent"), disabled=True))
             entries.add_options(_option(choice, free, width) for choice in to_pull)
         entries.highlighted = 0 if shown and shown[0].here else 1 if shown else None
 

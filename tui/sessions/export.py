@@ -13,6 +13,9 @@ def as_markdown(title: str, messages: Sequence[Message]) -> str:
     for message in messages:
         parts.append("## You\n" if message.role is Role.USER else f"## {message.model or 'Assistant'}\n")
         for file in message.attachments:
+            if file.picture:
+                parts.append(f"*Picture: {file.name}*\n")
+                continue
             fence = "`" * max(3, _longest_run(file.text) + 1)
             parts.append(f"{file.name}:\n\n{fence}\n{file.text}\n{fence}\n")
         if message.reasoning:

@@ -1,5 +1,6 @@
 """What a stored conversation is made of."""
 
+import base64
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,11 +17,15 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file that went with a message. tokens is None where the model's tokenizer could not be asked."""
+    """A file that went with a message. tokens is None where the model could not be asked.
+
+    picture is a PNG or JPEG as base64, "" for a text.
+    """
 
     name: str
     text: str
     tokens: int | None = None
+    picture: str = ""
 
 
 @dataclass(slots=True)
@@ -46,9 +51,13 @@ class Message:
     created: float = 0.0
 
     def for_model(self) -> str:
-        """The content with the attached files before it."""
-        files = [f"File {file.name}:\n```\n{file.text}\n```\n" for file in self.attachments]
+        """The content with the attached texts before it."""
+        files = [f"File {file.name}:\n```\n{file.text}\n```\n" for file in self.attachments if not file.picture]
         return "\n".join([*files, self.content])
+
+    def pictures(self) -> tuple[bytes, ...]:
+        """The attached pictures' files."""
+        return tuple(base64.b64decode(file.picture) for file in self.attachments if file.picture)
 
 
 @dataclass(frozen=True, slots=True)

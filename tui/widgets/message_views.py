@@ -40,7 +40,8 @@ class UserView(MessageView):
         yield Static(harmless(self.message.content), markup=False, classes="said")
         for file in self.message.attachments:
             tokens = "" if file.tokens is None else f" · {file.tokens} tokens"
-            yield Static(harmless(f"▤ {file.name}{tokens}"), markup=False, classes="attachment")
+            sign = "▣" if file.picture else "▤"
+            yield Static(harmless(f"{sign} {file.name}{tokens}"), markup=False, classes="attachment")
 
 
 def view_of(message: Message, variant: tuple[int, int]) -> MessageView:

@@ -1,13 +1,21 @@
 """Where the user writes: a field that grows with its lines, with a history and completions."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
+from textual.events import Paste
 from textual.message import Message
 from textual.widgets import TextArea
 
+from tui.attachments import mention_of
+from tui.sessions import Attachment
 from tui.widgets.completion import Completion
+
+# A longer text that is pasted would push the question out of the field.
+PASTED_LINES = 12
+PASTED_CHARS = 2000
 
 
 class Prompt(TextArea):
@@ -39,9 +47,26 @@ class Prompt(TextArea):
             tab_behavior="focus",
         )
         self.sent: list[str] = []
+        self.pasted: dict[str, Attachment] = {}  # long texts, by the names that stand for them
         self.completion = Completion()
         self._place: int | None = None
         self._draft = ""
+
+    def on_paste(self, event: Paste) -> None:
+        """A file's path, as terminals paste one that is dropped on them, and a long text become attachments."""
+        mention = mention_of(event.text)
+        lines = event.text.splitlines()
+        if mention is None and (len(event.text) > PASTED_CHARS or len(lines) > PASTED_LINES):
+            text = "\n".join(lines)
+            name = f"pasted-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
+            self.pasted[name] = Attachment(name, text)
+            mention = f"@{name}"
+        if mention is None:
+            return
+        event.prevent_default()
+        row, column = self.cursor_location
+        before = self.document.get_line(row)[:column]
+        self.insert(f"{' ' if before and not before.endswith(' ') else ''}{mention} ")
 
     def on_text_area_changed(self) -> None:
         """Offer completions for the word that is being written."""

@@ -12,6 +12,7 @@ LOGO = """\
 | | (_) | (_| (_| | | | | | | | | |
 |_|\\___/ \\___\\__,_|_|_|_|_| |_| |_|"""
 
+MUTED = "$foreground 60%"
 _KEYS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "everything"))
 
 
@@ -24,6 +25,6 @@ class Welcome(Vertical):
         yield Static("Models on the machine in front of you", classes="motto")
         yield Static(
             Content.assemble(
-                *(piece for key, what in _KEYS for piece in ((key, "bold $accent"), (f" {what}   ", "$foreground 60%")))
+                *(piece for key, what in _KEYS for piece in ((f"  {key}", "bold $accent"), (f" {what} ", MUTED)))
             )
         )

@@ -1,0 +1,192 @@
+"""Files, pictures and long pasted texts that go with a message."""
+
+import asyncio
+import base64
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from textual.events import Paste
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from localllm.engine.request import SamplingParams
+from localllm.errors import RequestError
+from localllm.settings import Settings
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.gpu_offload.projector_files import png, write_projector
+from tests.oracle import llama_oracle
+from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
+from tests.tui.conftest import MakeApp
+from tui.attachments import find_attachments, mention_of
+from tui.backend import ChatRequest, Turn
+from tui.engine_backend import EngineBackend
+from tui.sessions import SessionStore
+from tui.sessions.export import as_json, as_markdown
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "fox.png").write_bytes(png(1))
+    (tmp_path / "a note.txt").write_text("three short words", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def paste(pilot: Pilot[None], text: str) -> str:
+    """Paste into the prompt and return what stands in it."""
+    prompt = chat_of(pilot).prompt
+    before = prompt.text
+    pilot.app.post_message(Paste(text))
+    await until(pilot, lambda: prompt.text != before)
+    return prompt.text
+
+
+async def resend(pilot: Pilot[None], backend: FakeBackend) -> None:
+    """Send the prompt in the place of the first message, and wait for the answer."""
+    await pilot.press("enter")
+    await until(pilot, lambda: len(backend.requests) == 2)
+    await answered(pilot)
+
+
+def test_a_picture_goes_with_its_token_count_and_is_kept(make_app: MakeApp, store: SessionStore, folder: Path) -> None:
+    backend = FakeBackend([said("A fox."), ended()], [said("Still a fox."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "What is @fox.png?")
+            assert "▣ fox.png · 256 tokens" in str(chat.query_one(".attachment", Static).content)
+            (folder / "fox.png").unlink()
+            await pilot.press("ctrl+up", "ctrl+up", "e")
+            await resend(pilot, backend)
+
+    asyncio.run(flow())
+    for request in backend.requests:
+        (turn,) = request.turns
+        assert (turn.content, turn.pictures) == ("What is @fox.png?", (png(1),))
+        assert turn.parts == [{"type": "image", "data": png(1)}, {"type": "text", "text": "What is @fox.png?"}]
+    (session,) = store.sessions()
+    messages = store.path(session.id)
+    assert messages[0].pictures() == (png(1),)
+    assert "*Picture: fox.png*" in as_markdown("t", messages)
+    exported = json.loads(as_json("t", messages))["messages"][0]["attachments"][0]
+    assert base64.b64decode(exported["picture"]) == png(1)
+
+
+def test_a_model_that_reads_text_only_says_so_and_the_prompt_stays(make_app: MakeApp, folder: Path) -> None:
+    async def flow() -> None:
+        async with make_app(FakeBackend(sees=False)).run_test() as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, "What is @fox.png?")
+            await until(pilot, lambda: chat.query(".failure"))
+            assert "fox.png cannot be attached. tiny reads text only." in str(chat.query_one(".failure").render())
+            assert chat.prompt.text == "What is @fox.png?"
+            assert not chat.conversation.messages
+
+    asyncio.run(flow())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("photo.webp", b"RIFF\xff\xff\xff\xffWEBP", "photo.webp cannot be attached. The image is"),
+        ("broken.png", b"\x89PNG\r\n\x1a\n", "damaged PNG"),
+        ("all.zip", b"PK\x03\x04\xff", "Only text, PNG and JPEG"),
+        ("long.txt", b"x" * (2 * 2**20 + 1), "larger than 2 MiB"),
+    ],
+)
+def test_what_cannot_be_attached(name: str, content: bytes, why: str, folder: Path) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(RequestError, match=why):
+        find_attachments(f"See @{name}.", len, len)
+
+
+def test_an_edited_message_keeps_what_it_still_names(make_app: MakeApp, folder: Path) -> None:
+    backend = FakeBackend([said("One."), ended()], [said("Two."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, '@fox.png and @"a note.txt"')
+            (folder / "new.txt").write_text("new", encoding="utf-8")
+            await pilot.press("ctrl+up", "ctrl+up", "e")
+            chat.prompt.text = '@"a note.txt" and @new.txt'
+            await resend(pilot, backend)
+
+    asyncio.run(flow())
+    (turn,) = backend.requests[1].turns
+    assert not turn.pictures
+    assert "File a note.txt:\n```\nthree short words" in turn.content
+    assert "File new.txt:\n```\nnew" in turn.content
+
+
+def test_a_path_that_is_pasted_becomes_a_mention(make_app: MakeApp, folder: Path) -> None:
+    plain, spaced = folder / "fox.png", folder / "a note.txt"
+    assert mention_of(f"'{spaced}' ") == f'@"{spaced}"'
+    assert mention_of(str(spaced).replace(" ", "\\ ")) == f'@"{spaced}"'
+    assert mention_of(f"file://{plain}") == f"@{plain}"
+    assert mention_of("fox.png") is None  # a word that is also a file's name stays a word
+    assert mention_of(str(folder)) is None
+
+    async def flow() -> None:
+        async with make_app(FakeBackend()).run_test() as pilot:
+            await loaded(pilot)
+            await pilot.press(*"see")
+            assert await paste(pilot, str(plain)) == f"see @{plain} "
+
+    asyncio.run(flow())
+
+
+def test_a_long_text_that_is_pasted_becomes_an_attachment(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One."), ended()])
+    text = "\n".join(f"line {number}" for number in range(40))
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            assert await paste(pilot, "a short one") == "a short one"
+            pasted = await paste(pilot, text.replace("\n", "\r"))
+            name = pasted.split("@")[1].strip()
+            assert pasted == f"a short one @{name} "
+            await ask(pilot, "")
+            assert f"▤ {name} · 80 tokens" in str(chat.query_one(".attachment", Static).content)
+
+    asyncio.run(flow())
+    assert f"```\n{text}\n```" in backend.requests[0].turns[0].content
+
+
+@llama_oracle.needs_llama
+def test_a_real_model_sees_the_picture(data_dir: Path, tmp_path: Path) -> None:
+    model = shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", tmp_path / "model.gguf")
+    write_projector(tmp_path / "mmproj-model.gguf")
+    backend = EngineBackend(lambda _: Settings(disk_cache=False))
+    try:
+        backend.load(str(model), lambda what, share: None)
+        taken = backend.picture_tokens(png(1))
+        prompts = []
+        for pictures in ((), (png(1),)):
+            turn = Turn("user", "Once upon a time", pictures=pictures)
+            answer = backend.submit(ChatRequest((turn,), SamplingParams(temperature=0), max_tokens=4))
+            while (update := answer.poll()) is None or update.finish_reason is None:
+                time.sleep(0.005)
+            assert update.error is None
+            prompts.append(update.counts.prompt)
+    finally:
+        backend.close()
+    assert taken is not None
+    assert taken > 0
+    assert prompts[1] >= prompts[0] + taken
+
+
+def test_our_own_engine_tells_that_it_reads_text_only(data_dir: Path) -> None:
+    backend = EngineBackend(lambda _: Settings(backend="native", disk_cache=False))
+    assert backend.picture_tokens(png(1)) is None  # nothing is known before a model is loaded
+    try:
+        backend.load(str(data_dir / "models" / "gguf" / "stories260K-F32.gguf"), lambda what, share: None)
+        with pytest.raises(RequestError, match="reads text only"):
+            backend.picture_tokens(png(1))
+    finally:
+        backend.close()
