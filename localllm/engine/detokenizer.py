@@ -8,14 +8,14 @@ class Detokenizer:
     """Turns the bytes of one generation's tokens into text, piece by piece.
 
     The pieces joined are the text of all tokens, cut before the first stop string. Bytes that are not UTF-8 become
-    U+FFFD.
+    U+FFFD. stopped is the stop string that was found, None as long as there is none.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stop = tuple(stop)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
-        self.stopped = False
+        self.stopped: str | None = None
 
     def push(self, piece: bytes) -> str:
         """Add one token's bytes; return the text that is now certain. Sets `stopped` at a complete stop string."""
@@ -32,9 +32,10 @@ class Detokenizer:
         return text
 
     def _release(self) -> str:
-        cuts = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        cuts = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if cuts:
-            text, self._held, self.stopped = self._held[: min(cuts)], "", True
+            at, self.stopped = min(cuts)
+            text, self._held = self._held[:at], ""
             return text
         certain = len(self._held) - beginning_at_end(self._held, self._stop)
         text, self._held = self._held[:certain], self._held[certain:]

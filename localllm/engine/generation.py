@@ -242,7 +242,13 @@ class Generation:
         """Send the final event; finish_reason must be set."""
         self._text += self._detokenizer.flush()
         self.stream.push(
-            replace(self._event(), finish_reason=self.finish_reason, seed=self._sampler.seed, error=self.error)
+            replace(
+                self._event(),
+                finish_reason=self.finish_reason,
+                seed=self._sampler.seed,
+                error=self.error,
+                stop_string=self._detokenizer.stopped,
+            )
         )
 
     def _event(self) -> TokenEvent:

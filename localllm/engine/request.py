@@ -181,7 +181,8 @@ class TokenEvent:
     """One step of a generation.
 
     text is whole UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
-    token_ids. progress is set on events before the first token; finish_reason (and seed, error) on the last event only.
+    token_ids. progress is set on events before the first token; finish_reason (and seed, error, stop_string, the one
+    that ended the text) on the last event only.
     """
 
     text: str = ""
@@ -193,3 +194,4 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     seed: int | None = None
     error: str | None = None
+    stop_string: str | None = None

@@ -86,7 +86,7 @@ async def messages(body: MessagesBody, request: Request, service: TheService) ->
         return {
             **_message(body.model),
             "content": _blocks(answer),
-            "stop_reason": _stop_reason(answer.last, bool(answer.calls)),
+            **_stopped(body, answer),
             "usage": _usage(answer.last),
         }
 
@@ -219,10 +219,16 @@ def _tool_use(name: str, arguments: Object) -> Object:
     return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": arguments}
 
 
-def _stop_reason(last: TokenEvent, calls: bool) -> str:
-    if calls:
-        return "tool_use"
-    return "max_tokens" if last.finish_reason is FinishReason.LENGTH else "end_turn"
+def _stopped(body: MessagesBody, answer: Answer) -> Object:
+    """Why the answer ended; stop strings of the model's own are ends of its turn."""
+    found = answer.last.stop_string if answer.last.stop_string in (body.stop_sequences or ()) else None
+    if answer.calls:
+        reason = "tool_use"
+    elif answer.last.finish_reason is FinishReason.LENGTH:
+        reason = "max_tokens"
+    else:
+        reason = "stop_sequence" if found else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": found}
 
 
 def _usage(last: TokenEvent) -> Object:
@@ -253,8 +259,7 @@ async def _events(body: MessagesBody, run: Run) -> AsyncGenerator[bytes, None]:
         answer.add(piece)
     for line in blocks.close():
         yield line
-    reason = _stop_reason(answer.last, bool(answer.calls))
-    yield _event("message_delta", delta={"stop_reason": reason, "stop_sequence": None}, usage=_usage(answer.last))
+    yield _event("message_delta", delta=_stopped(body, answer), usage=_usage(answer.last))
     yield _event("message_stop")
 
 

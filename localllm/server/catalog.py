@@ -1,12 +1,13 @@
 """Which models requests may name. A request never names a path."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
 from gguf_io import open_model
+from gguf_io.errors import ModelFileError
 from localllm.errors import LocalLLMError
 from localllm.library import errors as library_errors
 from localllm.library.behaviour import Behaviour, behaviour_of
@@ -57,17 +58,21 @@ class Catalog:
         self._served = [_served(name, settings) for name in served]
 
     def entries(self) -> list[CatalogEntry]:
-        """All models whose files can be read, those named at the start first."""
+        """All models whose files can be read, those named at the start first; what a manifest makes of one, too."""
         paths = {entry.path for entry in self._served}
-        library = [_listed(model) for model in all_models(self.settings) if model.path not in paths]
+        names = {_plain(entry.name) for entry in self._served}
+        library = [
+            _listed(model)
+            for model in all_models(self.settings)
+            if _plain(model.name) not in names and (model.manifest or model.path not in paths)
+        ]
         return [entry for entry in (*self._served, *library) if _is_model(entry.path)]
 
     def find(self, name: str) -> CatalogEntry:
         """The model of that name, ":latest" or not. Raises ApiError: 400 for what is no name, 404 for a missing one."""
         check_name(name)
-        plain = name.removesuffix(":latest").lower()
         for entry in self._served:
-            if entry.name.removesuffix(":latest").lower() == plain:
+            if _plain(entry.name) == _plain(name):
                 return entry
         if is_path(name):
             raise ModelNotFoundError(name)
@@ -89,9 +94,21 @@ def check_name(name: str) -> str:
     raise ApiError(400, "model is required" if not name else "invalid model name")
 
 
+def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
+    """The settings with the adapters and the projector of the model's manifest, where they name none themselves."""
+    if lora := entry.behaviour.settings.get("lora"):
+        settings = replace(settings, lora=settings.lora or str(lora))
+    if mmproj := entry.behaviour.settings.get("mmproj"):
+        settings = replace(settings, mmproj=settings.mmproj or str(mmproj))
+    return settings
+
+
 def facts_of(path: Path) -> ModelFacts:
     """Read a file's header, once as long as it does not change. Raises ModelFileError."""
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be opened: {error.strerror}. Check the path.") from error
     return _facts(path, status.st_mtime_ns, status.st_size)
 
 
@@ -105,6 +122,10 @@ def _served(name: str, settings: Settings) -> CatalogEntry:
     model = find(name, settings)
     shown = model.path.name.removesuffix(".gguf") if is_path(name) else name
     return _entry(shown, model)
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix(":latest").lower()
 
 
 def _listed(model: LibraryModel) -> CatalogEntry:

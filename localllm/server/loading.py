@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import psutil
 
@@ -13,8 +14,9 @@ from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress
 from localllm.engine.memory_plan import plan_memory
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
-from localllm.server.catalog import CatalogEntry
+from localllm.server.catalog import CatalogEntry, with_files
 from localllm.server.embedding_model import EmbeddingModel
+from localllm.server.file_details import told_of
 from localllm.server.llama_plans import EMBEDDING_BYTES, MIB, plan_embedder, plan_model
 from localllm.server.options import ServerOptions
 from localllm.settings import Settings
@@ -53,6 +55,10 @@ class MemoryLoader:
         self._settings = settings
         self._options = options
         self._llama = threading.Lock()
+
+    def describe(self, entry: CatalogEntry) -> dict[str, Any]:
+        """Size, digest and details of a model's file. Raises ModelFileError and its kin."""
+        return told_of(entry.path)
 
     def plan(self, entry: CatalogEntry, embeds: bool, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
         """Grant a load its memory beside models that are loaded and loads under way; for one thread at a time.
@@ -115,15 +121,6 @@ class MemoryLoader:
             held = sum(map(_held, beside)) + sum(plan.needed for plan in coming)
             room = min(room, self._options.memory_bytes - held)
         return room
-
-
-def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
-    """The settings with the adapters and the projector of the model's manifest, where they name none themselves."""
-    if lora := entry.behaviour.settings.get("lora"):
-        settings = replace(settings, lora=settings.lora or str(lora))
-    if mmproj := entry.behaviour.settings.get("mmproj"):
-        settings = replace(settings, mmproj=settings.mmproj or str(mmproj))
-    return settings
 
 
 def _draft_bytes(settings: Settings) -> int:

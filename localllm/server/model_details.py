@@ -1,4 +1,4 @@
-"""What a model file is, in Ollama's words."""
+"""What a model can do, and what its file holds, in Ollama's words."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -7,29 +7,11 @@ from typing import Any
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.metadata import MetadataArray
 from gpu_offload.reranker import is_reranker
-from localllm.cli.terminal import human_count
 from localllm.engine.backends import choose_backend
 from localllm.engine.projectors import projector_of
-from localllm.library.listing import file_type
-from localllm.server.catalog import CatalogEntry, facts_of
+from localllm.server.catalog import CatalogEntry, with_files
 from localllm.server.chat import can_think
-from localllm.server.loading import with_files
 from localllm.settings import Settings
-
-
-def details_of(path: Path) -> dict[str, Any]:
-    """The `details` of a model, read from its header."""
-    summary = facts_of(path).summary
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": summary.architecture,
-        "families": [summary.architecture],
-        "parameter_size": human_count(summary.parameters).replace(" ", ""),
-        "quantization_level": _quantization(path, path.stat().st_mtime_ns),
-        "context_length": summary.context or 0,
-        "embedding_length": summary.width or 0,
-    }
 
 
 def capabilities_of(entry: CatalogEntry, projector: Path | None) -> list[str]:
@@ -106,10 +88,3 @@ def _projector(path: Path, _changed: tuple[int, int], settings: Settings) -> Pat
 def embeds_only(file: ModelFile) -> bool:
     """Whether a file says how its vectors are pooled, which only embedding models do."""
     return f"{file.architecture}.pooling_type" in file.metadata
-
-
-@lru_cache(maxsize=256)
-def _quantization(path: Path, _changed: int) -> str:
-    """The name of `general.file_type`, or the block format that holds most bytes."""
-    with open_model(path) as file:
-        return file_type(file) or facts_of(path).summary.quantization

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from anyio import to_thread
 
@@ -32,7 +32,10 @@ STOPPING = "the server is shutting down"
 
 
 class Loader(Protocol):
-    """Loads models beside others; see MemoryLoader. Both methods block, and load is called for several at once."""
+    """Loads models beside others; see MemoryLoader. Its methods block, and load is called for several at once."""
+
+    def describe(self, entry: CatalogEntry) -> dict[str, Any]:
+        """What is to be told of a model's file. Raises ModelFileError and its kin."""
 
     def plan(self, entry: CatalogEntry, embeds: bool, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
         """Grant a load its memory. Raises OutOfMemoryError where the others leave too little room."""
@@ -45,7 +48,8 @@ class Loader(Protocol):
 class Slot:
     """A model that waits for room, loads (plan), is loaded (model) or is being closed. users are requests that hold it.
 
-    watch tells how far the load is, and stops it.
+    watch tells how far the load is, and stops it. about: what was found out of the file before it was loaded, since it
+    may change or go afterwards.
     """
 
     entry: CatalogEntry
@@ -54,6 +58,7 @@ class Slot:
     watch: LoadWatch = field(default_factory=LoadWatch)
     plan: LoadPlan | None = None
     model: Model | None = None
+    about: dict[str, Any] = field(default_factory=dict)
     users: int = 0
     last_used: float = field(default_factory=time.monotonic)
     loading: "asyncio.Task[Model] | None" = None
@@ -175,6 +180,7 @@ class ModelManager:
 
     async def _load(self, key: Key, slot: Slot) -> Model:
         try:
+            slot.about = await to_thread.run_sync(self._loader.describe, slot.entry)
             slot.model = await self._load_with_room(slot)
         except BaseException:
             del self._slots[key]

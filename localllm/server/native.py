@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from localllm.engine.loaded_model import LoadedModel
-from localllm.engine.request import FinishReason
+from localllm.engine.request import FinishReason, TokenEvent
 from localllm.library.behaviour import Behaviour
 from localllm.server.chat import check_roles, infill_tokens, prepare_text
 from localllm.server.front.model import ForeignModel, not_told
@@ -114,7 +114,7 @@ async def infill(body: InfillBody, request: Request, service: TheService) -> Res
         return {
             "content": answer.content,
             "stop": True,
-            **_ended(answer.last.finish_reason),
+            **_ended(answer.last),
             "usage": usage([answer.last]),
         }
 
@@ -137,11 +137,13 @@ async def _events(run: Run, progress: Callable[[dict[str, Any]], bytes] | None) 
         if piece.content:
             yield sse({"content": piece.content, "stop": False})
         if piece.last:
-            yield sse({"content": "", "stop": True, **_ended(piece.last.finish_reason), "usage": usage([piece.last])})
+            yield sse({"content": "", "stop": True, **_ended(piece.last), "usage": usage([piece.last])})
 
 
-def _ended(reason: FinishReason | None) -> dict[str, str]:
-    return {"stop_type": "limit" if reason is FinishReason.LENGTH else "eos"}
+def _ended(last: TokenEvent) -> dict[str, str]:
+    if last.stop_string:
+        return {"stop_type": "word", "stopping_word": last.stop_string}
+    return {"stop_type": "limit" if last.finish_reason is FinishReason.LENGTH else "eos", "stopping_word": ""}
 
 
 async def _on_model(service: Service, name: str, work: Callable[[LoadedModel], T]) -> T:

@@ -4,7 +4,6 @@ import contextlib
 import time
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -12,11 +11,12 @@ from fastapi import APIRouter
 from starlette.responses import PlainTextResponse
 
 from localllm.errors import LocalLLMError
-from localllm.server.catalog import Catalog, facts_of
+from localllm.server.catalog import Catalog
 from localllm.server.embedding_model import EmbeddingModel
+from localllm.server.file_details import told_of
 from localllm.server.front.catalog import ForeignCatalog, ForeignEntry
 from localllm.server.json_body import JsonRoute
-from localllm.server.model_details import capabilities_of, details_of, projector_for
+from localllm.server.model_details import capabilities_of, projector_for
 from localllm.server.models_manager import Slot
 from localllm.server.ollama import foreign
 from localllm.server.ollama.schema import ShowBody
@@ -75,23 +75,17 @@ async def ps(service: TheService) -> dict[str, Any]:
     if isinstance(service.catalog, ForeignCatalog):
         return {"models": await to_thread.run_sync(foreign.ps, service.catalog, service.options.keep_alive_s)}
     slots = sorted(service.manager.slots(), key=lambda slot: -slot.seconds_left)
-    return {"models": [await to_thread.run_sync(_loaded, slot) for slot in (*slots, *service.manager.coming())]}
+    return {"models": [_loaded(slot) for slot in (*slots, *service.manager.coming()) if slot.about]}
 
 
 def _tags(catalog: Catalog) -> list[dict[str, Any]]:
     """All models. What a file and its template can do is only known by trying: the list does not wait long for it."""
+    entries = catalog.entries()
     patience_ends = time.monotonic() + _LIST_SECONDS
     rows = []
-    for entry in catalog.entries():
-        facts = facts_of(entry.path)
-        row: dict[str, Any] = {
-            "name": entry.name,
-            "model": entry.name,
-            "modified_at": entry.modified_at,
-            "size": facts.summary.file_bytes,
-            "digest": facts.digest,
-            "details": details_of(entry.path),
-        }
+    for entry in entries:
+        names = {"name": entry.name, "model": entry.name}
+        row: dict[str, Any] = {**names, "modified_at": entry.modified_at, **told_of(entry.path)}
         if time.monotonic() < patience_ends:
             with contextlib.suppress(LocalLLMError):  # a request for this model is told what is wrong with it
                 row["capabilities"] = capabilities_of(entry, projector_for(entry, catalog.settings))
@@ -100,13 +94,10 @@ def _tags(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _loaded(slot: Slot) -> dict[str, Any]:
-    path: Path = slot.entry.path
-    size = facts_of(path).summary.file_bytes
     row: dict[str, Any] = {
         "name": slot.entry.name,
         "model": slot.entry.name,
-        "digest": facts_of(path).digest,
-        "details": details_of(path),
+        **slot.about,
         "expires_at": _expiry(slot),
         "size_vram": 0,
     }
@@ -119,7 +110,9 @@ def _loaded(slot: Slot) -> dict[str, Any]:
         stats = slot.model.engine.stats()
         used = (stats.pages_total - stats.pages_free) * stats.page_bytes
         row |= {
-            "size": max(size + used, slot.model.backend.device_bytes),  # clients show one as a share of the other
+            "size": max(
+                row["size"] + used, slot.model.backend.device_bytes
+            ),  # clients show one as a share of the other
             "size_vram": slot.model.backend.device_bytes,
             "backend": slot.model.backend.name,
             "backend_reason": slot.model.backend.why,
@@ -128,7 +121,7 @@ def _loaded(slot: Slot) -> dict[str, Any]:
             "running": stats.running,
             "waiting": stats.waiting,
         }
-    return {"size": size, **row}
+    return row
 
 
 def _expiry(slot: Slot) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from localllm.library.behaviour import SETTING_OF, Behaviour
 from localllm.library.entry import ModelDefaults
 from localllm.server.catalog import CatalogEntry, facts_of
-from localllm.server.model_details import capabilities_of, details_of, model_info, projector_for, tensors_of
+from localllm.server.file_details import details_of
+from localllm.server.model_details import capabilities_of, model_info, projector_for, tensors_of
 from localllm.server.ollama.options import read_options, stop_strings
 from localllm.server.ollama.schema import ShowBody
 from localllm.settings import Settings

@@ -141,6 +141,16 @@ def test_hostile_options_are_400(server: Any, options: dict[str, Any]) -> None:
     assert answer.status_code == 400, answer.text
 
 
+def test_no_request_brings_a_template_or_its_arguments(server: Any) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
+    plain = post(server, "/v1/chat/completions", json=body).json()["choices"]
+    hostile = {"chat_template": "{{ 9**9**9 }}", "chat_template_kwargs": {"messages": [], "range": 10**9}}
+    for path, choices in (("/v1/chat/completions", plain), ("/apply-template", None)):
+        answer = post(server, path, json={**body, **hostile})
+        assert answer.status_code == 200 and answer.json().get("choices") == choices
+    assert post(server, "/v1/chat/completions", json={**body, "reasoning_effort": "{{ 7*7 }}"}).status_code == 400
+
+
 def test_hostile_schemas_are_400(server: Any) -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(70):

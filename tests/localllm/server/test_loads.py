@@ -33,6 +33,9 @@ class FakeLoader:
     def of(self, name: str) -> None:
         self.begun[name], self.let[name] = threading.Event(), threading.Event()
 
+    def describe(self, entry: CatalogEntry) -> dict[str, Any]:
+        return {"size": len(entry.name)}
+
     def plan(self, entry: CatalogEntry, _embeds: bool, beside: Any, coming: Any) -> Any:
         self.planned.append(entry.name)
         if len(beside) + len(coming) >= self.room:

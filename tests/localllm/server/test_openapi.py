@@ -1,12 +1,22 @@
 """Whatever our own OpenAPI allows is answered, and never with a defect."""
 
+import base64
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 
+from tests.gpu_offload import lora_files
+from tests.gpu_offload.projector_files import png, write_projector
+from tests.gpu_offload.reranker_files import bert_reranker
+from tests.oracle import llama_oracle
+
 MODEL = "stories260K-Q8_0"
+PICTURE = base64.b64encode(png(1)).decode()
 
 # pull asks other machines, and push says 501 to everything.
 LEFT_OUT = ["/api/pull", "/api/push"]
@@ -19,6 +29,59 @@ def api(start_server: Any) -> Any:
 
 
 schema = schemathesis.pytest.from_fixture("api").exclude(path=LEFT_OUT)
+
+
+@pytest.fixture(scope="module")
+def llama_api(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server with a model that sees and has an adapter, and with a reranker."""
+    folder = tmp_path_factory.mktemp("llama")
+    shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
+    write_projector(folder / "mmproj-seer.gguf")
+    bert_reranker(folder / "ranker.gguf")
+    adapter = lora_files.write(folder / "adapter.gguf", {}, "llama")
+    flags = ["--model", str(folder / "seer.gguf"), "--model", str(folder / "ranker.gguf"), "--lora", str(adapter)]
+    with start_server(*flags, models=(), LOCALLLM_BACKEND="llama", LOCALLLM_CTX="400") as server:
+        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+GENERATING = [
+    "/api/generate", "/api/chat", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+    "/v1/rerank", "/rerank", "/api/embed",
+]  # fmt: skip
+llama_schema = schemathesis.pytest.from_fixture("llama_api").include(path=GENERATING)
+
+
+def with_what_this_server_has(body: dict[str, Any], path: str) -> dict[str, Any]:
+    """The body about its models, with a picture where there are some, and an adapter."""
+    body["model"] = "ranker" if "rerank" in path else "seer"
+    if isinstance(body.get("images"), list) and body["images"]:
+        body["images"][0] = PICTURE
+    for message in body["messages"][:3] if isinstance(body.get("messages"), list) else []:
+        if isinstance(message, dict) and isinstance(message.get("images"), list) and message["images"]:
+            message["images"][0] = PICTURE
+        elif isinstance(message, dict) and isinstance(message.get("content"), list):
+            url = f"data:image/png;base64,{PICTURE}"
+            message["content"].append({"type": "image_url", "image_url": {"url": url}})
+    if isinstance(body.get("lora"), list) and body["lora"]:
+        body["lora"][0] = {"id": 0, "scale": 0.5}
+    limit = "num_predict" if path.startswith("/api/") else "max_output_tokens" if "responses" in path else "max_tokens"
+    if path.startswith("/api/"):
+        body["options"] = {limit: 2}
+    else:
+        body[limit] = 16
+    return body
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@llama_schema.parametrize()
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def test_no_image_adapter_or_document_meets_a_defect(case: schemathesis.Case) -> None:
+    if isinstance(case.body, dict):
+        with_what_this_server_has(case.body, case.path)
+    answer = case.call(timeout=60)
+    assert answer.status_code < 500 or answer.status_code == 503, (answer.status_code, answer.text[:500], case.body)
 
 
 @pytest.mark.slow

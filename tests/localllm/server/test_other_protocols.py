@@ -37,6 +37,19 @@ def test_anthropic_stream_is_the_message(client: anthropic.Anthropic) -> None:
     assert final.usage.output_tokens == 12 and final.stop_reason == "max_tokens"
 
 
+def test_anthropic_names_the_stop_sequence(client: anthropic.Anthropic) -> None:
+    asked: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "extra_body": GREEDY}
+    (said,) = client.messages.create(**asked).content
+    assert said.type == "text"
+    word = said.text.split()[2]
+    whole = client.messages.create(**asked, stop_sequences=["never said", word])
+    assert (whole.stop_reason, whole.stop_sequence) == ("stop_sequence", word)
+    with client.messages.stream(**asked, stop_sequences=[word]) as stream:
+        streamed = stream.get_final_message()
+    assert (streamed.stop_reason, streamed.stop_sequence) == ("stop_sequence", word)
+    assert said.text.startswith(streamed.content[0].text) and word not in streamed.content[0].text
+
+
 def test_anthropic_async(server: Any) -> None:
     async def ask() -> str:
         async with (
