@@ -169,7 +169,7 @@ def read_key(key: str | None, file: str | None, name: str) -> str | None:
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # HOME may be no folder at all
         return {}
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from error

@@ -5,18 +5,20 @@ from typing import Annotated
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import Debug
+from localllm.cli.options import Debug, model_names
 from localllm.cli.terminal import StatusLine, human_bytes, note
 
 
 def remove(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Models of our own.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Models of our own.", autocompletion=model_names)
+    ] = None,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Remove what interrupted pulls left.")] = False,
     debug: Debug = False,
 ) -> None:
     """Remove models from our own store. Other programs' models are never touched."""
     from localllm.errors import RequestError
-    from localllm.library.names import ModelName
+    from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
     from localllm.settings import load_settings
@@ -25,29 +27,32 @@ def remove(
         raise RequestError("Say which model to remove; `localllm list` shows them, with their source.")
     store = OwnStore(own_store(load_settings({})))
     for name in names or ():
-        freed = store.remove(ModelName.parse(name))
+        freed = store.remove(stored_name(name))
         note(f"{name} is removed, {human_bytes(freed)} are free.")
     if unfinished:
         note(f"{human_bytes(store.remove_unfinished())} are free.")
 
 
 def copy(
-    source: Annotated[str, typer.Argument(help="A model of our own.", show_default=False)],
+    source: Annotated[str, typer.Argument(help="A model of our own.", show_default=False, autocompletion=model_names)],
     target: Annotated[str, typer.Argument(help="Its second name.", show_default=False)],
     debug: Debug = False,
 ) -> None:
     """Give one of our own models a second name; no file is copied."""
-    from localllm.library.names import ModelName
+    from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
     from localllm.settings import load_settings
 
-    OwnStore(own_store(load_settings({}))).copy(ModelName.parse(source), ModelName.parse(target))
+    OwnStore(own_store(load_settings({}))).copy(stored_name(source), stored_name(target))
     note(f"{target} is here.")
 
 
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="All stored models without.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="All stored models without.", autocompletion=model_names),
+    ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged, and pull it again.")] = False,
     debug: Debug = False,
 ) -> None:

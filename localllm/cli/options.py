@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -7,7 +8,21 @@ import typer
 
 from localllm.cli.terminal import log_to_stderr
 
-Model = Annotated[str, typer.Argument(help="Name, path or URL of a model.", show_default=False)]
+
+def model_names(incomplete: str) -> list[str]:
+    """Names of models on this machine for the shell's completion; it completes paths by itself where there is none."""
+    from localllm.errors import LocalLLMError
+    from localllm.library.lookup import all_models
+    from localllm.settings import load_settings
+
+    with contextlib.suppress(LocalLLMError):  # half a line at the prompt is no place for messages
+        return [model.name for model in all_models(load_settings({})) if model.name.startswith(incomplete)]
+    return []
+
+
+Model = Annotated[
+    str, typer.Argument(help="Name, path or URL of a model.", show_default=False, autocompletion=model_names)
+]
 Backend = Annotated[str | None, typer.Option(metavar="NAME", help="auto, native or llama (auto).")]
 GpuLayers = Annotated[int | None, typer.Option(metavar="N", help="Layers on GPUs (as many as fit).")]
 MainGpu = Annotated[int | None, typer.Option(metavar="N", help="Put everything on this GPU, counted from 0.")]

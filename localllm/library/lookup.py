@@ -75,6 +75,11 @@ def wanted_names(name: str) -> set[str]:
     return wanted if parsed is None else wanted | {parsed.key, str(parsed).lower()}
 
 
+def stored_name(text: str) -> ModelName:
+    """The name that a model of our store has, or would have, by its name or its address. Raises LibraryError."""
+    return name_of_url(text) if "://" in text else ModelName.parse(text)
+
+
 def name_of_url(url: str) -> ModelName:
     """The name under which the file of a URL is stored: hf.co/user/repo:<tag> for Hugging Face, else host/web/<file>.
 

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from localllm.cli.main import app
 from localllm.library import resolve
 from localllm.library.entry import Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
@@ -211,3 +213,9 @@ def test_an_empty_machine_is_told_what_to_do(
     assert command("list") == 0
     assert "localllm pull" in capsys.readouterr().err
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run", "show", "rm", "verify"])
+def test_a_shell_completes_names(full_home: Path, command: str) -> None:
+    asked = {"_LOCALLLM_COMPLETE": "complete_bash", "COMP_WORDS": f"localllm {command} q", "COMP_CWORD": "2"}
+    assert CliRunner().invoke(app, [], env=asked, prog_name="localllm").stdout.split() == ["qwen3:0.6b"]

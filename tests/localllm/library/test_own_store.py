@@ -77,6 +77,10 @@ def test_rm_and_cp(
     assert stored(home) == {}
     assert command("rm", "mine") == 2
     assert "own store" in capsys.readouterr().err
+    server.routes["/x.gguf"] = tiny_gguf
+    address = f"{server.url}/x.gguf"
+    assert command("pull", address) == command("cp", address, "mine") == command("rm", address, "mine") == 0
+    assert stored(home) == {}
 
 
 def test_rm_touches_nobody_elses(
