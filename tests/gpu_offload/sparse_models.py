@@ -30,7 +30,7 @@ class SparseModel:
     dense_layers: int = 0
     weight_type: gguf.GGMLQuantizationType = Q4
     output_type: gguf.GGMLQuantizationType = Q6
-    extra: dict[str, int | float | list[bool]] = field(default_factory=dict)
+    extra: dict[str, int | float | list[bool] | list[int]] = field(default_factory=dict)
 
 
 def write(model: SparseModel, path: Path, seed: int | None = None) -> Path:
@@ -174,6 +174,12 @@ QWEN3_30B_A3B = SparseModel(
 )
 GEMMA3_27B = SparseModel(
     "gemma3", 62, 5376, 21504, 32, 16, 128, 262144, tied=True, extra={"attention.sliding_window": 1024}
+)
+GEMMA2_9B = SparseModel(
+    "gemma2", 42, 3584, 14336, 16, 8, 256, 256000, context=8192, tied=True, extra={"attention.sliding_window": 4096}
+)
+QWEN2_VL_7B = SparseModel(
+    "qwen2vl", 28, 3584, 18944, 28, 4, 128, 152064, extra={"rope.dimension_sections": [16, 24, 24, 0]}
 )
 DEEPSEEK_V2_LITE = SparseModel(
     "deepseek2",

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from gguf_io.model_file import open_model
+from gpu_offload import opening
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMissingError
+from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import LlamaOptions
 from gpu_offload.placement import Gpu
 from gpu_offload.planner import PlanRequest, plan
@@ -18,6 +20,7 @@ from tests.gpu_offload import sparse_models
 pytestmark = pytest.mark.gpu
 
 MIB = 2**20
+LEFT = 2 * 2**30  # of a full GPU's memory, less than an 8B model takes
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +74,21 @@ def test_the_gpu_takes_what_was_planned(gpu, tmp_path, caplog, layers):
     total = sum(truth.values())
     assert total - 200 < use.needed / MIB
     assert use.needed / MIB == pytest.approx(total, rel=0.05)
+
+
+def test_a_gpu_that_filled_up_meanwhile_gets_less_and_it_is_said(gpu, tmp_path, monkeypatch, caplog):
+    before = gpus()
+    with open_model(sparse_models.write(sparse_models.QWEN3_06B, tmp_path / "small.gguf")) as small:
+        cells = (gpu.free_bytes - LEFT) // kv_bytes_per_token(small, "f16", "f16")
+        hog = LlamaCppRunner(small, LlamaOptions(context_tokens=cells, split_mode="none", flash_attention=True))
+    told = iter([before])
+    monkeypatch.setattr(opening, "gpus", lambda: next(told, None) or gpus())
+    path = sparse_models.write(sparse_models.LLAMA_8B, tmp_path / "large.gguf")
+    try:
+        with open_model(path) as large, caplog.at_level(logging.WARNING):
+            runner, chosen = opening.open_planned(large, PlanRequest(context_tokens=4096, reserve_bytes=0))
+            runner.close()
+    finally:
+        hog.close()
+    assert "Trying again with less on the GPU" in caplog.text
+    assert chosen.options.gpu_layers < 33

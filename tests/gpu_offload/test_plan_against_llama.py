@@ -98,7 +98,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("name", ["LLAMA_8B", "QWEN3_06B", "QWEN3_30B_A3B", "GEMMA3_27B", "DEEPSEEK_V2_LITE"])
+@pytest.mark.parametrize(
+    "name", ["LLAMA_8B", "QWEN3_06B", "QWEN2_VL_7B", "QWEN3_30B_A3B", "GEMMA2_9B", "GEMMA3_27B", "DEEPSEEK_V2_LITE"]
+)
 def test_real_shapes_within_five_percent_and_never_far_under(tmp_path, name, options):
     path = sparse_models.write(getattr(sparse_models, name), tmp_path / "model.gguf")
     truth, ours = reported(path, options, simulate=True), planned(path, options)
