@@ -1,0 +1,144 @@
+"""create, cp, rm and quantize, killed before each of their steps on the disk: a model is whole, or it is not there."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from localllm.library.lookup import find, users_models
+from localllm.library.manifest import Manifest
+from localllm.library.names import ModelName
+from localllm.library.own_store import STALE_S, OwnStore, blob_files
+from localllm.library.places import own_store
+from localllm.settings import Settings
+from tests.forking import Nursery, nursery
+from tests.localllm.library.conftest import write_file
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = Settings()
+
+# Ends itself before the step of this number that changes something below the home folder.
+SCRIPT = """
+import os, signal, sys
+home, left = os.environ["HOME"], int(sys.argv[1])
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+def count(event, arguments):
+    global left
+    changes = event in {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link"}
+    changes = changes or (event == "open" and arguments[2] & WRITING)
+    if changes and any(str(argument).startswith(home) for argument in arguments):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(count)
+from localllm.cli.main import main
+sys.argv[1:] = sys.argv[2:]
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    modules = ["localllm.cli.main", "localllm.library.create", "localllm.library.lookup", "localllm.quality.quantize"]
+    with nursery([*modules, "gguf", "models.builtin"], tmp_path_factory.mktemp("children")) as opened:
+        yield opened
+
+
+def killed_everywhere(children: Nursery, command: str, check: Callable[[], None]) -> int:
+    """Run a command, killed before its first step, then before its second, until it comes to its end; count them."""
+    for step in range(1, 1000):
+        process = children.start(SCRIPT, [str(step), *command.split()])
+        _, err = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), err.decode()
+        check()
+        if process.returncode == 0:
+            return step
+    raise AssertionError("the command does not end")
+
+
+def names() -> set[str]:
+    """The models of the store, each of which must be whole; nothing else may look like one."""
+    store = OwnStore(own_store(SETTINGS))
+    found = [model for model in users_models(SETTINGS) if model.manifest is not None]
+    for model in found:
+        assert model.manifest is not None
+        assert all((store.blobs / file).is_file() for file in blob_files(model.manifest))
+        with open_model(model.path):
+            model.defaults()
+    return {model.name for model in found}
+
+
+def tidy() -> None:
+    """What was left behind is freed by the command that frees it."""
+    store = OwnStore(own_store(SETTINGS))
+    store.remove_unfinished()
+    used = {file for model in users_models(SETTINGS) if model.manifest for file in blob_files(model.manifest)}
+    assert {path.name for path in store.blobs.iterdir() if not path.name.startswith(".")} == used
+
+
+def test_create(home: Path, tiny_gguf: bytes, children: Nursery) -> None:
+    write_file(home / "tiny.gguf", tiny_gguf)
+    write_file(home / "Modelfile", b"FROM ./tiny.gguf\nSYSTEM Be brief.\nPARAMETER top_k 3\nLICENSE MIT")
+
+    def check() -> None:
+        assert names() <= {"mine:latest"}
+
+    assert killed_everywhere(children, "create mine", check) > 10
+    assert find("mine", SETTINGS).defaults().system == "Be brief."
+    tidy()
+
+
+def test_cp_and_rm(home: Path, tiny_gguf: bytes, children: Nursery) -> None:
+    store = OwnStore(own_store(SETTINGS))
+    store.prepare()
+    layers = store.add_blob("model", tiny_gguf), store.add_blob("system", b"Be brief.")
+    store.add_manifest(ModelName("other"), Manifest(layers))
+
+    def check_copy() -> None:
+        assert {"other:latest"} <= names() <= {"other:latest", "second:latest"}
+
+    assert killed_everywhere(children, "cp other second", check_copy) > 3
+    store.remove(ModelName("second"))
+
+    def check_removal() -> None:
+        assert names() <= {"other:latest"}
+        if not names():  # it went before the blow: again, from the beginning
+            again = store.add_blob("model", tiny_gguf), store.add_blob("system", b"Be brief.")
+            store.add_manifest(ModelName("other"), Manifest(again))
+
+    assert killed_everywhere(children, "rm other", check_removal) > 3
+    tidy()
+
+
+def test_quantize(home: Path, children: Nursery) -> None:
+    writer = gguf.GGUFWriter(home / "model.gguf", "llama")
+    for name in ("token_embd.weight", "output.weight"):
+        writer.add_tensor(name, np.ones((64, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    def check() -> None:
+        if (home / "small.gguf").exists():
+            with open_model(home / "small.gguf") as made:
+                assert {tensor.type.name for tensor in made.tensors.values()} == {"Q8_0"}
+
+    assert killed_everywhere(children, "quantize model.gguf small.gguf --type Q8_0", check) > 2
+    old = time.time() - 2 * STALE_S
+    left = [*home.glob(".small.gguf.*.tmp")]
+    for path in left:
+        os.utime(path, (old, old))
+    process = children.start(SCRIPT, ["0", "quantize", "model.gguf", "small.gguf", "--type", "Q8_0"])
+    process.communicate()
+    assert left and process.returncode == 0
+    assert not [*home.glob(".small.gguf.*.tmp")]
