@@ -139,7 +139,7 @@ def _time_to_prompt(script: str) -> float:
 
 def resumed(folder: Path, name: str) -> tuple[float, float, int]:
     """Seconds to the first token of a long chat after a restart, with its KV on disk and without; tokens read back."""
-    from cpu_kernels.kernel import cache_directory
+    from cpu_kernels.kernel_cache import cache_directory
 
     os.environ.setdefault("LOCALLLM_KERNEL_CACHE", str(cache_directory()))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")

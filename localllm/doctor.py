@@ -59,7 +59,7 @@ def examine(settings: Settings) -> Iterator[Check]:
 
 def folders(settings: Settings) -> dict[str, Path]:
     """What localllm writes, and where."""
-    from cpu_kernels.kernel import cache_directory
+    from cpu_kernels.kernel_cache import cache_directory
 
     return {
         "models": places.own_store(settings),

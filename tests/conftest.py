@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpu_kernels.kernel import CACHE_VARIABLE
+from cpu_kernels.kernel_cache import CACHE_VARIABLE
 
 # What starts in the background of a shell ignores Ctrl-C, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

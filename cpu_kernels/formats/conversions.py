@@ -7,7 +7,6 @@ and every other type that gguf.quants can decode becomes F32: exact, but far lar
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,17 +38,23 @@ def native_form(type_name: str) -> NativeForm:
     if type_name in _CONVERSIONS:
         target, convert = _CONVERSIONS[type_name]
         return NativeForm(WEIGHT_FORMATS[target], convert)
-    block_type = gguf.GGMLQuantizationType.__members__.get(type_name)
-    if block_type is None or block_type not in _DECODABLE:
+    to_f32 = _to_f32(type_name) if type_name in _DECODABLE else None
+    if to_f32 is None:
         raise ValueError(f"no kernels for weights of type {type_name}, and no way to convert them")
-    return NativeForm(WEIGHT_FORMATS["F32"], _to_f32(block_type))
+    return NativeForm(WEIGHT_FORMATS["F32"], to_f32)
 
 
 def _unchanged(raw: Bytes) -> Bytes:
     return raw
 
 
-def _to_f32(block_type: gguf.GGMLQuantizationType) -> Converter:
+def _to_f32(type_name: str) -> Converter | None:
+    import gguf  # takes long, and few files need it
+
+    block_type = gguf.GGMLQuantizationType.__members__.get(type_name)
+    if block_type is None:
+        return None
+
     def convert(raw: Bytes) -> Bytes:
         values: NDArray[np.float32] = gguf.quants.dequantize(raw, block_type)
         return np.ascontiguousarray(values, dtype=np.float32).view(np.uint8)
@@ -113,8 +118,4 @@ _CONVERSIONS: dict[str, tuple[str, Converter]] = {
     "TQ1_0": ("Q4_0", _tq1_0_to_q4_0),
     "TQ2_0": ("Q4_0", _tq2_0_to_q4_0),
 }
-_DECODABLE = frozenset(
-    gguf.GGMLQuantizationType[name]
-    for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4")
-    if name in gguf.GGMLQuantizationType.__members__
-)
+_DECODABLE = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4"})

@@ -44,7 +44,6 @@ from cpu_kernels.simd.vectors import (
     put_f32,
     put_i16,
     put_i32,
-    put_u8,
     splat_f32,
     zero_f32,
     zero_i32,
@@ -67,8 +66,9 @@ def _pack_row(source: int, group: int, lane: int, k: int) -> None:
         packed = group + b * _BLOCK_BYTES
         put_i16(packed + _D + lane * 2, get_i16(block + _SOURCE_D))
         put_i16(packed + _DMIN + lane * 2, get_i16(block + _SOURCE_DMIN))
+        for quarter in range(4):
+            put_i32(packed + _SCALES + quarter * 64 + lane * 4, get_i32(block + 4 * quarter))
         for j in range(16):
-            put_u8(packed + _SCALES + j // 4 * 64 + lane * 4 + j % 4, get_u8(block + j))
             values = block + _SOURCE_Q + j // 8 * 32 + j % 2 * 16
             shift = j % 8 // 2 * 2
             word = 0

@@ -43,7 +43,6 @@ from cpu_kernels.simd.vectors import (
     put_f32,
     put_i16,
     put_i32,
-    put_u8,
     zero_f32,
     zero_i32,
 )
@@ -54,31 +53,27 @@ _SOURCE_BYTES = 144
 _AHEAD = 4096
 _NIBBLES = 0x0F0F0F0F
 _WORDS = 0x00FF00FF
+_SIX_BITS, _UPPER_BITS = 0x3F3F3F3F, 0x30303030
 _Q, _SCALE, _PAIRS = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256)
 
 
 @inner
-def scale_and_minimum(packed: int, j: int) -> tuple[int, int]:
-    """The 6-bit scale and minimum of sub-block j from the twelve bytes that hold all eight of each."""
-    scale = get_u8(packed + j) & 63
-    minimum = get_u8(packed + j + 4) & 63
-    if j >= 4:
-        low = get_u8(packed + j + 4)
-        scale = (low & 15) | (get_u8(packed + j - 4) >> 6) << 4
-        minimum = (low >> 4) | (get_u8(packed + j) >> 6) << 4
-    return scale, minimum
-
-
-@inner
 def pack_scales(block: int, scales: int, lane: int, packed: int, d: int) -> None:
-    """Widen a row's scales and minima into their lanes (128 bytes each at packed); copy d and dmin (32 each at d)."""
+    """Widen a row's scales and minima into their lanes (128 bytes each at packed); copy d and dmin (32 each at d).
+
+    Of the twelve bytes that hold all eight of each, the first four have the first scales and the next four the first
+    minima in six bits; the last four have four bits of the others, whose upper two are above the six.
+    """
     put_i16(d + lane * 2, get_i16(block))
     put_i16(d + 32 + lane * 2, get_i16(block + 2))
-    for j in range(8):
-        scale, minimum = scale_and_minimum(scales, j)
-        to = packed + j // 4 * 64 + lane * 4 + j % 4
-        put_u8(to, scale)
-        put_u8(to + 128, minimum)
+    first = get_i32(scales)
+    second = get_i32(scales + 4)
+    rest = get_i32(scales + 8)
+    to = packed + lane * 4
+    put_i32(to, first & _SIX_BITS)
+    put_i32(to + 64, rest & _NIBBLES | first >> 2 & _UPPER_BITS)
+    put_i32(to + 128, second & _SIX_BITS)
+    put_i32(to + 192, rest >> 4 & _NIBBLES | second >> 2 & _UPPER_BITS)
 
 
 @inner

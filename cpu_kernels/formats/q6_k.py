@@ -45,7 +45,6 @@ from cpu_kernels.simd.vectors import (
     load_i32,
     put_f32,
     put_i32,
-    put_u8,
     zero_f32,
     zero_i32,
 )
@@ -62,17 +61,19 @@ _Q, _SCALE, _SUM = int(Act.Q256), int(Act.SCALE256), int(Act.SUM16)
 
 
 @inner
-def _source_low(block: int, value: int) -> int:
-    """Low nibbles of four neighbouring values, as bytes of a 32-bit integer."""
-    half, quarter, i = value // 128, value % 128 // 32, value % 32
-    return (get_i32(block + half * 64 + quarter % 2 * 32 + i) >> (quarter // 2 * 4)) & _LOW
-
-
-@inner
-def _source_high(block: int, value: int) -> int:
-    """High bit pairs of four neighbouring values, as bytes of a 32-bit integer."""
-    half, quarter, i = value // 128, value % 128 // 32, value % 32
-    return (get_i32(block + _SOURCE_HIGH + half * 32 + i) >> (2 * quarter)) & _PAIR
+def _pack_sub_blocks(low: int, high: int, shift: int, bits: int, to: int) -> None:
+    """Pack sixteen values, from bit `shift` of the bytes at low on and bit `bits` of those at high, into a lane."""
+    l0 = get_i32(low) >> shift & _LOW
+    l1 = get_i32(low + 4) >> shift & _LOW
+    l2 = get_i32(low + 8) >> shift & _LOW
+    l3 = get_i32(low + 12) >> shift & _LOW
+    h0 = get_i32(high) >> bits & _PAIR
+    h1 = get_i32(high + 4) >> bits & _PAIR
+    h2 = get_i32(high + 8) >> bits & _PAIR
+    h3 = get_i32(high + 12) >> bits & _PAIR
+    put_i32(to, l0 | l1 << 4)
+    put_i32(to + 64, l2 | l3 << 4)
+    put_i32(to + 128, h0 | h1 << 2 | h2 << 4 | h3 << 6)
 
 
 @inner
@@ -81,14 +82,17 @@ def _pack_row(source: int, group: int, lane: int, k: int) -> None:
         block = source + b * _SOURCE_BYTES
         packed = group + b * _BLOCK_BYTES
         put_f32(packed + _D + lane * 4, get_f16(block + _SOURCE_D))
-        for j in range(16):
-            put_u8(packed + _SCALES + j // 4 * 64 + lane * 4 + j % 4, get_u8(block + _SOURCE_SCALES + j))
-            to = packed + j * 192 + lane * 4
-            v = j * 16
-            put_i32(to, _source_low(block, v) | _source_low(block, v + 4) << 4)
-            put_i32(to + 64, _source_low(block, v + 8) | _source_low(block, v + 12) << 4)
-            high = _source_high(block, v) | _source_high(block, v + 4) << 2
-            put_i32(to + 128, high | _source_high(block, v + 8) << 4 | _source_high(block, v + 12) << 6)
+        for quarter in range(4):
+            put_i32(packed + _SCALES + quarter * 64 + lane * 4, get_i32(block + _SOURCE_SCALES + 4 * quarter))
+        for half in range(2):
+            for side in range(2):
+                low = block + half * 64 + side * 16
+                high = block + _SOURCE_HIGH + half * 32 + side * 16
+                to = packed + (half * 8 + side) * 192 + lane * 4
+                _pack_sub_blocks(low, high, 0, 0, to)
+                _pack_sub_blocks(low + 32, high, 0, 2, to + 2 * 192)
+                _pack_sub_blocks(low, high, 4, 4, to + 4 * 192)
+                _pack_sub_blocks(low + 32, high, 4, 6, to + 6 * 192)
 
 
 @inner

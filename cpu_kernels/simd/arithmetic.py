@@ -3,10 +3,9 @@
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
-from cpu_kernels.simd.vectors import I32, LANES, address, call, constant, define, f32x16, i32x16, splat
+from cpu_kernels.simd.declarations import address, float32, int64, intrinsic_of_literals, literal_value, none
+from cpu_kernels.simd.vectors import I32, LANES, call, constant, define, f32x16, i32x16, splat
 
 _VECTOR_I, _VECTOR_F = i32x16.llvm, f32x16.llvm
 
@@ -43,7 +42,7 @@ def _with_literal(name: str, operation: str) -> Any:
     """An integer operation whose second operand is a literal, the same in every lane."""
 
     def typer(context: Any, x: Any, literal: Any) -> Any:
-        if not isinstance(literal, types.IntegerLiteral):
+        if literal_value(literal) is None:
             return None
         value = literal.literal_value
 
@@ -53,7 +52,7 @@ def _with_literal(name: str, operation: str) -> Any:
         return i32x16(i32x16, literal), codegen
 
     typer.__name__ = typer.__qualname__ = name
-    return intrinsic(prefer_literal=True)(typer)
+    return intrinsic_of_literals(typer)
 
 
 mask_bits = _with_literal("mask_bits", "and_")
@@ -73,11 +72,11 @@ def _tree(builder: ir.IRBuilder, x: ir.Value, step: Any) -> ir.Value:
     return builder.extract_element(x, I32(0))
 
 
-sum_f32 = define("sum_f32", types.float32(f32x16), lambda b, x: _tree(b, x, b.fadd))
-sum_i32 = define("sum_i32", types.int64(i32x16), lambda b, x: b.sext(_tree(b, x, b.add), ir.IntType(64)))
+sum_f32 = define("sum_f32", float32(f32x16), lambda b, x: _tree(b, x, b.fadd))
+sum_i32 = define("sum_i32", int64(i32x16), lambda b, x: b.sext(_tree(b, x, b.add), ir.IntType(64)))
 largest_f32 = define(
     "largest_f32",
-    types.float32(f32x16),
+    float32(f32x16),
     lambda b, x: _tree(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q)),
 )
 
@@ -87,7 +86,7 @@ def _select_first(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, count: ir.Val
     return builder.select(builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32))), x, y)
 
 
-select_first = define("select_first", f32x16(f32x16, f32x16, types.int64), _select_first)
+select_first = define("select_first", f32x16(f32x16, f32x16, int64), _select_first)
 
 # 2**f on [-0.5, 0.5]: Taylor coefficients ln(2)**k / k!, highest first; relative error below 2e-8.
 _EXP2 = (
@@ -121,7 +120,7 @@ exp2_f32 = define("exp2_f32", f32x16(f32x16), _exp2)
 
 def _prefetch_lines(context: Any, where: Any, count: Any) -> Any:
     """Ask for `count` (literal) cache lines of 64 bytes from an address; harmless past the end of an array."""
-    if not isinstance(count, types.IntegerLiteral):
+    if literal_value(count) is None:
         return None
     lines = count.literal_value
 
@@ -132,7 +131,7 @@ def _prefetch_lines(context: Any, where: Any, count: Any) -> Any:
             call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
         return _context.get_dummy_value()
 
-    return types.none(address, count), codegen
+    return none(address, count), codegen
 
 
-prefetch_lines = intrinsic(prefer_literal=True)(_prefetch_lines)
+prefetch_lines = intrinsic_of_literals(_prefetch_lines)

@@ -8,11 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from cpu_kernels.isa import ISA, Isa
 from cpu_kernels.simd.arithmetic import fused_multiply_add
+from cpu_kernels.simd.declarations import (
+    address,
+    int64,
+    intrinsic,
+    intrinsic_of_literals,
+    literal_value,
+    none,
+    tuple_of,
+)
 from cpu_kernels.simd.dot import multiply_pairs
 from cpu_kernels.simd.vectors import (
     F16,
@@ -22,7 +29,6 @@ from cpu_kernels.simd.vectors import (
     I32,
     I64,
     LANES,
-    address,
     broadcast,
     call,
     define,
@@ -59,12 +65,12 @@ def _smaller(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return builder.select(builder.icmp_signed("<", x, y), x, y)
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic_of_literals
 def no_rows(context: Any, count: Any) -> Any:
     """A tuple of `count` (literal) addresses, all 0: what says how many rows a function works on."""
-    if not isinstance(count, types.IntegerLiteral):
+    if literal_value(count) is None:
         return None
-    rows = types.containers.UniTuple(types.int64, count.literal_value)
+    rows = tuple_of(int64, count.literal_value)
 
     def codegen(context: Any, builder: Any, _sig: Any, _args: Any) -> Any:
         return context.make_tuple(builder, rows, [I64(0)] * rows.count)
@@ -84,7 +90,7 @@ def page_rows(context: Any, like: Any, table: Any, last: Any, base: Any, page_by
             rows.append(builder.add(args[3], builder.mul(builder.sext(page, I64), args[4])))
         return context.make_tuple(builder, like, rows)
 
-    return like(like, address, types.int64, address, types.int64), codegen
+    return like(like, address, int64, address, int64), codegen
 
 
 @intrinsic
@@ -95,7 +101,7 @@ def spaced_rows(context: Any, like: Any, base: Any, step: Any, last: Any) -> Any
         offsets = [builder.mul(_smaller(builder, I64(i), args[3]), args[2]) for i in range(like.count)]
         return context.make_tuple(builder, like, [builder.add(args[1], offset) for offset in offsets])
 
-    return like(like, address, types.int64, types.int64), codegen
+    return like(like, address, int64, int64), codegen
 
 
 def _cross(
@@ -105,7 +111,7 @@ def _cross(
     combine: Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value],
 ) -> Any:
     def typer(context: Any, acc: Any, rows: Any, offset: Any, where: Any, stride: Any) -> Any:
-        if not isinstance(stride, types.IntegerLiteral):
+        if literal_value(stride) is None:
             return None
         columns = acc.count // rows.count
 
@@ -123,7 +129,7 @@ def _cross(
         return acc(acc, rows, address, address, stride), codegen
 
     typer.__name__ = typer.__qualname__ = name
-    return intrinsic(prefer_literal=True)(typer)
+    return intrinsic_of_literals(typer)
 
 
 cross_fma_f16 = _cross("cross_fma_f16", _halves, F32, lambda b, total, x, y: fused_multiply_add(b, x, y, total))
@@ -171,7 +177,7 @@ def cross_scale_f16(context: Any, acc: Any, integers: Any, rows: Any, offset: An
 @intrinsic
 def tile_to_f32(context: Any, integers: Any) -> Any:
     """The tile's integers as floats."""
-    floats = types.containers.UniTuple(f32x16, integers.count)
+    floats = tuple_of(f32x16, integers.count)
 
     def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
         whole = _unpack(builder, args[0], integers.count)
@@ -192,7 +198,7 @@ def cross_store(context: Any, tile: Any, rows: Any, stride: Any) -> Any:
                 store(builder, builder.add(base, builder.mul(args[2], I64(c))), values[r * columns + c], 4)
         return context.get_dummy_value()
 
-    return types.none(tile, rows, types.int64), codegen
+    return none(tile, rows, int64), codegen
 
 
 @intrinsic
@@ -209,13 +215,13 @@ def cross_store_scaled(context: Any, tile: Any, rows: Any, stride: Any, factors:
                 store(builder, builder.add(base, builder.mul(args[2], I64(c))), value, 4)
         return context.get_dummy_value()
 
-    return types.none(tile, rows, types.int64, address), codegen
+    return none(tile, rows, int64, address), codegen
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic_of_literals
 def prefetch_rows(context: Any, rows: Any, offset: Any, lines: Any) -> Any:
     """Ask for `lines` (literal) cache lines from row + offset on, of every row."""
-    if not isinstance(lines, types.IntegerLiteral):
+    if literal_value(lines) is None:
         return None
 
     def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
@@ -227,11 +233,11 @@ def prefetch_rows(context: Any, rows: Any, offset: Any, lines: Any) -> Any:
                 call(builder, "llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(3), I32(1))
         return context.get_dummy_value()
 
-    return types.none(rows, address, lines), codegen
+    return none(rows, address, lines), codegen
 
 
 def _store_words(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
     store(builder, where, builder.trunc(value, ir.VectorType(I16, LANES)), 2)
 
 
-store_i16 = define("store_i16", types.none(address, i32x16), _store_words)
+store_i16 = define("store_i16", none(address, i32x16), _store_words)

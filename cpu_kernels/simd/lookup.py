@@ -3,9 +3,9 @@
 from typing import Any
 
 from llvmlite import ir
-from numba.extending import intrinsic
 
 from cpu_kernels.isa import ISA, Isa
+from cpu_kernels.simd.declarations import intrinsic
 from cpu_kernels.simd.dot import in_parts
 from cpu_kernels.simd.vectors import I8, call, constant, i32x16
 

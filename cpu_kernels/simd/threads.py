@@ -4,10 +4,10 @@ import platform
 import sys
 
 from llvmlite import ir
-from numba.core import types
 
 from cpu_kernels.isa import ISA, Isa
-from cpu_kernels.simd.vectors import I64, address, call, define
+from cpu_kernels.simd.declarations import address, int64, none
+from cpu_kernels.simd.vectors import I64, call, define
 
 _POINTER = I64.as_pointer()
 # Linux's number of the system call futex (see futex(2)), and its private operations.
@@ -58,12 +58,12 @@ def _call_kernel(builder: ir.IRBuilder, function: ir.Value, *args: ir.Value) -> 
     builder.call(builder.inttoptr(function, type_.as_pointer()), args)
 
 
-atomic_add = define("atomic_add", types.int64(address, types.int64), _add)
-atomic_load = define("atomic_load", types.int64(address), _load)
-atomic_store = define("atomic_store", types.none(address, types.int64), _store)
-pause = define("pause", types.none(), _pause)
+atomic_add = define("atomic_add", int64(address, int64), _add)
+atomic_load = define("atomic_load", int64(address), _load)
+atomic_store = define("atomic_store", none(address, int64), _store)
+pause = define("pause", none(), _pause)
 # sleep(where, value) gives the core away until wake(where), or not at all if the low half of the integer there is no
 # longer the value's; it may return early. Systems other than Linux only let the next thread go first.
-sleep = define("sleep", types.none(address, types.int64), _sleep)
-wake = define("wake", types.none(address), _wake)
-call_kernel = define("call_kernel", types.none(address, address, address, types.int64, types.int64), _call_kernel)
+sleep = define("sleep", none(address, int64), _sleep)
+wake = define("wake", none(address), _wake)
+call_kernel = define("call_kernel", none(address, address, address, int64, int64), _call_kernel)

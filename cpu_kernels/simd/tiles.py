@@ -8,10 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from cpu_kernels.simd.arithmetic import fused_multiply_add
+from cpu_kernels.simd.declarations import (
+    address,
+    int64,
+    intrinsic,
+    intrinsic_of_literals,
+    is_tuple,
+    literal_value,
+    none,
+    tuple_of,
+)
 from cpu_kernels.simd.dot import (
     SHORT_LIMIT,
     biased_start,
@@ -22,16 +30,16 @@ from cpu_kernels.simd.dot import (
     multiply_short,
     widen_short,
 )
-from cpu_kernels.simd.vectors import F32, I32, I64, address, broadcast, constant, f32x16, i32x16, load, store
+from cpu_kernels.simd.vectors import F32, I32, I64, broadcast, constant, f32x16, i32x16, load, store
 
 Values = list[ir.Value]
 
 
 def _zero(name: str, vector: Any) -> Any:
     def typer(context: Any, width: Any) -> Any:
-        if not isinstance(width, types.IntegerLiteral):
+        if literal_value(width) is None:
             return None
-        tile = types.containers.UniTuple(vector, width.literal_value)
+        tile = tuple_of(vector, width.literal_value)
 
         def codegen(context: Any, builder: ir.IRBuilder, _signature: Any, _args: Any) -> ir.Value:
             return context.make_tuple(builder, tile, [constant(vector.llvm, 0)] * tile.count)
@@ -39,7 +47,7 @@ def _zero(name: str, vector: Any) -> Any:
         return tile(width), codegen
 
     typer.__name__ = typer.__qualname__ = name
-    return intrinsic(prefer_literal=True)(typer)
+    return intrinsic_of_literals(typer)
 
 
 zero_tile_i32 = _zero("zero_tile_i32", i32x16)
@@ -64,11 +72,11 @@ def _map(builder_step: Callable[..., ir.Value], context: Any, builder: Any, sig:
 
 def _members(builder: ir.IRBuilder, kind: Any, value: ir.Value) -> Values:
     """A tile's vectors, or the one of a single token."""
-    return _unpack(builder, value, kind.count) if isinstance(kind, types.containers.UniTuple) else [value]
+    return _unpack(builder, value, kind.count) if is_tuple(kind) else [value]
 
 
 def _of_kind(context: Any, builder: ir.IRBuilder, kind: Any, values: Values) -> ir.Value:
-    return context.make_tuple(builder, kind, values) if isinstance(kind, types.containers.UniTuple) else values[0]
+    return context.make_tuple(builder, kind, values) if is_tuple(kind) else values[0]
 
 
 def _add_steps(
@@ -104,10 +112,10 @@ short_dot4_steps = _steps("short_dot4_steps", multiply_short)
 biased_dot4_steps = _steps("biased_dot4_steps", multiply_biased)
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic_of_literals
 def dot4_steps(context: Any, acc: Any, weights: Any, where: Any, largest: Any) -> Any:
     """As short_dot4_steps, but adding to 32-bit sums. largest: a literal, the largest byte of the weights."""
-    if not isinstance(largest, types.IntegerLiteral):
+    if literal_value(largest) is None:
         return None
     together = SHORT_LIMIT // largest.literal_value if has_short_sums() else weights.count
 
@@ -183,10 +191,10 @@ def tile_multiply_add_i32(context: Any, acc: Any, other: Any, factor: Any) -> An
     return acc(acc, other, factor), codegen
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic_of_literals
 def broadcast_like(context: Any, like: Any, where: Any, shift: Any) -> Any:
     """Like an accumulator: the 32-bit integer at where + 4 t, shifted right by a literal, in every lane of token t."""
-    if not isinstance(shift, types.IntegerLiteral):
+    if literal_value(shift) is None:
         return None
     bits = constant(i32x16.llvm, shift.literal_value)
 
@@ -227,13 +235,13 @@ def tile_scale_add_to_memory(context: Any, integers: Any, scale: Any, where: Any
             store(builder, slot, new, 64)
         return context.get_dummy_value()
 
-    return types.none(integers, scale, where, sums), codegen
+    return none(integers, scale, where, sums), codegen
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic_of_literals
 def tile_fma_broadcast(context: Any, acc: Any, vector: Any, where: Any, stride: Any) -> Any:
     """acc[t] = fma(vector, f32 at where + t * stride, acc[t]); stride is a literal number of bytes, or a variable."""
-    literal = stride.literal_value if isinstance(stride, types.IntegerLiteral) else None
+    literal = literal_value(stride)
 
     def step(builder: Any, t: int, value: Any, v: Any, p: Any, s: Any) -> Any:
         offset = I64(literal * t) if literal is not None else builder.mul(s, I64(t))
@@ -252,11 +260,11 @@ def tile_store(context: Any, tile: Any, where: Any, stride: Any) -> Any:
             store(builder, builder.add(args[1], builder.mul(args[2], I64(t))), value, 4)
         return context.get_dummy_value()
 
-    return types.none(tile, address, stride), codegen
+    return none(tile, address, stride), codegen
 
 
 @intrinsic
 def tile_width(context: Any, tile: Any) -> Any:
     """The number of tokens in a tile, a constant of its type."""
     width = tile.count
-    return types.int64(tile), lambda context, builder, sig, args: I64(width)
+    return int64(tile), lambda context, builder, sig, args: I64(width)

@@ -9,9 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.core.typing.templates import Signature
-from numba.extending import intrinsic, models, register_model
+
+from cpu_kernels.simd.declarations import (
+    Intrinsic,
+    Signature,
+    Vector,
+    address,
+    float32,
+    int32,
+    int64,
+    none,
+)
 
 LANES = 16
 
@@ -21,31 +29,14 @@ F16, F32 = ir.HalfType(), ir.FloatType()
 Emit = Callable[..., ir.Value | None]
 
 
-class Vector(types.Type):
-    """Numba type of `lanes` values of one LLVM element type."""
-
-    def __init__(self, element: ir.Type, lanes: int = LANES) -> None:
-        self.llvm = ir.VectorType(element, lanes)
-        super().__init__(name=f"vector_{element}x{lanes}")
-
-
-@register_model(Vector)
-class VectorModel(models.PrimitiveModel):
-    """A vector lives in registers as the LLVM vector itself."""
-
-    def __init__(self, manager: Any, frontend: Vector) -> None:
-        super().__init__(manager, frontend, frontend.llvm)
-
-
-i32x16 = Vector(I32)
-f32x16 = Vector(F32)
-address = types.intp
+i32x16 = Vector(I32, LANES)
+f32x16 = Vector(F32, LANES)
 
 
 def define(name: str, signature: Signature, emit: Emit) -> Any:
     """Return an intrinsic of one fixed signature whose body is emit(builder, *values)."""
 
-    def codegen(context: Any, builder: ir.IRBuilder, _signature: Signature, args: tuple[ir.Value, ...]) -> ir.Value:
+    def codegen(context: Any, builder: ir.IRBuilder, _signature: Any, args: tuple[ir.Value, ...]) -> ir.Value:
         result = emit(builder, *args)
         return context.get_dummy_value() if result is None else result
 
@@ -58,9 +49,9 @@ def define(name: str, signature: Signature, emit: Emit) -> Any:
         4: lambda context, a, b, c, d: typed,
         5: lambda context, a, b, c, d, e: typed,
     }
-    typer = typers[len(signature.args)]
+    typer = typers[len(signature.arguments)]
     typer.__name__ = typer.__qualname__ = name
-    return intrinsic(typer)
+    return Intrinsic(typer, literals=False)
 
 
 def constant(type_: ir.Type, value: float) -> ir.Constant:
@@ -122,18 +113,18 @@ load_i32 = define("load_i32", i32x16(address), _emit_load(I32, 4))
 load_f32 = define("load_f32", f32x16(address), _emit_load(F32, 4))
 load_f16 = define("load_f16", f32x16(address), lambda b, p: b.fpext(_emit_load(F16, 2)(b, p), f32x16.llvm))
 load_bf16 = define("load_bf16", f32x16(address), _bf16_to_f32)
-store_i32 = define("store_i32", types.none(address, i32x16), _emit_store)
-store_f32 = define("store_f32", types.none(address, f32x16), _emit_store)
+store_i32 = define("store_i32", none(address, i32x16), _emit_store)
+store_f32 = define("store_f32", none(address, f32x16), _emit_store)
 store_f16 = define(
     "store_f16",
-    types.none(address, f32x16),
+    none(address, f32x16),
     lambda b, p, v: store(b, p, b.fptrunc(v, ir.VectorType(F16, LANES)), 2),
 )
 
 broadcast_i32 = define("broadcast_i32", i32x16(address), lambda b, p: broadcast(b, p, I32))
 broadcast_f32 = define("broadcast_f32", f32x16(address), lambda b, p: broadcast(b, p, F32))
-splat_i32 = define("splat_i32", i32x16(types.int32), splat)
-splat_f32 = define("splat_f32", f32x16(types.float32), splat)
+splat_i32 = define("splat_i32", i32x16(int32), splat)
+splat_f32 = define("splat_f32", f32x16(float32), splat)
 zero_i32 = define("zero_i32", i32x16(), lambda b: constant(i32x16.llvm, 0))
 zero_f32 = define("zero_f32", f32x16(), lambda b: constant(f32x16.llvm, 0.0))
 
@@ -152,8 +143,8 @@ def _store_scattered(element: ir.Type, narrow: str, group: int) -> Emit:
     return emit
 
 
-scatter_i8x4 = define("scatter_i8x4", types.none(address, types.intp, i32x16), _store_scattered(I8, "trunc", 4))
-scatter_f16 = define("scatter_f16", types.none(address, types.intp, f32x16), _store_scattered(F16, "fptrunc", 1))
+scatter_i8x4 = define("scatter_i8x4", none(address, address, i32x16), _store_scattered(I8, "trunc", 4))
+scatter_f16 = define("scatter_f16", none(address, address, f32x16), _store_scattered(F16, "fptrunc", 1))
 
 
 def _scalar_load(type_: ir.Type, widen: str | None, to: ir.Type | None) -> Emit:
@@ -171,16 +162,16 @@ def _scalar_store(narrow: str | None, to: ir.Type | None) -> Emit:
     return emit
 
 
-get_i64 = define("get_i64", types.int64(address), _scalar_load(I64, None, None))
-get_i32 = define("get_i32", types.int64(address), _scalar_load(I32, "sext", I64))
-get_i16 = define("get_i16", types.int64(address), _scalar_load(I16, "sext", I64))
-get_i8 = define("get_i8", types.int64(address), _scalar_load(I8, "sext", I64))
-get_u8 = define("get_u8", types.int64(address), _scalar_load(I8, "zext", I64))
-get_f32 = define("get_f32", types.float32(address), _scalar_load(F32, None, None))
-get_f16 = define("get_f16", types.float32(address), _scalar_load(F16, "fpext", F32))
-put_i64 = define("put_i64", types.none(address, types.int64), _scalar_store(None, None))
-put_i32 = define("put_i32", types.none(address, types.int64), _scalar_store("trunc", I32))
-put_i16 = define("put_i16", types.none(address, types.int64), _scalar_store("trunc", I16))
-put_u8 = define("put_u8", types.none(address, types.int64), _scalar_store("trunc", I8))
-put_f32 = define("put_f32", types.none(address, types.float32), _scalar_store(None, None))
-put_f16 = define("put_f16", types.none(address, types.float32), _scalar_store("fptrunc", F16))
+get_i64 = define("get_i64", int64(address), _scalar_load(I64, None, None))
+get_i32 = define("get_i32", int64(address), _scalar_load(I32, "sext", I64))
+get_i16 = define("get_i16", int64(address), _scalar_load(I16, "sext", I64))
+get_i8 = define("get_i8", int64(address), _scalar_load(I8, "sext", I64))
+get_u8 = define("get_u8", int64(address), _scalar_load(I8, "zext", I64))
+get_f32 = define("get_f32", float32(address), _scalar_load(F32, None, None))
+get_f16 = define("get_f16", float32(address), _scalar_load(F16, "fpext", F32))
+put_i64 = define("put_i64", none(address, int64), _scalar_store(None, None))
+put_i32 = define("put_i32", none(address, int64), _scalar_store("trunc", I32))
+put_i16 = define("put_i16", none(address, int64), _scalar_store("trunc", I16))
+put_u8 = define("put_u8", none(address, int64), _scalar_store("trunc", I8))
+put_f32 = define("put_f32", none(address, float32), _scalar_store(None, None))
+put_f16 = define("put_f16", none(address, float32), _scalar_store("fptrunc", F16))

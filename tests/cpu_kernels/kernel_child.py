@@ -5,7 +5,8 @@ import sys
 
 import numpy as np
 
-from cpu_kernels.kernel import Kernel, cache_directory
+from cpu_kernels.kernel import Kernel
+from cpu_kernels.kernel_cache import cache_directory
 from cpu_kernels.simd.vectors import put_i32
 
 
@@ -19,5 +20,10 @@ add = Kernel(_add, "kernel_child.add")
 def main() -> None:
     out = np.zeros(1, np.int32)
     add(out.ctypes.data, 5, 0, 2)
-    said = {"result": int(out[0]), "hits": add._compiled.cache_hits, "folder": str(cache_directory())}
+    said = {
+        "result": int(out[0]),
+        "cached": add.from_cache,
+        "numba": "numba" in sys.modules,
+        "folder": str(cache_directory()),
+    }
     json.dump(said, sys.stdout)

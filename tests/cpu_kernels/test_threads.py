@@ -66,10 +66,11 @@ def test_threads_that_fell_asleep_at_a_barrier_go_on(threads: int) -> None:
         builder.add(take_turns, counters.ctypes.data, thread, barrier=Barrier.ALWAYS)
         builder.add(copy_count, counters.ctypes.data, barrier=Barrier.ALWAYS)
     program = builder.build()
+    step = aligned_zeros((int(Step.SIZE),), np.int64)
     team = ThreadTeam(threads)
     try:
         for done in range(1, 4):
-            program.run(team, aligned_zeros((int(Step.SIZE),), np.int64))
+            program.run(team, step.ctypes.data)
             assert counters[:, 0].tolist() == [done * len(late)] * (1 + threads)
     finally:
         team.close()
