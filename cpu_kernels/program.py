@@ -84,14 +84,15 @@ class Program:
         self._keep = list(keep)
         self._head = aligned_zeros((2,), np.int64)
         self._head[:] = (len(records), records.ctypes.data)
+        self._address = self._head.ctypes.data
 
     def set_argument(self, operation: int, index: int, value: int) -> None:
         """Change one argument of an operation, e.g. the address of a buffer that grew."""
         self.records[operation, Op.ARGUMENTS + index] = value
 
-    def run(self, team: ThreadTeam, step: NDArray[np.generic]) -> None:
-        """Run all operations on the team's threads. step: int64[Step.SIZE], complete and in bounds."""
-        team.run(self._head.ctypes.data, step.ctypes.data)
+    def run(self, team: ThreadTeam, step: int) -> None:
+        """Run all operations on the team's threads. step: address of int64[Step.SIZE], complete and in bounds."""
+        team.run(self._address, step)
 
 
 def choose_width(rows: int) -> int:

@@ -65,7 +65,7 @@ class RecordedStep:
 
     def run(self) -> None:
         """Compute the step again: the compiled part of it alone."""
-        self._program.run(self._team, self._step)
+        self._program.run(self._team, self._step.ctypes.data)
 
     def products(self) -> tuple[Products, Products]:
         """What the products of a step of one row read and compute: those of the row, and those of its logits.

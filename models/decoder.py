@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import activations, attention, kv_store
+from cpu_kernels.loader import release_linker
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Barrier, Form, Stage
 from models.architecture import Architecture, Gate, RopePairs
@@ -88,6 +89,8 @@ class DecoderRecorder:
         for layer in range(config.layers):
             self._attention(layer)
             self._feed_forward(layer)
+            if layer == 0:  # what packs the other layers has been loaded
+                release_linker()
         return self._logits()
 
     def _attention(self, layer: int) -> None:

@@ -48,10 +48,14 @@ def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, PageLayout]) -> 
 
 @dataclass
 class Sequence:
-    """A sequence's length in tokens and its pages: table[:ceil(length / 16)]."""
+    """A sequence's length in tokens and its pages: table[:ceil(length / 16)], which lies at table_address."""
 
     length: int = 0
     table: NDArray[np.generic] = field(default_factory=lambda: aligned_zeros((_TABLE_STEP,), np.int32))
+    table_address: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.table_address = self.table.ctypes.data
 
     @property
     def pages(self) -> int:
@@ -123,7 +127,7 @@ class PageStore:
         if end > len(sequence.table):
             longer = aligned_zeros((2 * end + _TABLE_STEP,), np.int32)
             longer[: len(sequence.table)] = sequence.table
-            sequence.table = longer
+            sequence.table, sequence.table_address = longer, longer.ctypes.data
         for index in range(sequence.pages, end):
             sequence.table[index] = self._take()
         sequence.length += tokens

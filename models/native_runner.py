@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cpu_kernels import attention
 from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.loader import release_linker
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
 from cpu_kernels.recorded_step import RecordedStep
@@ -76,6 +77,8 @@ class NativeRunner:
 
     def _load(self, file: ModelFile, architecture: Architecture, context: int, progress: LoadProgress | None) -> None:
         config = self._config
+        if progress is not None:
+            progress("loading weights", 0.0)
         builder = ProgramBuilder()
         loader = WeightLoader(file, self._team, builder, progress)
         self._ropes = _rope_tables(config, architecture, loader, context)
@@ -88,7 +91,9 @@ class NativeRunner:
                 progress("compiling kernels for this CPU, once", done / count)
 
         self._program = builder.build(compiling)
+        release_linker()
         self._step = aligned_zeros((int(Step.SIZE),), np.int64)
+        self._step_address = self._step.ctypes.data
         self._tokens = self._field(Step.TOKENS, MAX_ROWS, np.int32)
         self._positions = self._field(Step.POSITIONS, MAX_ROWS, np.int32)
         self._row_tables = self._field(Step.ROW_TABLES, MAX_ROWS, np.int64)
@@ -100,6 +105,8 @@ class NativeRunner:
         self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
         self._parts = aligned_zeros((0,), np.uint8)
+        self._parts_address = 0
+        self._stages = (0, 0)  # rows and wanted rows that the step record was written for
 
     def _field(self, index: Step, size: int, dtype: type[np.generic]) -> NDArray[np.generic]:
         """A new array whose address stands in the step record."""
@@ -214,19 +221,22 @@ class NativeRunner:
         self._wanted[: len(wanted)] = wanted
         for index, (handle, first, count) in enumerate(segments):
             sequence = self._sequences[handle]
-            table = sequence.table.ctypes.data
+            table = sequence.table_address
             self._row_tables[first : first + count] = table
             at = index * _SEGMENT_FIELDS
             self._segments[at : at + _SEGMENT_FIELDS] = (first, count, sequence.length - count, table)
         step = self._step
         step[Step.SEGMENT_COUNT] = len(segments)
         self._reserve_ropes(max(self._sequences[handle].length for handle, _, _ in segments))
-        set_stage(step, Stage.ALL, rows, choose_width(rows))
-        set_stage(step, Stage.WANTED, len(wanted), choose_width(len(wanted)))
-        set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
-        self._reserve_logits(len(wanted))
+        if (rows, len(wanted)) != self._stages:
+            self._stages = (rows, len(wanted))
+            set_stage(step, Stage.ALL, rows, choose_width(rows))
+            set_stage(step, Stage.WANTED, len(wanted), choose_width(len(wanted)))
+            self._reserve_logits(len(wanted))
+        if self._config.experts:
+            set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
         self._share_attention(segments)
-        self._program.run(self._team, step)
+        self._program.run(self._team, self._step_address)
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
 
     def last_step(self) -> RecordedStep:
@@ -324,7 +334,8 @@ class NativeRunner:
         room = attention.parts_bytes(spans, padded_head)
         if room > len(self._parts):
             self._parts = aligned_zeros((2 * room,), np.uint8)
-        self._step[Step.PARTS] = self._parts.ctypes.data
+            self._parts_address = self._parts.ctypes.data
+        self._step[Step.PARTS] = self._parts_address
 
     def _reserve_logits(self, rows: int) -> None:
         """Make room for logits of this many rows, in whole tiles."""

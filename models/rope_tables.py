@@ -72,12 +72,9 @@ class RopeTable:
         self._scale = scale
         self._half = config.padded_head // 2
         self._table: NDArray[np.generic] = aligned_zeros((0, 2, self._half), np.float32)
-        self.reserve(_FIRST_POSITIONS)
-
-    @property
-    def address(self) -> int:
+        self.address = 0
         """Address of the table; changes when it grows."""
-        return self._table.ctypes.data
+        self.reserve(_FIRST_POSITIONS)
 
     def reserve(self, positions: int) -> None:
         """Make the table cover positions 0..positions-1."""
@@ -91,3 +88,4 @@ class RopeTable:
         table[:, 0, :turning] = np.cos(angles) * self._scale
         table[:, 1, :turning] = np.sin(angles) * self._scale
         self._table = table
+        self.address = table.ctypes.data

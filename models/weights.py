@@ -16,7 +16,7 @@ from gguf_io import ModelFile, TensorInfo
 from models.errors import UnsupportedModelError
 
 _ROWS_CONVERTED_TOGETHER = 1024
-_BYTES_PACKED_TOGETHER = 16 << 20
+_BYTES_PACKED_TOGETHER = 4 << 20
 ROW_MULTIPLE = 32
 """Outputs are padded to this many values, so that any format's groups fit."""
 
