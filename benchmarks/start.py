@@ -20,39 +20,31 @@ from benchmarks.engine_tools import table
 CHILD = """
 import json, os, sys, time
 stages = []
-def stage(name, at=None):
-    stages.append((name, at or time.time(), sum(os.times()[:2])))
+def stage(name):
+    stages.append((name, time.time(), sum(os.times()[:2])))
 stage("interpreter")
 import localllm.cli.main
 stage("command line")
-from localllm.engine.backends import open_runner
-from localllm.engine.engine import Engine
+from localllm.engine.loaded_model import load_model
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.settings import load_settings
-from gguf_io import load_chat_template, load_tokenizer, open_model
-from models import NativeRunner
-import numba, gguf
 stage("imports")
 path, threads = sys.argv[1], int(sys.argv[2]) or None
 settings = load_settings({"backend": "native", "threads": threads, "disk_cache": False})
-file = open_model(path)
-stage("header")
-tokenizer = load_tokenizer(file)
-stage("tokenizer")
-load_chat_template(file, None)
-stage("chat template")
-seen = []
+begun = {
+    "loading weights": "header, kernels' declarations",
+    "compiling kernels for this CPU, once": "packing weights, tokenizer",
+}
 def progress(what, share):
-    if what != "loading weights" and not seen:
-        seen.append(what)
-        stage("packing weights")
-runner, _ = open_runner(file, settings, progress)
+    if what in begun:
+        stage(begun.pop(what))
+model = load_model(path, settings, progress)
 stage("kernels from the cache")
-engine = Engine(runner, tokenizer)
-engine.start()
-request = GenerationRequest((tokenizer.bos_id or 1,), SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
-engine.submit(request).collect()
+first = model.tokenizer.bos_id or 1
+request = GenerationRequest((first,), SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
+model.engine.submit(request).collect()
 stage("first token")
+assert not begun
 print(json.dumps(stages), flush=True)
 os._exit(0)
 """

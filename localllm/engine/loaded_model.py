@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from localllm.engine.disk_cache import DiskCache, disk_cache_folder
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.images import ImagePieces, PromptImages, SeesImages, has_images
+from localllm.engine.runner import Runner
 from localllm.errors import RequestError
 from localllm.settings import Settings
 
@@ -143,10 +145,13 @@ def load_model(
     file = open_model(path)
     draft_model = None
     try:
-        tokenizer = load_tokenizer(file)
-        chat_template = load_chat_template(file, template)
-        draft_model = _open_draft(settings.draft, tokenizer, settings, progress) if settings.draft else None
-        runner, backend = open_runner(file, settings, progress, main_memory)
+        # The vocabulary is read while the weights are packed, which holds no lock of the interpreter.
+        with ThreadPoolExecutor(1, "vocabulary") as beside:
+            words = beside.submit(load_tokenizer, file)
+            chat_template = load_chat_template(file, template)
+            draft_model = _open_draft(settings.draft, words.result(), settings, progress) if settings.draft else None
+            runner, backend = open_runner(file, settings, _ending_with(words, progress), main_memory)
+            tokenizer = _or_close(words, runner)
         weights = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
         adapters = adapter_set(weights, runner.adapter_count)
         identity = f"{runner.kv_identity}/{adapters}" if adapters else runner.kv_identity
@@ -168,6 +173,26 @@ def load_model(
     )
     engine.start()
     return LoadedModel(file, tokenizer, chat_template, engine, backend)
+
+
+def _ending_with(words: "Future[Tokenizer]", progress: LoadProgress | None) -> LoadProgress:
+    """Progress that ends the load as soon as the vocabulary turns out to be unusable."""
+
+    def report(what: str, share: float) -> None:
+        if words.done():
+            words.result()
+        if progress is not None:
+            progress(what, share)
+
+    return report
+
+
+def _or_close(words: "Future[Tokenizer]", runner: Runner) -> Tokenizer:
+    try:
+        return words.result()
+    except BaseException:
+        runner.close()
+        raise
 
 
 def _open_draft(name: str, tokenizer: Tokenizer, settings: Settings, progress: LoadProgress | None) -> DraftModel:

@@ -1,6 +1,5 @@
 """The stream of one generation's events, from the engine's thread to whoever reads."""
 
-import asyncio
 import contextlib
 import threading
 from collections import deque
@@ -100,6 +99,8 @@ class GenerationStream:
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Iterate without a thread. A task that is cancelled while it waits cancels the generation."""
+        import asyncio  # takes long, and who streams without a loop has no need of it
+
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
 
