@@ -107,12 +107,16 @@ def seconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
 
 @dataclass(frozen=True)
 class Turns:
-    """Tokens a second of each subject's turns, and what the work is called. decoded: tokens one by one, else 0."""
+    """Tokens a second of each subject's turns, what the work is called, and the machine's limits meanwhile.
+
+    decoded: tokens one by one, else 0.
+    """
 
     label: str
     depth: int
     decoded: int
     found: dict[str, list[float]]
+    limits: Limits
 
 
 class Comparison:
@@ -158,7 +162,7 @@ class Comparison:
                 subject.cut(0)
                 taken = self._turn(name, partial(subject.append, self._tokens[:count]))
                 found[name].append(count / taken)
-        return Turns(f"prefill {count}", 0, 0, found)
+        return Turns(f"prefill {count}", 0, 0, found, self._limits())
 
     def _decode(self, depth: int, count: int, rounds: int) -> Turns:
         """So many tokens one by one after `depth` others."""
@@ -168,7 +172,7 @@ class Comparison:
                 taken = self._turn(name, partial(one_by_one, subject, self._tokens[depth:]))
                 found[name].append(count / taken)
                 subject.cut(depth)
-        return Turns(f"decode {count}", depth, count, found)
+        return Turns(f"decode {count}", depth, count, found, self._limits())
 
     def _turn(self, name: str, work: Callable[[], None]) -> float:
         """How long something takes once nobody's threads spin; the machine's limits are measured around ours."""
@@ -179,17 +183,23 @@ class Comparison:
         work()
         return self._clock() - start
 
+    def _limits(self) -> Limits:
+        """What was measured since the last call: memory gives more in one minute than in another."""
+        limits = self._probes.limits()
+        self._probes.forget()
+        return limits
+
     def _row(self, turns: Turns) -> Row:
         """Medians of all rounds but the first, if there are more; of llama.cpp's ways the better one."""
         medians = {name: statistics.median(figures[1:] or figures) for name, figures in turns.found.items()}
         ours = medians.pop("ours")
         flag = max(medians, key=lambda name: medians[name])
-        share = self._share(turns, ours, self._probes.limits())
+        share = self._share(turns, ours)
         types = "/".join(self._types)
         return Row(self._name, self._threads, turns.depth, turns.label, types, ours, medians[flag], flag, share)
 
-    def _share(self, turns: Turns, rate: float, limits: Limits) -> float:
-        work = self._ours.work()
+    def _share(self, turns: Turns, rate: float) -> float:
+        work, limits = self._ours.work(), turns.limits
         if turns.decoded:
             return work.decode(turns.depth, turns.decoded).read * rate / limits.read.median
         cost = work.prefill(int(turns.label.split()[1]), self._ours.runner.max_rows)

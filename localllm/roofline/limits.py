@@ -45,6 +45,11 @@ class LimitProbes:
         """What the samples say. Raises ValueError before the first one."""
         return Limits(**{name: Spread.of(samples) for name, samples in self._samples.items()})
 
+    def forget(self) -> None:
+        """Begin anew, where later samples belong to something else."""
+        for samples in self._samples.values():
+            samples.clear()
+
     def close(self) -> None:
         """Stop the threads. Idempotent."""
         self._team.close()
