@@ -62,6 +62,6 @@ def size_of(path: Path) -> int:
 
 
 def _kernels() -> Path:
-    from cpu_kernels.kernel import cache_directory  # takes a moment to import
+    from cpu_kernels.kernel_cache import cache_directory  # takes a moment to import
 
     return cache_directory().parent
