@@ -7,6 +7,7 @@ from typing import Any
 
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
+from localllm.engine.harmony import before_answer
 from localllm.engine.images import ImageRows, PromptImages
 from localllm.engine.literal_text import LiteralText, Range
 
@@ -57,12 +58,15 @@ class RenderedChat:
         (hidden,) = self._literal.hide_messages([message])
         content = hidden.get("content") or ""
         reasoning = hidden.get("reasoning_content") or hidden.get("thinking")
-        if reasoning and self._template.reasoning_markers:
-            opening, closing = self._template.reasoning_markers[0]
-            written = ("" if self.starts_in_reasoning else opening) + reasoning + (closing if content else "") + content
+        markers = self._template.reasoning_markers
+        alone, joined = before_answer(markers)
+        if reasoning and markers:
+            opening, closing = markers[0]
+            written = ("" if self.starts_in_reasoning else opening) + reasoning
+            written += closing + joined + content if content else ""
             in_reasoning = not content
         else:
-            written, in_reasoning = content, self.starts_in_reasoning and not content
+            written, in_reasoning = alone + content if content else "", self.starts_in_reasoning and not content
         text, ranges = self._literal.reveal(written)
         tokens = self._tokenizer.encode(text, add_special=False, parse_special=True, literal=ranges)
         return text, tuple(tokens), in_reasoning

@@ -13,6 +13,7 @@ from localllm.engine.tool_calls import parse_tool_calls
 ANALYSIS = "<|channel|>analysis<|message|>"
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
+_FINAL = "<|channel|>final<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
 _RECIPIENT = re.compile(r"to=functions\.(?P<name>[\w.-]+)")
 # What a header, or the text after the prompt's "<|start|>assistant", begins with.
@@ -91,6 +92,13 @@ class HarmonySplitter:
         calls = parse_tool_calls("", f"{recipient['name']} {body}")
         source = self._header + body
         return AnswerPart(PartKind.TOOL_CALLS, source, calls) if calls else AnswerPart(PartKind.CONTENT, source)
+
+
+def before_answer(reasoning: Sequence[Marker]) -> tuple[str, str]:
+    """What a model writes before an answer's content, where it comes first and where it follows reasoning."""
+    if not reasoning or reasoning[0][0] != ANALYSIS:
+        return "", ""
+    return _FINAL, f"{_START}assistant{_FINAL}"
 
 
 Splitter = AnswerSplitter | HarmonySplitter

@@ -9,7 +9,7 @@ from gguf_io.chat_template import ChatTemplate
 from localllm.engine.answer_parts import Marker
 from localllm.engine.chat_prompt import ChatPrompt
 from localllm.engine.constraint import Constraint, ConstraintKind
-from localllm.engine.harmony import answer_splitter
+from localllm.engine.harmony import answer_splitter, before_answer
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.library.behaviour import Behaviour
@@ -86,10 +86,10 @@ def prepare_chat(model: LoadedModel | ForeignModel, chat: Chat, limits: Limits) 
         continues=chat.continues,
         **effort,
     )
-    first = _first_section(model, chat, prompt) if chat.format not in (None, "") else None
+    first, header = _before_format(model, chat, prompt) if chat.format not in (None, "") else (None, "")
     constraint = constraint_of(model, chat.format, first)
     request = GenerationRequest(
-        prompt=prompt.tokens,
+        prompt=(*prompt.tokens, *model.tokenizer.encode(header, add_special=False, parse_special=True)),
         sampling=limits.sampling,
         max_tokens=limits.max_tokens,
         stop=(*limits.stop, *prompt.stop),
@@ -114,17 +114,20 @@ def can_think(template: ChatTemplate | ForeignTemplate) -> bool:
     return template.supports_thinking or bool(template.reasoning_markers)
 
 
-def _first_section(model: LoadedModel, chat: Chat, prompt: ChatPrompt) -> Marker | None:
+def _before_format(model: LoadedModel, chat: Chat, prompt: ChatPrompt) -> tuple[Marker | None, str]:
     """The reasoning that comes before an answer with a format, its opening "" where the prompt has opened it already.
 
-    None where the model is not to think. ApiError 400 where its template does not show where reasoning ends.
+    None where the model is not to think; then with what the prompt ends with, so that the answer can begin. ApiError
+    400 where its template does not show where reasoning ends.
     """
     markers = model.template.reasoning_markers
-    if prompt.starts_in_reasoning:
-        return "", markers[0][1]
+    alone, joined = before_answer(markers)
     if chat.think and not markers:
         raise ApiError(400, f'"{chat.name}" does not show where its thinking ends; ask for format or think, not both')
-    return markers[0] if chat.think else None
+    if not chat.think and not prompt.starts_in_reasoning:
+        return None, "" if chat.continues else alone
+    opening, closing = markers[0]
+    return ("" if prompt.starts_in_reasoning else opening, closing + joined), ""
 
 
 def prepare_text(model: LoadedModel | ForeignModel, prompt: Prompt, limits: Limits, format: Any = None) -> Prepared:

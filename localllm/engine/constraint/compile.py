@@ -1,6 +1,7 @@
 """From a user's JSON mode, schema, regex or grammar to a constraint, within bounds of size and time."""
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 
 from llguidance import LLMatcher, LLParserLimits
@@ -100,13 +101,17 @@ def _grammar(kind: ConstraintKind, source: str) -> str:
 
 
 def _section(opening: str, closing: str, vocabulary: ConstraintVocabulary) -> str:
-    """A grammar of free text between markers, and the answer. A marker is text, or a control token, which never is."""
-    control = vocabulary.control_token(closing)
+    """A grammar of free text between markers, and the answer. Markers are text and control tokens, which never are."""
+    ending, *rest = vocabulary.pieces(closing)
     # A suffix ends the text where it first stands; a control token ends it because it is no text.
-    stops, end = (f"[suffix={json.dumps(closing)}]", "") if control is None else ("", f"<[{control}]>")
-    first = vocabulary.control_token(opening)
-    start = (json.dumps(opening) if first is None else f"<[{first}]>") if opening else ""
+    stops = f"[suffix={json.dumps(ending)}]" if isinstance(ending, str) else ""
+    end = _written(rest if stops else [ending, *rest])
+    start = _written(vocabulary.pieces(opening))
     return f"start: {start} section {end} {BLANKS} @{ANSWER}\nsection{stops}: /(.|\\n)*/\n"
+
+
+def _written(pieces: Sequence[int | str]) -> str:
+    return " ".join(json.dumps(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in pieces)
 
 
 def _lark_from_gbnf(source: str) -> str:

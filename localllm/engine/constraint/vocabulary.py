@@ -39,10 +39,14 @@ class ConstraintVocabulary:
         characters = dict.fromkeys(text.decode(errors="replace"))
         return "".join(character for character in characters if not self._bytes.issuperset(character.encode()))
 
-    def control_token(self, text: str) -> int | None:
-        """The control token that is called so; None for what is text."""
-        tokens = self._source.encode(text, add_special=False, parse_special=True)
-        return tokens[0] if len(tokens) == 1 and self._source.is_control(tokens[0]) else None
+    def pieces(self, text: str) -> list[int | str]:
+        """The text cut into the control tokens that it names, and what stands between them."""
+        found: list[int | str] = []
+        for token in self._source.encode(text, add_special=False, parse_special=True):
+            if self._source.is_control(token):
+                before, _, text = text.partition(self._source.token_bytes(token).decode())
+                found += [before, token]
+        return [piece for piece in (*found, text) if piece != ""]
 
 
 class _Adapter:

@@ -1,14 +1,12 @@
 """Conversations that outgrow the context, in every real template."""
 
-from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gguf_io import load_tokenizer
-from gguf_io.chat_template import ChatTemplate, capabilities
+from gguf_io.chat_template import ChatTemplate
 from gguf_io.errors import TemplateError
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.chat_prompt import RenderedChat
@@ -16,6 +14,7 @@ from localllm.engine.context_policy import fit_prompt
 from localllm.engine.request import ContextPolicy, GenerationRequest
 from localllm.errors import ContextOverflowError
 
+FINAL = "<|channel|>final<|message|>"
 FAMILIES = ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.2-3B-Instruct", "google-gemma-2-2b-it", "openai-gpt-oss-120b")
 
 
@@ -43,12 +42,7 @@ def chat(tokenizer: Tokenizer, template: ChatTemplate, messages: list[dict[str, 
 
 
 @pytest.mark.slow
-def test_in_every_template_the_rest_is_a_conversation_of_its_own(
-    data_dir: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # One template tells the model the time, to the second.
-    noon = SimpleNamespace(now=lambda _zone: datetime(2026, 1, 2, 12, tzinfo=UTC))
-    monkeypatch.setattr(capabilities, "datetime", noon)
+def test_in_every_template_the_rest_is_a_conversation_of_its_own(data_dir: Path, tokenizer: Tokenizer) -> None:
     messages = conversation(12, system=False)
     compared = 0
     for path in sorted((data_dir / "templates").glob("*.jinja")):
@@ -117,6 +111,14 @@ def test_system_messages_and_the_newest_question_stay(data_dir: Path, tokenizer:
         ("Qwen-Qwen3-0.6B", {"content": "It was", "thinking": "Hm."}, "<think>Hm.</think>It was", False),
         ("Qwen-Qwen3-0.6B", {"content": "", "reasoning_content": "Hm"}, "<think>Hm", True),
         ("Qwen-Qwen2.5-7B-Instruct", {"content": "<|im_end|>"}, "<|im_end|>", False),
+        ("openai-gpt-oss-120b", {"content": "It was"}, f"{FINAL}It was", False),
+        (
+            "openai-gpt-oss-120b",
+            {"content": "It was", "thinking": "Hm."},
+            f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{FINAL}It was",
+            False,
+        ),
+        ("openai-gpt-oss-120b", {"content": "", "thinking": "Hm."}, "<|channel|>analysis<|message|>Hm.", True),
     ],
 )
 def test_an_answer_that_goes_on_ends_the_prompt(

@@ -8,7 +8,9 @@ import pytest
 from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
+from localllm.engine.harmony import ANALYSIS, before_answer
 from localllm.errors import RequestError
+from tests.fakes.byte_vocabulary import ByteVocabulary
 
 SCHEMA = json.dumps(
     {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -62,6 +64,45 @@ def test_control_tokens_open_and_close(data_dir: Path) -> None:
     feed(constraint, tokenizer, "thoughts of </think> and <|fim|>")
     assert constraint.mask()[closing[0]] and not constraint.mask()[opening[0]]
     feed(constraint, tokenizer, CONTROL[1] + '\n\n{"a": 5}')
+    assert constraint.is_finished
+
+
+class HarmonyVocabulary(ByteVocabulary):
+    """Bytes, and gpt-oss's control tokens."""
+
+    NAMES = (b"<|start|>", b"<|channel|>", b"<|message|>", b"<|end|>")
+
+    def __init__(self) -> None:
+        super().__init__(self.NAMES)
+
+    def is_control(self, token: int) -> bool:
+        return super().is_control(token) or self.tokens[token] in self.NAMES
+
+    def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
+        return b"" if skip_special and self.is_control(token) else super().token_bytes(token)
+
+
+def test_the_answer_begins_in_its_channel() -> None:
+    """In gpt-oss's harmony a header of several control tokens stands between the reasoning and the answer."""
+    source = HarmonyVocabulary()
+    _, joined = before_answer([(ANALYSIS, "<|end|>")])
+    constraint = compile_constraint(
+        ConstraintKind.JSON_SCHEMA, SCHEMA, ConstraintVocabulary(source), (ANALYSIS, "<|end|>" + joined)
+    )
+
+    def write(text: str) -> None:
+        for token in source.encode(text):
+            assert constraint.mask()[token], source.tokens[token]
+            constraint.accept(token)
+
+    write(ANALYSIS + "Is it {} or <b>?")
+    text_and_end = constraint.mask().nonzero()[0]
+    assert {source.tokens[token] for token in text_and_end if source.is_control(token)} == {b"<|end|>"}
+    write("<|end|>")
+    assert constraint.mask().nonzero()[0].tolist() == source.encode("<|start|>")
+    write("<|start|>assistant<|channel|>final<|message|>")
+    assert not constraint.mask()[source.encode("<|end|>")].any()
+    write('{"a": 5}')
     assert constraint.is_finished
 
 

@@ -39,6 +39,12 @@ TEMPLATE = """\
 OPENED = TEMPLATE.replace(
     "{% if enable_thinking is defined and not enable_thinking %}<think></think>", "{% if true %}<think>"
 )
+# gpt-oss's, shortened likewise.
+HARMONY = """\
+{%- for message in messages %}<|start|>{{ message.role }}
+{%- if message.thinking %}<|channel|>analysis<|message|>{{ message.thinking }}<|end|><|start|>assistant{% endif %}
+{%- if message.role == "assistant" %}<|channel|>final{% endif %}<|message|>{{ message.content }}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +57,8 @@ def thinker(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempP
         with_metadata(model_files / "stories260K-Q8_0.gguf", path, "--chat-template", template)
         rename_token(path, END, "</think>")
         flags += ["--model", str(path)]
+    path = with_metadata(model_files / "stories260K-Q8_0.gguf", folder / "harmony.gguf", "--chat-template", HARMONY)
+    flags += ["--model", str(path)]
     with start_server(*flags) as server:
         yield server
 
@@ -93,6 +101,14 @@ def test_tools_reach_the_prompt_and_calls_come_back(
     body = {"model": "thinker", "messages": HELLO, "tools": [WEATHER]}
     prompt = httpx.post(f"{thinker.url}/apply-template", json=body).json()["prompt"]
     assert '"name": "weather"' in prompt and prompt.endswith("<|im_start|>assistant\n")
+
+
+def test_a_format_begins_in_the_channel_of_answers(client: openai.OpenAI, bias: dict[str, float]) -> None:
+    asked: dict[str, Any] = {"messages": HELLO, "response_format": FORMAT, "temperature": 0, "max_tokens": 300}
+    answer = client.chat.completions.create(model="harmony", reasoning_effort="none", logit_bias=bias, **asked)
+    told = answer.choices[0].message
+    assert json.loads(told.content or "")["at"] in ("a", "b")
+    assert "reasoning" not in (told.model_extra or {})
 
 
 def test_thinking_is_told_apart(thinker: Any) -> None:
