@@ -82,7 +82,7 @@ class ChunkSize:
     ALONE_S = 0.22
     PATIENT_S = 2.0
     SMALLEST = 16
-    LEAST_PATIENT = 64
+    LEAST_PATIENT = 96
     WHOLE_TILES = 32  # rows that kernels like to have together; a long step consists of such
 
     def __init__(self, largest: int) -> None:

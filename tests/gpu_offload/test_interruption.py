@@ -118,4 +118,4 @@ def test_a_lone_prompt_takes_long_steps(runner: LlamaCppRunner) -> None:
     engine = Engine(watched, FakeVocabulary())  # type: ignore[arg-type]
     engine.submit(GenerationRequest(PROMPT, GREEDY, max_tokens=1))
     run_all(engine)
-    assert sum(watched.steps) == len(PROMPT) and watched.steps[0] == 64
+    assert sum(watched.steps) == len(PROMPT) and watched.steps[0] == 96
