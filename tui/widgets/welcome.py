@@ -1,7 +1,7 @@
 """What stands where no message is yet."""
 
 from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.containers import Center, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
@@ -21,7 +21,7 @@ class Welcome(Vertical):
 
     def compose(self) -> ComposeResult:
         """Logo and hints, centred."""
-        yield Static(LOGO, markup=False, classes="logo")
+        yield Center(Static(LOGO, markup=False, classes="logo"))
         yield Static("Models on the machine in front of you", classes="motto")
         yield Static(
             Content.assemble(
