@@ -116,6 +116,7 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
     """What the settings ask of llama.cpp's devices and context, for a model and its projector."""
     from gpu_offload.options import LlamaOptions
     from gpu_offload.planner import PlanRequest
+    from gpu_offload.projector_needs import projector_bytes
 
     base = LlamaOptions(
         max_sequences=LLAMA_SEQUENCES,
@@ -133,7 +134,7 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
         kv_types=(settings.kv_type_k, settings.kv_type_v),
         gpu_layers=settings.gpu_layers,
         cpu_expert_layers=settings.n_cpu_moe,
-        projector_bytes=projector.stat().st_size if projector else 0,
+        projector_bytes=projector_bytes(projector) if projector else 0,
         base=base,
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gguf_io import open_model
+from gpu_offload.projector_needs import projector_bytes
 from localllm.engine.backends import choose_backend, plan_request
 from localllm.engine.projectors import projector_of
 from localllm.errors import RequestError
@@ -52,4 +53,4 @@ def test_a_projector_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_p
         with pytest.raises(RequestError, match="mmproj"):
             choose_backend(file, Settings(backend="native", mmproj=str(beside)))
     request = plan_request(Settings(), beside)
-    assert (request.base.mmproj, request.projector_bytes) == (beside, beside.stat().st_size)
+    assert (request.base.mmproj, request.projector_bytes) == (beside, projector_bytes(beside))
