@@ -43,13 +43,13 @@ def load_object(code: bytes, symbol: str) -> int:
 def release_linker() -> None:
     """Give LLVM's pages back to the system (on Linux): tens of MiB that computing has no use for.
 
-    Only what is as in its file goes; what is touched again is read again.
+    Only what cannot be written and is as in its file goes; what is touched again is read again.
     """
     if not _MAPS.exists() or not hasattr(mmap, "MADV_DONTNEED"):
         return
     library = ctypes.CDLL(None)
     for first, last, details in re.findall(
-        r"^([0-9a-f]+)-([0-9a-f]+) r\S* .*libllvmlite\S*\n((?:\w+:.*\n)*)", _MAPS.read_text(), re.MULTILINE
+        r"^([0-9a-f]+)-([0-9a-f]+) r-\S+ .*libllvmlite\S*\n((?:\w+:.*\n)*)", _MAPS.read_text(), re.MULTILINE
     ):
         if re.search(r"^Anonymous: +0 kB", details, re.MULTILINE):
             start = int(first, 16)
