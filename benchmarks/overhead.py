@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import islice
@@ -93,7 +94,8 @@ def ours(path: Path, context: int, threads: int) -> Subject:
     engine.start()
 
     def run(prompt: list[int], count: int) -> Iterator[object]:
-        request = GenerationRequest(tuple(prompt), GREEDY, max_tokens=count, ignore_eos=True)
+        # In the background, because what is kept of earlier prompts costs attention, which the others do not pay.
+        request = GenerationRequest(tuple(prompt), GREEDY, max_tokens=count, ignore_eos=True, background=True)
         return (event for event in engine.submit(request) if event.token_ids)
 
     return run
@@ -142,12 +144,14 @@ def cpu_of(process: psutil.Process) -> float:
 def measure(
     subjects: dict[str, tuple[Subject, psutil.Process]], arguments: argparse.Namespace
 ) -> dict[str, list[Measure]]:
-    """Every subject in turn, each round with another prompt; the first round does not count."""
+    """Every subject in turn, each round with another prompt and another first; the first round does not count."""
+    order = deque(subjects.items())
     found: dict[str, list[Measure]] = {name: [] for name in subjects}
     random = np.random.default_rng(1)
     for at in range(arguments.rounds + 1):
         prompt = random.integers(1000, 9000, arguments.prompt).tolist()
-        for name, (subject, process) in subjects.items():
+        order.rotate()
+        for name, (subject, process) in order:
             times = [(time.perf_counter(), cpu_of(process))]
             for _ in subject(prompt, arguments.answer):
                 times.append((time.perf_counter(), cpu_of(process)))
