@@ -14,7 +14,7 @@ from typing import Any
 from localllm.library.errors import LibraryError
 
 # Parameters that are followed, and the type of their values. `stop` may occur many times.
-PARAMETERS: dict[str, type] = {
+_FOLLOWED: dict[str, type] = {
     "min_p": float,
     "num_ctx": int,
     "num_predict": int,
@@ -42,6 +42,7 @@ _UNUSED: dict[str, type] = {
     "tfs_z": float,
     "typical_p": float,
 }
+PARAMETERS = _FOLLOWED | _UNUSED
 ROLES = ("system", "user", "assistant")
 MAX_MODELFILE_CHARS = 1 << 20
 
@@ -130,16 +131,15 @@ def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
 def _set_parameter(recipe: Modelfile, text: str) -> None:
     name, _, raw = text.partition(" ")
     name, value = name.lower(), _unquoted(raw.strip())
-    kinds = PARAMETERS | _UNUSED
-    if name not in kinds:
-        near = difflib.get_close_matches(name, kinds, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(PARAMETERS)}."
+    if name not in PARAMETERS:
+        near = difflib.get_close_matches(name, PARAMETERS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(_FOLLOWED)}."
         raise LibraryError(f"there is no parameter {name!r}. {hint}")
     if name == "stop":
         recipe.parameters.setdefault(name, []).append(value)
         return
     try:
-        recipe.parameters[name] = kinds[name](value)
+        recipe.parameters[name] = PARAMETERS[name](value)
     except ValueError:
         raise LibraryError(f"{name} should be a number and is {value!r}.") from None
 

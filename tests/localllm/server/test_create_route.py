@@ -89,7 +89,7 @@ def test_refusals_say_why(library: Any, store: Path, changes: dict[str, Any], wo
 
 
 def test_what_a_model_was_given_is_shown(client: ollama.Client) -> None:
-    parameters = {"temperature": 0.25, "num_ctx": 64, "stop": ["END", 'a "b"']}
+    parameters = {"temperature": 0.25, "num_ctx": 64, "stop": ["END", 'a "b"'], "num_gpu": 0}  # the last is kept alone
     licenses = ["As you like.", "Within reason."]
     client.create("told", from_=Q8, system="You tell of ships.", parameters=parameters, license=licenses)
     shown = client.show("told")
