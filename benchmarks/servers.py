@@ -13,6 +13,8 @@ from pathlib import Path
 
 import httpx
 
+from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_root
+
 START_S = 600
 STOP_S = 60
 
@@ -35,7 +37,8 @@ def localllm(model: Path, threads: int, kv_mib: int | None = None, others: Seque
     command += ["--threads", str(threads), "--keep-alive", "-1"]
     with tempfile.TemporaryDirectory() as home:
         own = {"HOME": home, **{f"XDG_{kind}_HOME": home for kind in ("CONFIG", "DATA", "CACHE")}}
-        own |= {"LOCALLLM_KERNEL_CACHE": str(_kernels()), "LOCALLLM_DISK_CACHE": "false"}
+        # Compiling kernels anew is no part of any figure.
+        own |= {CACHE_VARIABLE: str(cache_root()), "LOCALLLM_DISK_CACHE": "false"}
         own |= {"LOCALLLM_KV_MIB": str(kv_mib)} if kv_mib else {}
         with _running("localllm", command, own, "/health", model.name.removesuffix(".gguf")) as server:
             yield server
@@ -89,8 +92,3 @@ def _wait(process: subprocess.Popen[bytes], url: str) -> None:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
-
-
-def _kernels() -> Path:
-    """Where compiled kernels lie: compiling them anew is no part of any figure."""
-    return Path(os.environ.get("LOCALLLM_KERNEL_CACHE", Path.home() / ".cache" / "localllm" / "kernels"))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_root
 from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
 from localllm.library.names import BUILT_IN
@@ -139,9 +140,7 @@ def _time_to_prompt(script: str) -> float:
 
 def resumed(folder: Path, name: str) -> tuple[float, float, int]:
     """Seconds to the first token of a long chat after a restart, with its KV on disk and without; tokens read back."""
-    from cpu_kernels.kernel_cache import cache_directory
-
-    os.environ.setdefault("LOCALLLM_KERNEL_CACHE", str(cache_directory()))
+    os.environ.setdefault(CACHE_VARIABLE, str(cache_root()))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     asked = [Turn("user", TEXT * 28)]
     answer, _ = _ask(name, asked, disk=True)

@@ -40,11 +40,15 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:24]
 
 
+def cache_root() -> Path:
+    """Folder of all of this user's compiled kernels, a folder in it for each processor and version of the sources."""
+    root = os.environ.get(CACHE_VARIABLE)
+    return Path(root) if root else Path(platformdirs.user_cache_dir("localllm")) / "kernels"
+
+
 def cache_directory() -> Path:
     """Folder of this user's compiled kernels for this processor and this version of the sources."""
-    root = os.environ.get(CACHE_VARIABLE)
-    base = Path(root) if root else Path(platformdirs.user_cache_dir("localllm")) / "kernels"
-    return base / _fingerprint()
+    return cache_root() / _fingerprint()
 
 
 def _remove_unused(used: Path) -> None:
@@ -100,8 +104,9 @@ def write_kernel(name: str, code: bytes) -> None:
     if folder is None:
         return
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(file.name, folder / (name + SUFFIX))
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            file = Path(unfinished) / name
+            file.write_bytes(hashlib.sha256(code).digest() + code)
+            file.replace(folder / (name + SUFFIX))
     except OSError as error:
         log.warning("kernel %s cannot be kept in %s (%s); it is compiled again", name, folder, error.strerror)

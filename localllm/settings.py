@@ -118,6 +118,11 @@ def config_path() -> Path:
     return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / "config.toml"
 
 
+def sessions_path() -> Path:
+    """Where the chat's sessions lie, e.g. ~/.local/share/localllm/sessions.db. It need not exist."""
+    return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "sessions.db"
+
+
 def load_settings(
     flags: Mapping[str, object],
     environment: Mapping[str, str] | None = None,

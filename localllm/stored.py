@@ -4,12 +4,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
 from localllm.library import places
-from localllm.settings import Settings, config_path
+from localllm.settings import Settings, config_path, sessions_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class StoredPlace:
 def stored_places(settings: Settings) -> list[StoredPlace]:
     """Every place that is written to, whether it is there yet or not."""
     store = places.own_store(settings)
-    chats = Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "sessions.db"
+    chats = sessions_path()
     limit = f"at most {DEFAULT_BYTES >> 30} GiB or {DEFAULT_SHARE:.0%} of the free disk"
     unfinished = size_of(store / "partial")
     found = (
@@ -62,6 +60,6 @@ def size_of(path: Path) -> int:
 
 
 def _kernels() -> Path:
-    from cpu_kernels.kernel_cache import cache_directory  # takes a moment to import
+    from cpu_kernels.kernel_cache import cache_root  # takes a moment to import
 
-    return cache_directory().parent
+    return cache_root()

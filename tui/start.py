@@ -9,13 +9,13 @@ from tempfile import TemporaryDirectory
 from textual.logging import TextualHandler
 
 from localllm.cli.terminal import warn
-from localllm.settings import Settings, load_settings, read_key
+from localllm.settings import Settings, load_settings, read_key, sessions_path
 from tui.app import ChatApp
 from tui.backend import Backend
 from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
 from tui.sessions import SessionStore
-from tui.sessions.database import SessionError, sessions_path
+from tui.sessions.database import SessionError
 
 
 def run_chat(

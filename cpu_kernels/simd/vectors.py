@@ -11,13 +11,13 @@ from typing import Any
 from llvmlite import ir
 
 from cpu_kernels.simd.declarations import (
-    Intrinsic,
     Signature,
     Vector,
     address,
     float32,
     int32,
     int64,
+    intrinsic,
     none,
 )
 
@@ -51,7 +51,7 @@ def define(name: str, signature: Signature, emit: Emit) -> Any:
     }
     typer = typers[len(signature.arguments)]
     typer.__name__ = typer.__qualname__ = name
-    return Intrinsic(typer, literals=False)
+    return intrinsic(typer)
 
 
 def constant(type_: ir.Type, value: float) -> ir.Constant:

@@ -1,11 +1,9 @@
-"""The SQLite file: where it lies, how it is opened, and how its errors reach the user."""
+"""The SQLite file: how it is opened, and how its errors reach the user."""
 
 import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-
-import platformdirs
 
 from localllm.errors import LocalLLMError
 from tui.sessions.migrations import migrate
@@ -16,11 +14,6 @@ BUSY_S = 0.25
 
 class SessionError(LocalLLMError):
     """Sessions cannot be read or written. The message names the file."""
-
-
-def sessions_path() -> Path:
-    """Where sessions lie, e.g. ~/.local/share/localllm/sessions.db. It need not exist."""
-    return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "sessions.db"
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -110,9 +110,8 @@ def _loaded(slot: Slot) -> dict[str, Any]:
         stats = slot.model.engine.stats()
         used = (stats.pages_total - stats.pages_free) * stats.page_bytes
         row |= {
-            "size": max(
-                row["size"] + used, slot.model.backend.device_bytes
-            ),  # clients show one as a share of the other
+            # Clients show one as a share of the other.
+            "size": max(row["size"] + used, slot.model.backend.device_bytes),
             "size_vram": slot.model.backend.device_bytes,
             "backend": slot.model.backend.name,
             "backend_reason": slot.model.backend.why,
