@@ -96,7 +96,7 @@ def test_blobs_must_have_their_digest(library: Any) -> None:
         ("/api/create", {"model": "x", "files": {"../../a": "sha256:" + "0" * 64}}, 400),
         ("/api/create", {"model": "x"}, 400),
         ("/api/create", {"model": "x", "from": MODEL, "quantize": "q9_9"}, 400),
-        ("/api/create", {"model": "x", "from": MODEL, "parameters": {"num_gpu": 1}}, 400),
+        ("/api/create", {"model": "x", "from": MODEL, "parameters": {"num_gup": 1}}, 400),
         ("/api/create", {"model": "x", "from": "nobody"}, 404),
         ("/api/copy", {"source": "nobody", "destination": "x"}, 404),
         ("/api/copy", {"source": MODEL, "destination": "../../x"}, 400),
