@@ -8,17 +8,19 @@ from localllm.engine.tool_calls import parse_tool_calls
 from localllm.server.errors import ApiError
 
 
-def call_schema(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """What {"name": ..., "arguments": ...} looks like for the named tool, or for any where name is "".
-
-    Raises ApiError 400 where no such tool is offered.
-    """
-    functions = [tool["function"] for tool in tools if name in ("", tool["function"]["name"])]
-    if not functions:
+def chosen_tools(tools: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """The named tool, or all where name is "". Raises ApiError 400 where no such tool is offered."""
+    found = [tool for tool in tools if name in ("", tool["function"]["name"])]
+    if not found:
         raise ApiError(
             400, f"tool_choice names {name!r}, which is not among the tools" if name else "there are no tools"
         )
-    return {"anyOf": [_one(function) for function in functions]}
+    return found
+
+
+def call_schema(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """What {"name": ..., "arguments": ...} looks like for the tools that chosen_tools gives. Raises as that does."""
+    return {"anyOf": [_one(tool["function"]) for tool in chosen_tools(tools, name)]}
 
 
 def _one(function: Mapping[str, Any]) -> dict[str, Any]:

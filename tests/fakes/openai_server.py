@@ -15,6 +15,11 @@ class OpenAIServer:
         self.pieces: list[dict[str, Any]] = []
         self.ending = b"data: [DONE]\n\n"
         self.refusal: tuple[int, Any] | None = None
+        self.models: list[dict[str, Any]] = [
+            {"id": "tiny", "max_model_len": 512},
+            {"id": "other", "meta": {"n_ctx_train": 64}},
+            {"id": "third"},
+        ]
         self.json_answer: Any = None  # instead of a stream
         self.asked: list[dict[str, Any]] = []
         self.paths: list[str] = []
@@ -39,8 +44,7 @@ def openai_server() -> Iterator[OpenAIServer]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._note()
-            rows = [{"id": "tiny", "max_model_len": 512}, {"id": "other", "meta": {"n_ctx_train": 64}}, {"id": "third"}]
-            self._json({"object": "list", "data": rows})
+            self._json({"object": "list", "data": script.models})
 
         def do_POST(self) -> None:
             self._note()

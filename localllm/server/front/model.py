@@ -102,7 +102,7 @@ class ForeignModel:
             answer = self._server.chat(self.name, options.pop("messages"), options)
         else:
             answer = self._server.complete(self.name, options.pop("prompt"), options)
-        return Reading(answer, self.tokenizer)
+        return Reading(answer, self.tokenizer, request.sampling.logprobs or 0)
 
 
 class ForeignEmbedder:

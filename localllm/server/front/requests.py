@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.remote.server import sampling_options
 from localllm.server.errors import ApiError
+from localllm.server.forced_calls import chosen_tools
 
 if TYPE_CHECKING:
     from localllm.engine.request import SamplingParams
@@ -20,12 +21,18 @@ BANNED = -100
 
 
 def chat_fields(chat: "Chat", limits: "Limits", forced: str | None = None) -> dict[str, Any]:
-    """The body of a chat completion, without its model. forced: the tool that must be called, "" for any of them."""
+    """The body of a chat completion, without its model. forced: the tool that must be called, "" for any of them.
+
+    Raises ApiError 400 for what cannot be asked for.
+    """
     body = {"messages": _messages(chat.messages), **_limits(limits)}
-    if chat.tools:
-        body["tools"] = list(chat.tools)
     if forced is not None:
-        body["tool_choice"] = {"type": "function", "function": {"name": forced}} if forced else "required"
+        # llama.cpp takes the name of a tool for no choice at all; a call of the only tool it knows how to force.
+        body |= {"tools": chosen_tools(chat.tools, forced), "tool_choice": "required"}
+    elif chat.tools:
+        body["tools"] = list(chat.tools)
+    if chat.continues:  # as vLLM and SGLang want to be told; llama.cpp does so anyway
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
     if chat.format not in (None, ""):
         body["response_format"] = _response_format(chat.format)
     if isinstance(chat.think, str):
@@ -33,7 +40,7 @@ def chat_fields(chat: "Chat", limits: "Limits", forced: str | None = None) -> di
     elif chat.think is not None:
         body["chat_template_kwargs"] = {"enable_thinking": chat.think}
     if limits.sampling.logprobs is not None:
-        body |= {"logprobs": True, "top_logprobs": limits.sampling.logprobs}
+        body |= {"logprobs": True, "top_logprobs": _rivals(limits.sampling.logprobs)}
     return body
 
 
@@ -42,8 +49,10 @@ def completion_fields(limits: "Limits", format: Any = None) -> dict[str, Any]:
     body = _limits(limits)
     if format not in (None, ""):
         body["response_format"] = _response_format(format)
+        # llama.cpp reads no response_format here, and says nothing of it.
+        body["json_schema"] = format if isinstance(format, dict) else {"type": "object"}
     if limits.sampling.logprobs is not None:
-        body["logprobs"] = limits.sampling.logprobs
+        body["logprobs"] = _rivals(limits.sampling.logprobs)
     return body
 
 
@@ -66,6 +75,11 @@ def _limits(limits: "Limits") -> dict[str, Any]:
     if limits.stop:
         fields["stop"] = list(limits.stop)
     return fields
+
+
+def _rivals(wanted: int) -> int:
+    """How many tokens to ask for at each place: llama.cpp tells no probability at all where none are wanted."""
+    return max(wanted, 1)
 
 
 def _response_format(format: Any) -> dict[str, Any]:

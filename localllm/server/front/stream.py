@@ -42,13 +42,17 @@ class Spellings:
 
 
 class Reading:
-    """One answer on its way into a stream. opened tells when the server has accepted, or raises its RemoteError."""
+    """One answer on its way into a stream. opened tells when the server has accepted, or raises its RemoteError.
 
-    def __init__(self, answer: RemoteAnswer, spellings: Spellings) -> None:
+    rivals: how many other tokens are told at most beside each one, whatever the server tells.
+    """
+
+    def __init__(self, answer: RemoteAnswer, spellings: Spellings, rivals: int = 0) -> None:
         self.opened: Future[None] = Future()
         self.opened.set_running_or_notify_cancel()  # who waits for it and leaves does not take it back
         self._answer = answer
         self._spellings = spellings
+        self._rivals = rivals
         self._room = threading.Event()
         self.stream = GenerationStream(self._wake)
         threading.Thread(target=self._read, name="remote answer", daemon=True).start()
@@ -72,12 +76,12 @@ class Reading:
             while self.stream.full and not self.stream.cancelled:
                 self._room.wait()
                 self._room.clear()
-            self.stream.push(_event(update, self._spellings.number))
+            self.stream.push(_event(update, self._spellings.number, self._rivals))
 
 
-def _event(update: RemoteUpdate, number: Callable[[bytes], int]) -> PartsEvent:
+def _event(update: RemoteUpdate, number: Callable[[bytes], int], most: int) -> PartsEvent:
     def numbered(told: SpeltLogprob) -> TokenLogprob:
-        rivals = tuple((number(spelling), value) for spelling, value in told.top)
+        rivals = tuple((number(spelling), value) for spelling, value in told.top[:most])
         return TokenLogprob(number(told.spelling), told.logprob, rivals)
 
     return PartsEvent(

@@ -76,9 +76,12 @@ def test_generate_is_a_chat_or_a_completion(client: ollama.Client, script: OpenA
     assert [message["role"] for message in script.asked[0]["messages"]] == ["system", "user"]
     assert script.asked[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
     script.pieces = [{"choices": [{"text": "upon", "finish_reason": "stop"}]}]
-    assert client.generate("tiny", "Once", raw=True).response == "upon"
+    assert client.generate("tiny", "Once", raw=True, format="json").response == "upon"
     assert client.generate("tiny", "a = ", suffix="; b").response == "upon"
     assert [asked["prompt"] for asked in script.asked[1:]] == ["Once", "a = "]
+    # llama-server reads the second of these where there is no chat, others the first.
+    assert script.asked[1]["response_format"] == {"type": "json_object"}
+    assert script.asked[1]["json_schema"] == {"type": "object"}
     assert script.asked[2]["suffix"] == "; b"
     assert script.paths[-1] == "/v1/completions"
     with pytest.raises(ollama.ResponseError, match="context"):
@@ -125,6 +128,26 @@ def test_openais_client_calls_tools_and_sends_results_back(front: str, script: O
         assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == "Rain."
     sent = script.asked[1]["messages"]
     assert [message["tool_call_id"] for message in sent[2:]] == [call["id"] for call in sent[1]["tool_calls"]]
+
+
+def test_a_tool_that_must_be_called_is_the_only_one(http: httpx2.Client, script: OpenAIServer) -> None:
+    """llama-server takes {"type": "function", ...} for "auto"."""
+    script.says("Rain.")
+    other = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+    body: dict[str, Any] = {"model": "tiny", "messages": HI, "tools": [other, TOOL]}
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert http.post("/v1/chat/completions", json=body | {"tool_choice": named}).status_code == 200
+    assert (script.asked[0]["tools"], script.asked[0]["tool_choice"]) == ([TOOL], "required")
+    absent = {"type": "function", "function": {"name": "calendar"}}
+    refused = http.post("/v1/chat/completions", json=body | {"tool_choice": absent})
+    assert refused.status_code == 400 and "'calendar'" in refused.json()["error"]["message"]
+    assert len(script.asked) == 1
+
+
+def test_an_answer_that_goes_on_is_named_as_one(client: ollama.Client, script: OpenAIServer) -> None:
+    script.says("lo")
+    client.chat("tiny", [*HI, {"role": "assistant", "content": "Hel"}])
+    assert script.asked[0]["continue_final_message"] is True and script.asked[0]["add_generation_prompt"] is False
 
 
 def test_ollamas_results_find_their_calls(client: ollama.Client, script: OpenAIServer) -> None:
@@ -179,6 +202,23 @@ def test_probabilities_and_several_choices(http: httpx2.Client, script: OpenAISe
     script.pieces = [{"choices": [{"text": "a", "logprobs": older, "finish_reason": "stop"}]}]
     answer = http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "logprobs": 1}).json()
     assert answer["choices"][0]["logprobs"] == older
+
+
+def test_a_probability_without_rivals_is_asked_for_with_one(http: httpx2.Client, script: OpenAIServer) -> None:
+    """llama-server tells none where top_logprobs is 0, and tells those of completions as those of chats."""
+    told = {"id": 5, "token": "Hi", "bytes": [72, 105], "logprob": -0.5}
+    rival = {"id": 6, "token": "Ho", "bytes": [72, 111], "logprob": -1.0}
+    logprobs = {"content": [told | {"top_logprobs": [rival]}]}
+    script.pieces = [{"choices": [{"delta": {"content": "Hi"}, "logprobs": logprobs}]}]
+    script.pieces.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    chat = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HI, "logprobs": True}).json()
+    (entry,) = chat["choices"][0]["logprobs"]["content"]
+    assert (entry["token"], entry["logprob"], entry["top_logprobs"]) == ("Hi", -0.5, [])
+    script.pieces = [{"choices": [{"text": "Hi", "logprobs": logprobs, "finish_reason": "stop"}]}]
+    body = {"model": "tiny", "prompt": "x", "logprobs": 0}
+    found = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert (found["tokens"], found["token_logprobs"], found["top_logprobs"]) == (["Hi"], [-0.5], [{}])
+    assert [asked.get("top_logprobs", asked["logprobs"]) for asked in script.asked] == [1, 1]
 
 
 def test_vectors_and_scores(http: httpx2.Client, script: OpenAIServer) -> None:
