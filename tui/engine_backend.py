@@ -133,7 +133,8 @@ class EngineBackend:
             splitter = answer_splitter(())
             # Such a model seldom ends by itself, and the window would roll for ever.
             most = request.max_tokens or model.engine.context // 2
-            generation = replace(_limits(request), prompt=prompt, context_policy=ContextPolicy.ROLLING, max_tokens=most)
+            rolling = replace(_limits(request), context_policy=ContextPolicy.ROLLING, keep=behaviour.keep)
+            generation = replace(rolling, prompt=prompt, max_tokens=most)
             return EngineAnswer(model.engine.submit(generation), splitter, model)
         messages = _opened(behaviour, [_message(turn) for turn in request.turns])
         chat = model.chat_prompt(messages, enable_thinking=request.thinking, continues=request.continues)

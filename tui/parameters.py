@@ -1,6 +1,7 @@
 """How answers are made: the sampler's settings, limits and the system prompt of one conversation."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
@@ -24,8 +25,13 @@ class Parameters:
     top_p: float = 0.95
     min_p: float = 0.05
     repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    typical_p: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     max_tokens: int | None = None
     ctx: int | None = None
     seed: int | None = None
@@ -52,7 +58,9 @@ class Parameters:
     def with_text(self, name: str, text: str) -> "Parameters":
         """Set one by its text, as /set does; "default" or an empty text gives the default. Raises RequestError."""
         if name not in NAMES:
-            raise RequestError(f"There is no parameter {name!r}. There are: {', '.join(NAMES)}.")
+            near = difflib.get_close_matches(name, NAMES, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(NAMES)}."
+            raise RequestError(f"There is no parameter {name!r}. {hint}")
         if not text or text == "default":
             return dataclasses.replace(self, **{name: getattr(Parameters(), name)})
         return dataclasses.replace(self, **{name: _parsed(name, text)})
@@ -88,8 +96,13 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "top_p": (0, 1),
     "min_p": (0, 1),
     "repeat_penalty": (0.01, 10),
+    "repeat_last_n": (-1, 1_000_000),
     "presence_penalty": (-10, 10),
     "frequency_penalty": (-10, 10),
+    "typical_p": (0, 1),
+    "mirostat": (0, 2),
+    "mirostat_tau": (0, 100),
+    "mirostat_eta": (0, 1),
     "max_tokens": (1, 10_000_000),
     "ctx": (16, 100_000_000),
     "seed": (0, 2**32 - 1),

@@ -25,7 +25,20 @@ if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
 
 DEFAULT_PORT = 11434
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "typical_p",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+)
 
 
 class ServerAnswer:

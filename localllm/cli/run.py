@@ -57,6 +57,12 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     top_p: Annotated[float | None, typer.Option(metavar="X", help="Nucleus sampling; 1 is off (0.95).")] = None,
     min_p: Annotated[float | None, typer.Option(metavar="X", help="Least share of the best; 0 is off (0.05).")] = None,
     repeat_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1 avoids repetition (1).")] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(metavar="X", help="Above 0 avoids what has occurred (0).")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(metavar="X", help="The same, for each time it did (0).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Makes the answer reproducible.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
@@ -69,7 +75,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     lora: Lora = None,
     mmproj: Mmproj = None,
     image: Annotated[
-        list[Path] | None, typer.Option(help="Show the model a PNG or JPEG before the prompt; may be repeated.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Show the model a PNG or JPEG before the prompt; may be repeated."),
     ] = None,
     rpc: Rpc = None,
     kv_type_k: KVTypeK = None,
@@ -101,6 +108,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "top_p": top_p,
         "min_p": min_p,
         "repeat_penalty": repeat_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
         "seed": seed,
         **computing_flags(given),
         "remote": remote,

@@ -30,16 +30,26 @@ def fit_prompt(request: GenerationRequest, context: int) -> FittedPrompt:
     if request.context_policy is ContextPolicy.DROP_MESSAGES:
         return _drop_messages(request, context)
     if request.context_policy is ContextPolicy.ROLLING:
-        tokens = roll(request.prompt, context)
+        tokens = roll(request.prompt, context, kept_first(request))
         return FittedPrompt(tokens, dropped_tokens=len(request.prompt) - len(tokens))
     raise ContextOverflowError(len(request.prompt), context)
 
 
-def roll(tokens: Sequence[int], context: int) -> list[int]:
-    """Keep the sinks and the newest tokens, half a context in all, so that the window is seldom computed again."""
-    sinks = min(ATTENTION_SINKS, context // 4)
-    newest = max(context // 2 - sinks, 1)
-    return [*tokens[:sinks], *tokens[-newest:]]
+def kept_first(request: GenerationRequest) -> int:
+    """How many first tokens of the prompt stay in its rolling window."""
+    if request.keep is None:
+        return ATTENTION_SINKS
+    return len(request.prompt) if request.keep < 0 else min(request.keep, len(request.prompt))
+
+
+def roll(tokens: Sequence[int], context: int, first: int = ATTENTION_SINKS) -> list[int]:
+    """Keep the first and the newest tokens, half a context in all, so that the window is seldom computed again.
+
+    first: how many, where they take less than half of the context. The newest take a quarter of it at least.
+    """
+    first = min(first, (context - 1) // 2)
+    newest = max(context // 2 - first, context // 4, 1)
+    return [*tokens[:first], *tokens[-newest:]]
 
 
 def _drop_messages(request: GenerationRequest, context: int) -> FittedPrompt:

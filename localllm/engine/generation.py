@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.engine.adapters import AdapterSet
-from localllm.engine.context_policy import FittedPrompt, roll
+from localllm.engine.context_policy import FittedPrompt, kept_first, roll
 from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.disk_cache import Segment
 from localllm.engine.images import ImageSpans
@@ -219,7 +219,7 @@ class Generation:
         """Under ContextPolicy.ROLLING, shorten a full window; True if the stored KV no longer fits the tokens."""
         if self.request.context_policy is not ContextPolicy.ROLLING or len(self.tokens) < self.context:
             return False
-        kept = roll(self.tokens, self.context)
+        kept = roll(self.tokens, self.context, kept_first(self.request))
         dropped = self._counts.dropped_tokens + len(self.tokens) - len(kept)
         self._counts = replace(self._counts, dropped_tokens=dropped)
         self.tokens, self.computed = kept, 0

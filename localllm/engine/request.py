@@ -104,6 +104,8 @@ class GenerationRequest:
     adapters are LoRA adapters by number, each with its weight; None takes those that the model was loaded with.
     Requests of one namespace share keys and values of known prefixes among themselves, and with no others.
     images are the runs of rows that stand in the prompt, by the first id of each; a window with images never rolls.
+    keep is how many first tokens of the prompt stay in a window that rolls, as far as they take less than half of it; a
+    negative number is all of them, None the engine's own.
     """
 
     prompt: tuple[int, ...]
@@ -123,6 +125,7 @@ class GenerationRequest:
     adapters: tuple[tuple[int, float], ...] | None = None
     images: "Mapping[int, ImageRows]" = field(default_factory=dict)
     namespace: str = ""
+    keep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

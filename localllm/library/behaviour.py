@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from gguf_io import open_model
 from localllm.library.entry import LibraryModel
@@ -12,27 +13,44 @@ from localllm.library.notices import warn_once
 
 # Ollama's parameters by the names of our settings.
 SETTING_OF = {
+    "frequency_penalty": "frequency_penalty",
     "min_p": "min_p",
+    "mirostat": "mirostat",
+    "mirostat_eta": "mirostat_eta",
+    "mirostat_tau": "mirostat_tau",
     "num_ctx": "ctx",
     "num_predict": "max_tokens",
     "num_thread": "threads",
+    "presence_penalty": "presence_penalty",
+    "repeat_last_n": "repeat_last_n",
     "repeat_penalty": "repeat_penalty",
     "seed": "seed",
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
+    "typical_p": "typical_p",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """settings: by the names of Settings, below every other source. template: Jinja; None is the file's own."""
+    """settings: by the names of Settings, below every other source. template: Jinja; None is the file's own.
+
+    keep: how many first tokens stay in a window that rolls, as GenerationRequest has it; None is the engine's own.
+    """
 
     template: str | None = None
     system: str | None = None
     settings: dict[str, object] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     messages: tuple[dict[str, str], ...] = ()
+    keep: int | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Settings and keep in Ollama's names; stops are apart."""
+        keep = {} if self.keep is None else {"num_keep": self.keep}
+        return {name: self.settings[own] for name, own in SETTING_OF.items() if own in self.settings} | keep
 
 
 def behaviour_of(model: LibraryModel) -> Behaviour:
@@ -43,11 +61,14 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
     """
     defaults = model.defaults()
     parameters = dict(defaults.parameters)
-    stop = parameters.pop("stop", ())
+    stop, keep = parameters.pop("stop", ()), parameters.pop("num_keep", None)
     unused = sorted(parameters.keys() - SETTING_OF)
     if unused:
         warn_once(f"{model.name}: its parameters {', '.join(unused)} have no counterpart here")
-    settings = {SETTING_OF[name]: value for name, value in parameters.items() if name in SETTING_OF}
+    if parameters.get("mirostat") == 1:
+        warn_once(f"{model.name}: its parameter mirostat is 1, which is taken as 2: version 2 superseded it")
+        parameters["mirostat"] = 2
+    settings: dict[str, object] = {SETTING_OF[name]: value for name, value in parameters.items() if name in SETTING_OF}
     if defaults.adapters:
         settings["lora"] = ",".join(map(str, defaults.adapters))
     if defaults.projectors:
@@ -63,6 +84,7 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
         settings=settings,
         stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
         messages=defaults.messages,
+        keep=keep if isinstance(keep, int) else None,
     )
 
 

@@ -15,32 +15,32 @@ from localllm.library.errors import LibraryError
 
 # Parameters that are followed, and the type of their values. `stop` may occur many times.
 _FOLLOWED: dict[str, type] = {
+    "frequency_penalty": float,
     "min_p": float,
+    "mirostat": int,
+    "mirostat_eta": float,
+    "mirostat_tau": float,
     "num_ctx": int,
+    "num_keep": int,
     "num_predict": int,
     "num_thread": int,
+    "presence_penalty": float,
+    "repeat_last_n": int,
     "repeat_penalty": float,
     "seed": int,
     "stop": str,
     "temperature": float,
     "top_k": int,
     "top_p": float,
+    "typical_p": float,
 }
 # Ollama's others: kept, so that its recipes are taken as they are, and told of as not used when the model runs.
 _UNUSED: dict[str, type] = {
     "draft_num_predict": int,
-    "frequency_penalty": float,
     "main_gpu": int,
-    "mirostat": int,
-    "mirostat_eta": float,
-    "mirostat_tau": float,
     "num_batch": int,
     "num_gpu": int,
-    "num_keep": int,
-    "presence_penalty": float,
-    "repeat_last_n": int,
     "tfs_z": float,
-    "typical_p": float,
 }
 PARAMETERS = _FOLLOWED | _UNUSED
 ROLES = ("system", "user", "assistant")

@@ -25,6 +25,7 @@ EXTENSIONS = {
     "top_k": ("top_k",),
     "min_p": ("min_p",),
     "repeat_penalty": ("repeat_penalty", "repetition_penalty"),  # llama.cpp and Ollama; vLLM and SGLang
+    **{name: (name,) for name in ("repeat_last_n", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta")},
 }
 
 
@@ -216,7 +217,8 @@ def _texts(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> tuple[AnswerP
 
 
 def _context(row: Mapping[str, Any]) -> int | None:
-    """vLLM and SGLang say max_model_len, llama.cpp meta.n_ctx_train."""
+    """vLLM and SGLang say max_model_len; llama.cpp meta.n_ctx of one slot, or n_ctx_train where it is older."""
     meta = row.get("meta")
-    found = row.get("max_model_len") or (meta.get("n_ctx_train") if isinstance(meta, dict) else None)
+    lengths = (meta.get("n_ctx") or meta.get("n_ctx_train")) if isinstance(meta, dict) else None
+    found = row.get("max_model_len") or lengths
     return found if isinstance(found, int) else None

@@ -36,6 +36,7 @@ class Limits:
     background: bool = False
     adapters: tuple[tuple[int, float], ...] | None = None
     given: frozenset[str] = frozenset()
+    keep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def prepare_chat(model: LoadedModel | ForeignModel, chat: Chat, limits: Limits) 
         messages=prompt.messages,
         constraint=constraint,
         images=prompt.images,
+        keep=limits.keep,
     )
     if constraint is None:
         calls = template.tool_call_markers if chat.tools else ()
@@ -145,6 +147,7 @@ def prepare_text(model: LoadedModel | ForeignModel, prompt: Prompt, limits: Limi
         background=limits.background,
         adapters=limits.adapters,
         constraint=constraint_of(model, format),
+        keep=limits.keep,
     )
     return Prepared(request)
 

@@ -1,6 +1,9 @@
 """The status line: what it says, in which order, and what gives way where the terminal is narrow."""
 
+import pytest
+
 from localllm.engine.request import Counts, Progress, Timings
+from localllm.errors import RequestError
 from localllm.settings import Settings
 from tui.backend import AnswerUpdate
 from tui.parameters import Parameters
@@ -80,3 +83,10 @@ def test_another_models_defaults_replace_those_that_nobody_changed() -> None:
     new = Parameters.from_settings(Settings(temperature=0.6, top_k=20))
     rebased = chosen.rebased(old, new)
     assert (rebased.temperature, rebased.top_k) == (0.2, 20)
+
+
+def test_a_parameter_that_is_misspelt_is_told_the_nearest() -> None:
+    with pytest.raises(RequestError, match=r"no parameter 'presense_penalty'. Did you mean presence_penalty\?"):
+        Parameters().with_text("presense_penalty", "1")
+    with pytest.raises(RequestError, match=r"no parameter 'colour'. There are: system, temperature, .*mirostat_eta"):
+        Parameters().with_text("colour", "1")

@@ -18,12 +18,12 @@ _NUMBERS = frozenset(
         "dynatemp_range", "dynatemp_exponent", "mirostat_tau", "mirostat_eta",
     }
 )  # fmt: skip
-_LIMITS = frozenset({"num_ctx", "num_predict", "seed"})
+_LIMITS = frozenset({"num_ctx", "num_keep", "num_predict", "seed"})
 
 # How Ollama's own runner is to work, and options that it once had. Clients still send them; nothing here needs them.
 WITHOUT_EFFECT = frozenset(
     {
-        "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "draft_num_predict",
+        "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "draft_num_predict",
         "numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "penalize_newline", "tfs_z",
     }
 )  # fmt: skip
@@ -33,13 +33,17 @@ _DEFAULTS = SamplingParams(top_p=0.9, min_p=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """max_tokens None is to the end of the context; context_limit None is the engine's own, adapters None the usual."""
+    """max_tokens None is to the end of the context; context_limit None is the engine's own, adapters None the usual.
+
+    keep: see GenerationRequest.
+    """
 
     sampling: SamplingParams = _DEFAULTS
     max_tokens: int | None = None
     context_limit: int | None = None
     stop: tuple[str, ...] = ()
     adapters: tuple[tuple[int, float], ...] | None = None
+    keep: int | None = None
 
 
 def read_options(given: Mapping[str, Any] | None) -> Options:
@@ -71,6 +75,8 @@ def _limit(name: str, value: Any) -> int:
 def _with_limit(options: Options, name: str, value: int) -> Options:
     if name == "seed":
         return replace(options, sampling=replace(options.sampling, seed=None if value < 0 else value))
+    if name == "num_keep":
+        return replace(options, keep=value)
     if name == "num_ctx":
         return replace(options, context_limit=max(value, 4) if value else None)
     return replace(options, max_tokens=None if value < 0 else value)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from localllm.library.behaviour import SETTING_OF, Behaviour
+from localllm.library.behaviour import Behaviour
 from localllm.library.entry import ModelDefaults
 from localllm.server.catalog import CatalogEntry, facts_of
 from localllm.server.file_details import details_of
@@ -59,7 +59,7 @@ def _modelfile(name: str, behaviour: Behaviour, defaults: ModelDefaults, paramet
 def _parameters(behaviour: Behaviour, options: Mapping[str, Any]) -> list[str]:
     """What a manifest sets, and options over it, a line each, as Modelfiles have it. Raises ApiError 400."""
     read_options(options)
-    values = {name: behaviour.settings[own] for name, own in SETTING_OF.items() if own in behaviour.settings}
+    values = behaviour.parameters
     values |= {name: value for name, value in options.items() if name != "stop"}
     stops = stop_strings(options["stop"]) if "stop" in options else behaviour.stop
     lines = [f"{name} {value}" for name, value in sorted(values.items())]

@@ -10,7 +10,7 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, FinishReason, Progress, SamplingParams, TokenEvent, TokenLogprob
 from localllm.engine.tool_calls import ToolCall
-from localllm.library.behaviour import SETTING_OF, Behaviour
+from localllm.library.behaviour import Behaviour
 from localllm.server.chat import (
     Chat,
     Limits,
@@ -124,6 +124,7 @@ def _limits(body: Common, behaviour: Behaviour, policy: ContextPolicy) -> Limits
         stop=options.stop,
         context_limit=options.context_limit,
         adapters=options.adapters,
+        keep=options.keep,
         policy=policy,
         given=frozenset(body.options or ()),
     )
@@ -131,9 +132,7 @@ def _limits(body: Common, behaviour: Behaviour, policy: ContextPolicy) -> Limits
 
 def _parameters(behaviour: Behaviour) -> dict[str, Any]:
     """A manifest's settings in the words of options."""
-    own = {setting: name for name, setting in SETTING_OF.items()}
-    parameters = {own[name]: value for name, value in behaviour.settings.items() if name in own}
-    return parameters | ({"stop": list(behaviour.stop)} if behaviour.stop else {})
+    return behaviour.parameters | ({"stop": list(behaviour.stop)} if behaviour.stop else {})
 
 
 def _with_logprobs(options: Options, body: Common) -> SamplingParams:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, SamplingParams
-from localllm.library.behaviour import Behaviour
+from localllm.library.behaviour import SETTING_OF, Behaviour
 from localllm.server.chat import TEXT_ONLY, Chat, Limits, infill_tokens, prepare_chat, prepare_text, with_defaults
 from localllm.server.errors import ApiError
 from localllm.server.forced_calls import call_schema
@@ -18,6 +18,8 @@ from localllm.server.openai.schema import ChatBody, CompletionBody, Extensions, 
 from localllm.server.options import parse_duration
 from localllm.server.service import Prepared
 
+# What a model's own parameters may say about sampling.
+SAMPLERS = frozenset(SETTING_OF.values()) & {field.name for field in fields(SamplingParams)}
 # A bias of this much bans a token.
 BANNED = -100
 # Completions of one request that are asked of a server elsewhere at once.
@@ -33,20 +35,13 @@ def keep_alive(body: Extensions) -> float | None:
 
 
 def sampling_of(body: Sampled, logprobs: int | None, behaviour: Behaviour) -> SamplingParams:
-    """The model's own parameters, else OpenAI's defaults; top_k and min_p, which it lacks, are Ollama's."""
-    values: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 40, "min_p": 0.0, "repeat_penalty": 1.0}
-    values["seed"] = None
-    values |= {name: value for name, value in behaviour.settings.items() if name in values}
-    values |= {name: value for name in values if (value := getattr(body, name)) is not None}
-    if values["seed"] is not None and values["seed"] < 0:
-        values["seed"] = None
-    return SamplingParams(
-        **values,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        logit_bias=_biases(body.logit_bias or {}),
-        logprobs=logprobs,
-    )
+    """The request's, else the model's own parameters, else OpenAI's defaults; min_p, which it lacks, is Ollama's."""
+    values: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+    values |= {name: value for name, value in behaviour.settings.items() if name in SAMPLERS}
+    values |= {name: value for name in SAMPLERS if (value := getattr(body, name, None)) is not None}
+    if values.get("seed", 0) < 0:
+        del values["seed"]
+    return SamplingParams(**values, logit_bias=_biases(body.logit_bias or {}), logprobs=logprobs)
 
 
 def sampled_of(body: Extensions, temperature: float | None, top_p: float | None) -> Sampled:

@@ -103,10 +103,27 @@ def test_the_answer_is_all_that_goes_to_stdout(run: Callable[..., int], capsys: 
 def test_every_flag_reaches_the_request(run: Callable[..., int]) -> None:
     model = ScriptedModel()
     flags = "--max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.6 --min-p 0.1 --repeat-penalty 1.2 --seed 11"
-    assert run(model, "Hi", *flags.split(), "--stop", "A", "--stop", "B", "--ignore-eos", "--system", "Be brief.") == 0
+    penalties = ["--presence-penalty", "1.5", "--frequency-penalty", "-0.5"]
+    assert (
+        run(
+            model,
+            "Hi",
+            *flags.split(),
+            *penalties,
+            "--stop",
+            "A",
+            "--stop",
+            "B",
+            "--ignore-eos",
+            "--system",
+            "Be brief.",
+        )
+        == 0
+    )
     sampling = model.request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.6, 0.1)
     assert (sampling.repeat_penalty, sampling.seed, model.request.max_tokens) == (1.2, 11, 9)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -0.5)
     assert model.request.stop == ("A", "B", "<end>")
     assert model.request.ignore_eos
     assert model.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]

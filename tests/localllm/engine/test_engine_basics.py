@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from localllm.engine.context_policy import fit_prompt
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.engine.stream import CAPACITY, Completion
@@ -212,6 +213,34 @@ def test_context_policies() -> None:
     assert rolling.last.counts.generated == 50
     assert rolling.last.counts.dropped_tokens >= 60 + 50 - 40
     assert answer(engine, request(*long[:35], max_tokens=None)).last.counts.generated == 5
+
+
+@pytest.mark.parametrize(
+    ("keep", "window"),
+    [
+        (None, [*range(4), *range(44, 60)]),
+        (0, [*range(40, 60)]),
+        (12, [*range(12), *range(50, 60)]),  # a quarter is the newest's at least
+        (50, [*range(19), *range(50, 60)]),
+        (-1, [*range(19), *range(50, 60)]),
+    ],
+)
+def test_a_rolling_window_keeps_the_first_tokens_that_it_is_told_to(keep: int | None, window: list[int]) -> None:
+    rolling = request(*range(60), context_policy=ContextPolicy.ROLLING, keep=keep)
+    assert fit_prompt(rolling, 40).tokens == window
+
+
+def test_a_window_that_rolls_while_it_answers_keeps_its_prompt() -> None:
+    runner = FakeRunner(pages=200)
+    prompt = (5, 6, 7, 8, 9, 10)
+    asked = request(*prompt, context_policy=ContextPolicy.ROLLING, max_tokens=60, keep=-1)
+    tokens = list(answer(Engine(runner, FakeVocabulary(), context_limit=24), asked).token_ids)
+    window = list(prompt)
+    for token in tokens:
+        if len(window) == 24:
+            window = [*prompt, *window[-6:]]
+        assert expected(runner, tuple(window), 1) == (token,)
+        window.append(token)
 
 
 def test_memory_pressure_preempts_and_loses_nothing() -> None:

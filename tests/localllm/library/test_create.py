@@ -8,14 +8,16 @@ import pytest
 from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
 from localllm.engine.adapters import parse_lora
+from localllm.engine.request import SamplingParams
 from localllm.library.behaviour import Behaviour, behaviour_of
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
 from localllm.library.lookup import find
 from localllm.library.modelfile import parse_modelfile
-from localllm.settings import Settings
+from localllm.settings import Settings, load_settings
 from tests.gpu_offload import lora_files
 from tests.localllm.library.conftest import write_file, write_ollama_model
+from tui.parameters import Parameters
 
 SETTINGS = Settings()
 RECIPE = '''# a pirate
@@ -76,6 +78,28 @@ def test_a_projector_of_another_program_is_linked_to(home: Path, tiny_gguf: byte
         assert (made.defaults().system, made.path.read_bytes()) == ("Look.", tiny_gguf)
     store = home / ".local/share/localllm/models/blobs"
     assert b"eyes" not in [path.read_bytes() for path in store.iterdir()]  # nothing was copied
+
+
+def test_every_parameter_of_the_sampler_is_followed(
+    home: Path, tiny_gguf: bytes, command: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {
+        "frequency_penalty": 0.5, "min_p": 0.1, "mirostat": 2, "mirostat_eta": 0.2, "mirostat_tau": 4.0,
+        "presence_penalty": 1.5, "repeat_last_n": 32, "repeat_penalty": 1.2, "seed": 5, "temperature": 0.4,
+        "top_k": 9, "top_p": 0.7, "typical_p": 0.6,
+    }  # fmt: skip
+    write_file(home / "tiny.gguf", tiny_gguf)
+    lines = [f"PARAMETER {name} {value}" for name, value in given.items()]
+    write_file(home / "Modelfile", "\n".join(["FROM ./tiny.gguf", *lines, "PARAMETER num_keep 24"]).encode())
+    assert command("create", "mine") == 0
+    behaviour = behaviour_of(find("mine", SETTINGS))
+    assert SamplingParams.of(load_settings({}, {}, model=behaviour.settings)) == SamplingParams(**given)
+    assert Parameters.from_settings(load_settings({}, {}, model=behaviour.settings)).sampling() == (
+        SamplingParams(**given)
+    )
+    assert (behaviour.keep, behaviour.parameters) == (24, given | {"num_keep": 24})
+    assert load_settings({"mirostat": 0}, {}, model=behaviour.settings).mirostat == 0  # the user comes first
+    assert not caplog.text
 
 
 def test_parameters_of_ollamas_that_have_no_counterpart_are_told_of(
@@ -233,8 +257,8 @@ def test_ollamas_layers_make_the_behaviour(home: Path, caplog: pytest.LogCapture
     write_ollama_model(store, f"{base}/d/1", {"model": own, "adapter": b"lora"})
     a = behaviour_of(find("a:1", SETTINGS))
     assert "<|im_start|>" in str(a.template)
-    assert (a.settings, a.stop) == ({"ctx": 99, "top_k": 7}, ("<|im_end|>",))
-    assert "mirostat" in caplog.text
+    assert (a.settings, a.stop) == ({"ctx": 99, "top_k": 7, "mirostat": 2}, ("<|im_end|>",))
+    assert "mirostat is 1, which is taken as 2" in caplog.text
     with pytest.raises(LibraryError, match=r"b:1: .*no family that is known"):
         behaviour_of(find("b:1", SETTINGS))
     assert behaviour_of(find("c:1", SETTINGS)).template is None

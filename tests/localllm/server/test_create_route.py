@@ -100,6 +100,36 @@ def test_what_a_model_was_given_is_shown(client: ollama.Client) -> None:
     client.delete("told")
 
 
+def test_a_models_own_parameters_sample_on_every_protocol(client: ollama.Client, library: Any) -> None:
+    own = {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repeat_last_n": 16, "typical_p": 0.9, "seed": 3}
+    client.create("own", from_=Q8, parameters=own)
+    most = {"num_predict": 24}
+    plain = client.generate(Q8, "Once", raw=True, options={**most, "seed": 3}).response
+    wanted = client.generate(Q8, "Once", raw=True, options={**most, **own}).response
+    assert client.generate("own", "Once", raw=True, options=most).response == wanted != plain
+    usual = {"top_p": 0.9, "temperature": 0.8, "prompt": "Once", "max_tokens": 24}
+    openai = httpx.post(f"{library.url}/v1/completions", json={"model": "own", **usual}, timeout=60).json()
+    assert openai["choices"][0]["text"] == wanted
+    off = {"frequency_penalty": 0, "presence_penalty": 0}
+    told = httpx.post(f"{library.url}/v1/completions", json={"model": "own", **usual, **off}, timeout=60).json()
+    assert told["choices"][0]["text"] != wanted  # what a request says comes first
+    client.delete("own")
+
+
+def test_first_tokens_that_a_window_keeps(client: ollama.Client) -> None:
+    """num_keep of a request, else the model's own, else four; beside a quarter of the context, its newest tokens."""
+    client.create("keeping", from_=Q8, parameters={"num_keep": 20})
+
+    def kept(name: str, **options: Any) -> int | None:
+        options |= {"temperature": 0, "num_ctx": 48, "num_predict": 2}
+        return client.generate(name, "Once upon a time. " * 40, raw=True, options=options).prompt_eval_count
+
+    assert kept("keeping") == kept(Q8, num_keep=20) == 20 + 12
+    assert kept("keeping", num_keep=4) == kept(Q8) == 4 + 20
+    assert kept(Q8, num_keep=-1) == 23 + 12  # all of the prompt, as far as it takes less than half
+    client.delete("keeping")
+
+
 def test_an_uploaded_adapter_is_kept_with_the_model(
     client: ollama.Client, model_files: Path, tmp_path: Path, store: Path
 ) -> None:
