@@ -127,6 +127,14 @@ def test_models_and_their_contexts(script: OpenAIServer) -> None:
     assert found == [("tiny", 512), ("other", 64), ("third", None)]
 
 
+def test_a_context_is_that_of_a_slot(script: OpenAIServer) -> None:
+    """llama-server shares its context out among slots, and names both lengths."""
+    row = {"id": "tiny", "owned_by": "llamacpp", "meta": {"n_ctx_train": 40960, "n_ctx": 512}}
+    script.models = [row]
+    (found,) = remote_server(script.address, Settings()).models()
+    assert found.context == 512
+
+
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
