@@ -39,6 +39,7 @@ EXAMPLES = {
     "ps": ("localllm ps",),
     "stop": ("localllm stop qwen3:0.6b",),
     "config": ("localllm config", "localllm config --json"),
+    "completion": ("localllm completion bash",),
     "doctor": ("localllm doctor",),
 }
 

@@ -1,13 +1,16 @@
 """The entry point: commands, and how their errors reach the user."""
 
+import os
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined] # the place where all of its versions have it
 
 from localllm.cli import terminal
 from localllm.cli.bench import bench
 from localllm.cli.cache import cache
+from localllm.cli.completion import VARIABLE, completion
 from localllm.cli.config import config
 from localllm.cli.create import create
 from localllm.cli.doctor import doctor
@@ -27,6 +30,7 @@ app = typer.Typer(
     name="localllm",
     epilog="Settings come from flags, else from variables LOCALLLM_*, else from the user's config.toml.",
     no_args_is_help=True,
+    add_completion=False,  # `completion` prints the scripts
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -48,6 +52,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "ps": ps,
     "stop": stop,
     "config": config,
+    "completion": completion,
     "doctor": doctor,
 }
 for _name, _command in COMMANDS.items():
@@ -74,4 +79,6 @@ def root(
 def main() -> None:
     """Run the command line. Every error ends in one sentence on stderr and an exit code."""
     with errors_told():
+        if VARIABLE in os.environ:
+            completion_init()
         app()

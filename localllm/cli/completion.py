@@ -1,0 +1,54 @@
+"""localllm completion: what makes a shell complete commands, options and names of models.
+
+A shell asks by running `localllm` with the variable _LOCALLLM_COMPLETE, which typer answers.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from localllm.cli.options import Debug
+from localllm.cli.terminal import answer
+
+PROGRAM, VARIABLE = "localllm", "_LOCALLLM_COMPLETE"
+
+# Bash splits words at the colons that names of models have, and replaces only what follows the last one; typer's own
+# script knows nothing of that. This one hands over the line, where typer finds the words itself: the last one is the
+# one to complete, as index -1, unless the line ends with a blank and a new one begins.
+BASH = r"""_localllm_completion() {
+    local IFS=$'\n' line="${COMP_LINE:0:COMP_POINT}" index=-1
+    local word="${line##*[[:space:]]}"
+    [[ -n $word ]] || index=$COMP_POINT
+    COMPREPLY=( $( env COMP_WORDS="$line" COMP_CWORD=$index _LOCALLLM_COMPLETE=complete_bash "$1" 2>/dev/null ) )
+    if [[ $word == *:* && $COMP_WORDBREAKS == *:* ]]; then
+        COMPREPLY=( "${COMPREPLY[@]#"${word%"${word##*:}"}"}" )
+    fi
+}
+complete -o default -F _localllm_completion localllm"""
+
+
+class Shell(StrEnum):
+    """Shells that can be told how to complete."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    POWERSHELL = "powershell"
+
+
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="bash, zsh, fish or powershell.", show_default=False)],
+    debug: Debug = False,
+) -> None:
+    """Print what the Tab key completes by in a shell: commands, options, names of models.
+
+    For bash, put this into ~/.bashrc: eval "$(localllm completion bash)". For zsh the same, after compinit, into
+    ~/.zshrc. For fish, write the output to ~/.config/fish/completions/localllm.fish; for PowerShell, into $PROFILE.
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined] # see cli.main
+
+    script = BASH
+    if shell is not Shell.BASH:
+        script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
+    answer(script + "\n")
