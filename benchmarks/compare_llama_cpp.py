@@ -5,11 +5,14 @@
 
 Both run in this process on the same number of threads, one after the other within a round, so that a busy machine
 hurts both alike; --processor-time reads the processor time of one thread instead of the clock. llama.cpp is measured
-with and without flash attention and its better median counts. A sequence is filled to --depth once, which is timed too,
-then every round decodes from there. Before each turn all threads of the one before have stopped spinning.
+with and without flash attention and its better median counts. Every round decodes from --depth tokens on: what prefill
+left is repeated up to there, since prompts of that length would take llama.cpp minutes and what is attended to does not
+change the time. A turn's decode counts by the median of its tokens, as reading does by that of its samples: what takes
+a core away for some milliseconds falls on few of them. Before each turn all threads of the one before have stopped
+spinning.
 
-The machine's limits are measured before every turn of ours, on as many threads: what we read in decode is given as a
-share of reading memory, our products in prefill as a share of multiplying (see `localllm bench`).
+The machine's limits are measured before and after every turn of ours, on as many threads: what we read in decode is
+given as a share of reading memory, our products in prefill as a share of multiplying (see `localllm bench`).
 """
 
 import argparse
@@ -33,6 +36,8 @@ from models import NativeRunner
 
 # Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
 _SETTLED = 0.7
+# Tokens computed before decode where no prefill is measured.
+_FILLED = 512
 
 
 class Subject(Protocol):
@@ -43,6 +48,9 @@ class Subject(Protocol):
 
     def cut(self, length: int) -> None:
         """Forget the sequence's tokens from `length` on."""
+
+    def repeat(self, length: int) -> None:
+        """Fill the sequence up to `length` tokens with the keys and values of those that it has."""
 
     def close(self) -> None:
         """Free everything."""
@@ -68,6 +76,14 @@ class Ours:
     def cut(self, length: int) -> None:
         """Forget the sequence's tokens from `length` on."""
         self.runner.truncate_sequence(self._sequence, length)
+
+    def repeat(self, length: int) -> None:
+        """Fill the sequence up to `length` tokens with the keys and values of those that it has."""
+        have = self.runner.sequence_length(self._sequence)
+        for start in range(have, length, have):
+            count = min(have, length - start)
+            data = self.runner.export_kv(self._sequence, 0, count)
+            self.runner.import_kv(self._sequence, start, start + count, data)
 
     def work(self) -> ModelWork:
         """What tokens cost, once one has been decoded."""
@@ -96,13 +112,6 @@ class Row:
     def ratio(self) -> float:
         """How many times as fast we are."""
         return self.ours / self.llama_cpp
-
-
-def seconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
-    """How long something takes by a clock."""
-    start = clock()
-    work()
-    return clock() - start
 
 
 @dataclass(frozen=True)
@@ -145,8 +154,7 @@ class Comparison:
         turns = []
         if arguments.prefill:
             turns.append(self._prefill(arguments.prefill, arguments.rounds + 1))
-        if depth > arguments.prefill:
-            turns.append(self._prefill(depth, 1))
+        self._fill(depth)
         turns.append(self._decode(depth, arguments.decode, arguments.rounds + 1))
         rows = [self._row(one) for one in turns]
         for subject in self._subjects.values():
@@ -164,13 +172,21 @@ class Comparison:
                 found[name].append(count / taken)
         return Turns(f"prefill {count}", 0, 0, found, self._limits())
 
+    def _fill(self, depth: int) -> None:
+        """Have `depth` tokens in every sequence, the first _FILLED of them computed."""
+        for subject in self._subjects.values():
+            if not self._arguments.prefill:
+                subject.append(self._tokens[: min(depth, _FILLED)])
+            subject.repeat(depth)
+
     def _decode(self, depth: int, count: int, rounds: int) -> Turns:
-        """So many tokens one by one after `depth` others."""
+        """So many tokens one by one after `depth` others; a turn's speed is that of its median token."""
         found: dict[str, list[float]] = {name: [] for name in self._subjects}
         for _ in range(rounds):
             for name, subject in self._subjects.items():
-                taken = self._turn(name, partial(one_by_one, subject, self._tokens[depth:]))
-                found[name].append(count / taken)
+                times: list[float] = []
+                self._turn(name, partial(one_by_one, subject, self._tokens[depth:], self._clock, times))
+                found[name].append(1 / statistics.median(times))
                 subject.cut(depth)
         return Turns(f"decode {count}", depth, count, found, self._limits())
 
@@ -181,7 +197,10 @@ class Comparison:
             self._probes.sample()
         start = self._clock()
         work()
-        return self._clock() - start
+        taken = self._clock() - start
+        if name == "ours":
+            self._probes.sample()
+        return taken
 
     def _limits(self) -> Limits:
         """What was measured since the last call: memory gives more in one minute than in another."""
@@ -206,10 +225,12 @@ class Comparison:
         return (cost.int8 / limits.int8.median + cost.floats / limits.floats.median) * rate
 
 
-def one_by_one(subject: Subject, tokens: Sequence[int]) -> None:
-    """Decode."""
+def one_by_one(subject: Subject, tokens: Sequence[int], clock: Callable[[], float], times: list[float]) -> None:
+    """Decode, and write down what each token took."""
     for token in tokens:
+        start = clock()
         subject.append([token])
+        times.append(clock() - start)
 
 
 def main() -> None:
@@ -219,7 +240,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=128)
-    parser.add_argument("--depth", type=int, default=0, help="tokens in the sequence before decoding")
+    parser.add_argument("--depth", type=int, default=0, help="least tokens in the sequence before decoding")
     parser.add_argument("--kv-type-k", default="f16")
     parser.add_argument("--kv-type-v", default="f16")
     parser.add_argument("--rounds", type=int, default=5)

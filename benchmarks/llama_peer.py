@@ -42,7 +42,8 @@ class LlamaPeer:
         self._model = self._llama.llama_model_load_from_file(str(path).encode(), params)
         settings = self._llama.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = context, 512, 512
-        settings.n_seq_max = sequences
+        # A lone sequence shares its cells with a second one, which `repeat` copies through.
+        settings.n_seq_max, settings.kv_unified = max(2, sequences), sequences == 1
         settings.n_threads = settings.n_threads_batch = threads
         settings.flash_attn_type = int(flash_attention)
         settings.type_k, settings.type_v = (getattr(self._llama, f"GGML_TYPE_{kind.upper()}") for kind in kv_types)
@@ -71,6 +72,24 @@ class LlamaPeer:
     def cut(self, length: int) -> None:
         """Forget the first sequence's tokens from `length` on."""
         self._llama.llama_memory_seq_rm(self._llama.llama_get_memory(self._context), 0, length, -1)
+
+    def repeat(self, length: int) -> None:
+        """Fill the lone sequence up to `length` tokens with the keys and values of those that it has.
+
+        llama.cpp turns the keys to their places when it decodes next.
+        """
+        memory = self._llama.llama_get_memory(self._context)
+        have = int(self._llama.llama_memory_seq_pos_max(memory, 0)) + 1
+        size = self._llama.llama_state_seq_get_size(self._context, 0)
+        state = (ctypes.c_uint8 * size)()
+        self._llama.llama_state_seq_get_data(self._context, state, size, 0)
+        for start in range(have, length, have):
+            if not self._llama.llama_state_seq_set_data(self._context, state, size, 1):
+                raise RuntimeError("llama.cpp refused its own sequence's state")
+            self._llama.llama_memory_seq_rm(memory, 1, min(have, length - start), -1)
+            self._llama.llama_memory_seq_add(memory, 1, 0, -1, start)
+            self._llama.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+            self._llama.llama_memory_seq_rm(memory, 1, -1, -1)
 
     def close(self) -> None:
         """Free model and context."""
