@@ -177,6 +177,8 @@ def _advice(status: int, endpoint: Endpoint) -> str:
     if status == http.client.NOT_FOUND:
         address = ", and the address: most servers want /v1 at its end" if endpoint.path else ""
         return f" Check the model's name{address}."
+    if status == http.client.SERVICE_UNAVAILABLE:
+        return " It is busy, or loads its model: try again in a while."
     return ""
 
 

@@ -76,6 +76,7 @@ def test_a_raw_prompt_goes_to_completions(script: OpenAIServer) -> None:
         ((401, {"detail": "who are you?"}), "who are you?. Set the server's key: LOCALLLM_REMOTE_KEY"),
         ((500, "<html>broken</html>"), "<html>broken</html>"),
         ((503, ""), "Service Unavailable"),
+        ((503, {"error": {"message": "Loading model", "code": 503}}), "refuses: Loading model. It is busy, or loads"),
     ],
 )
 def test_a_refusal_is_told_in_the_servers_words(script: OpenAIServer, refusal: tuple[int, Any], words: str) -> None:
