@@ -96,7 +96,7 @@ def test_every_environment_variable_is_a_setting_or_declared() -> None:
     known = {f"{PREFIX}{field.name.upper()}" for field in fields(Settings)} | OTHER_VARIABLES
     for path in CODE:
         if path.parts[len(ROOT.parts)] in PACKAGES:
-            assert set(re.findall(rf"{PREFIX}[A-Z_]+", path.read_text(encoding="utf-8"))) <= known, relative(path)
+            assert set(re.findall(rf"\b{PREFIX}[A-Z_]+", path.read_text(encoding="utf-8"))) <= known, relative(path)
 
 
 def test_readme_names_every_setting() -> None:
