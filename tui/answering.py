@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from localllm.engine.request import FinishReason
@@ -48,8 +48,8 @@ async def follow(
         await asyncio.sleep(FLUSH_S)
 
 
-def note_end(view: "AnswerView", update: AnswerUpdate) -> None:
-    """Write how the answer ended, and its figures, into the message."""
+def note_end(view: "AnswerView", update: AnswerUpdate, unseen: Sequence[str] = ()) -> None:
+    """Write how the answer ended, its figures, and the names of the pictures it went without, into the message."""
     counts, timings = update.counts, update.timings
     decoded = counts.generated - 1
     message = view.message
@@ -64,4 +64,5 @@ def note_end(view: "AnswerView", update: AnswerUpdate) -> None:
         "decode_s": timings.decode_s,
         "speed": decoded / timings.decode_s if decoded > 0 and timings.decode_s > 0 else 0.0,
         "seed": update.seed,
+        "unseen": list(unseen),
     }

@@ -121,8 +121,8 @@ class ModelInfo:
     """The model that answers. context is in tokens; notice is something the user should know about it.
 
     place says where it is computed, e.g. "llama.cpp, 20/29 layers on GPU". converses is False for a model that only
-    continues text, titles for one that is too small to name a conversation. settings are the user's with the model's
-    own below them, None where they are not known.
+    continues text, sees for one that reads no pictures, titles for one that is too small to name a conversation.
+    settings are the user's with the model's own below them, None where they are not known.
     """
 
     name: str
@@ -130,6 +130,7 @@ class ModelInfo:
     context: int | None
     converses: bool = True
     can_think: bool = False
+    sees: bool = True
     titles: bool = True
     notice: str | None = None
     settings: Settings | None = None

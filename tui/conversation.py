@@ -93,11 +93,25 @@ class Conversation:
         self.session_id = self.store.fork(message.session_id, message.id)
         self.messages = self.store.path(self.session_id)
 
-    def request(self, continues: bool = False) -> ChatRequest:
-        """What the model is asked: all that is shown, without the empty answer that waits to be filled."""
+    @property
+    def picture_names(self) -> tuple[str, ...]:
+        """The names of the pictures that are shown."""
+        return tuple(dict.fromkeys(name for message in self.messages for name in message.picture_names))
+
+    def request(self, continues: bool = False, sees: bool = True) -> ChatRequest:
+        """What the model is asked: all that is shown, without the empty answer that waits to be filled.
+
+        sees: whether the model reads pictures; one that does not is told where they were.
+        """
         shown = self.messages if continues else self.messages[:-1]
         turns = [
-            Turn(message.role, message.for_model(), message.reasoning, message.calls, message.pictures())
+            Turn(
+                message.role,
+                message.for_model(sees),
+                message.reasoning,
+                message.calls,
+                message.pictures() if sees else (),
+            )
             for message in shown
         ]
         parameters = self.parameters

@@ -233,6 +233,7 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
         context=model.engine.context,
         converses=converses,
         can_think=converses and model.template.supports_thinking,
+        sees=model.sees_images,
         titles=found.source is not Source.BUILT_IN,
         notice=notice,
         settings=settings,

@@ -136,6 +136,8 @@ class ModelLoader:
             chat.show_error(str(error))
         if info.notice:
             chat.notify(info.notice, markup=False)
+        if not info.sees and chat.conversation.picture_names:
+            chat.notify(f"{info.name} reads text only: it answers without this chat's pictures.", markup=False)
 
     def _fall_back(self, why: str, severity: str) -> None:
         """Say why there is no such model; take the fallback where there is no other."""

@@ -102,7 +102,6 @@ class ServerBackend:
     def __init__(self, address: str, key: str | None = None) -> None:
         """address: host, host:port or a URL. key is shown to the server with every request."""
         self._server = Endpoint.parse(address, key, path="", port=DEFAULT_PORT)
-        self._sees = True
         self._info: ModelInfo | None = None
 
     @property
@@ -117,13 +116,13 @@ class ServerBackend:
         self._have_loaded(name, progress)
         progress(f"{self._server.host} loads {name}", 1.0)
         contexts = [value for key, value in shown.get("model_info", {}).items() if key.endswith(".context_length")]
-        abilities = shown.get("capabilities", ())
-        self._sees = "vision" in abilities
+        abilities = shown.get("capabilities", ("vision",))  # old servers do not tell; they refuse what they must
         self._info = info = ModelInfo(
             name=name,
             place=f"{self._server.host}:{self._server.port}",
             context=contexts[0] if contexts else None,
             can_think="thinking" in abilities,
+            sees="vision" in abilities,
         )
         return info
 
@@ -153,7 +152,7 @@ class ServerBackend:
 
     def picture_tokens(self, data: bytes) -> int | None:
         """The protocol has no way to ask how many, but whether the model reads pictures at all."""
-        if self._info and not self._sees:
+        if self._info and not self._info.sees:
             raise RequestError(f"{self._info.name} reads text only. Choose a model that sees: /models.")
         return None
 

@@ -83,7 +83,7 @@ class FakeBackend:
         while not self.gate.wait(0.01):
             progress("loading weights", 0.5)
         self.loaded.append(name)
-        self.info = ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True)
+        self.info = ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True, sees=self.sees)
         return self.info
 
     def submit(self, request: ChatRequest) -> FakeAnswer:

@@ -25,6 +25,7 @@ from tui.backend import ChatRequest, Turn
 from tui.engine_backend import EngineBackend
 from tui.sessions import SessionStore
 from tui.sessions.export import as_json, as_markdown
+from tui.widgets.answer_view import AnswerView, without
 
 
 @pytest.fixture
@@ -87,6 +88,49 @@ def test_a_model_that_reads_text_only_says_so_and_the_prompt_stays(make_app: Mak
             assert not chat.conversation.messages
 
     asyncio.run(flow())
+
+
+def test_a_chat_with_a_picture_goes_on_with_a_model_that_reads_text_only(
+    make_app: MakeApp, folder: Path, store: SessionStore
+) -> None:
+    backend = FakeBackend(*[[said("A fox."), ended()]] * 3)
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "What is @fox.png?")
+            backend.sees = False
+            chat.load_model("blind")
+            await until(pilot, lambda: backend.loaded == ["tiny", "blind"] and not chat.loader.busy)
+            (told,) = [note.message for note in pilot.app._notifications]
+            assert told == "blind reads text only: it answers without this chat's pictures."
+            await ask(pilot, "Are you sure?")
+            first, last = (view for view in chat.transcript.views if isinstance(view, AnswerView))
+            assert "without" not in str(first.query_one(".figures", Static).content)
+            assert str(last.query_one(".figures", Static).content).startswith(
+                "Answered without fox.png: this model reads text only.\n"
+            )
+            backend.sees = True
+            chat.load_model("tiny")
+            await until(pilot, lambda: backend.loaded[2:] == ["tiny"] and not chat.loader.busy)
+            await ask(pilot, "And now?")
+
+    asyncio.run(flow())
+    blind = backend.requests[1]
+    assert [turn.content for turn in blind.turns] == [
+        "Picture fox.png: it cannot be shown to you.\n\nWhat is @fox.png?",
+        "A fox.",
+        "Are you sure?",
+    ]
+    assert not any(turn.pictures for turn in blind.turns)
+    assert backend.requests[2].turns[0].pictures == (png(1),)
+    (session,) = store.sessions()
+    assert [message.stats.get("unseen") for message in store.path(session.id)[1::2]] == [[], ["fox.png"], []]
+
+
+def test_many_pictures_are_counted_where_an_answer_went_without_them() -> None:
+    assert without(["a.png", "b.png"]) == "a.png, b.png"
+    assert without(["a.png", "b.png", "c.png", "d.png"]) == "4 pictures"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +209,7 @@ def test_a_real_model_sees_the_picture(data_dir: Path, tmp_path: Path) -> None:
     backend = EngineBackend(lambda _: Settings(disk_cache=False))
     try:
         backend.load(str(model), lambda what, share: None)
+        assert backend.info is not None and backend.info.sees
         taken = backend.picture_tokens(png(1))
         prompts = []
         for pictures in ((), (png(1),)):
@@ -186,6 +231,7 @@ def test_our_own_engine_tells_that_it_reads_text_only(data_dir: Path) -> None:
     assert backend.picture_tokens(png(1)) is None  # nothing is known before a model is loaded
     try:
         backend.load(str(data_dir / "models" / "gguf" / "stories260K-F32.gguf"), lambda what, share: None)
+        assert backend.info is not None and not backend.info.sees
         with pytest.raises(RequestError, match="reads text only"):
             backend.picture_tokens(png(1))
     finally:

@@ -203,13 +203,14 @@ class ChatScreen(Screen[None]):
                 view = cast("AnswerView", await self.transcript.append(self.conversation.begin_answer()))
             view.message.finish_reason = None
             self._writing = view.message
-            await self._model_loaded()
-            request = self.conversation.request(continues)
+            sees = (await self._model_loaded()).sees
+            unseen = () if sees else self.conversation.picture_names
+            request = self.conversation.request(continues, sees)
             self._answer = await in_thread(lambda: self.app.backend.submit(request))
             if self._stopping:
                 self._answer.cancel()
             update = await follow(self._answer, view, self.conversation, facts, self.latency, self.status_line.redraw)
-            note_end(view, update)
+            note_end(view, update, unseen)
         except LocalLLMError as error:
             if view is None:
                 self.show_error(str(error))
@@ -225,12 +226,13 @@ class ChatScreen(Screen[None]):
             self.refresh_bindings()
         await self._end_answer(view)
 
-    async def _model_loaded(self) -> None:
+    async def _model_loaded(self) -> ModelInfo:
         """Wait for a model that is on its way. Raises RequestError if it does not come or nobody waits any more."""
         while self.loader.busy and not self._stopping:
             await asyncio.sleep(FLUSH_S)
         if self.info is None:
             raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
+        return self.info
 
     async def _end_answer(self, view: "AnswerView") -> None:
         await view.finish()

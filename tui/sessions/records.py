@@ -50,10 +50,16 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     created: float = 0.0
 
-    def for_model(self) -> str:
-        """The content with the attached texts before it."""
+    def for_model(self, sees: bool = True) -> str:
+        """The content with the attached texts before it; a model that sees no pictures is told which there were."""
         files = [f"File {file.name}:\n```\n{file.text}\n```\n" for file in self.attachments if not file.picture]
-        return "\n".join([*files, self.content])
+        unseen = [] if sees else [f"Picture {name}: it cannot be shown to you.\n" for name in self.picture_names]
+        return "\n".join([*files, *unseen, self.content])
+
+    @property
+    def picture_names(self) -> tuple[str, ...]:
+        """The names of the attached pictures."""
+        return tuple(file.name for file in self.attachments if file.picture)
 
     def pictures(self) -> tuple[bytes, ...]:
         """The attached pictures' files."""

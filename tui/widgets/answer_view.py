@@ -1,6 +1,7 @@
 """A message of the model's: Markdown that streams, its reasoning folded, its figures below."""
 
 import json
+from collections.abc import Sequence
 
 from textual.app import ComposeResult
 from textual.content import Content
@@ -12,6 +13,13 @@ from localllm.engine.answer_parts import AnswerPart, PartKind
 from tui.sessions import Message
 from tui.status import human_seconds
 from tui.widgets.message_views import MessageView
+
+MAX_NAMED = 3
+
+
+def without(pictures: Sequence[str]) -> str:
+    """Pictures by their names, or how many where that would be long."""
+    return harmless(", ".join(pictures)) if len(pictures) <= MAX_NAMED else f"{len(pictures)} pictures"
 
 
 class AnswerView(MessageView):
@@ -118,4 +126,8 @@ class AnswerView(MessageView):
         if stats.get("cached"):
             parts.append(f"{stats['cached']} of {stats['prompt']} cached")
         ended = {"cancelled": "stopped", "length": "cut: /continue"}.get(self.message.finish_reason or "")
-        return Content("  ·  ".join([*parts, ended] if ended else parts))
+        figures = Content("  ·  ".join([*parts, ended] if ended else parts))
+        if not stats.get("unseen"):
+            return figures
+        what = without(stats["unseen"])
+        return Content.assemble((f"Answered without {what}: this model reads text only.", "$warning"), "\n", figures)
