@@ -5,6 +5,7 @@ on that row alone.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,10 @@ from cpu_kernels.simd.arithmetic import (
     round_i32,
     sub_f32,
     sum_f32,
+    sum_first_pairs,
     sum_i32,
 )
+from cpu_kernels.simd.dot import has_short_sums
 from cpu_kernels.simd.vectors import (
     get_f32,
     get_i32,
@@ -52,6 +55,8 @@ _FLOATS = int(Act.FLOATS)
 _BLOCKS_32, _BLOCKS_256, _PLAIN = int(Form.BLOCKS_32), int(Form.BLOCKS_256), int(Form.FLOATS)
 _WANTED = int(Step.WANTED)
 
+_SHORT = has_short_sums()
+
 GATE_SILU, GATE_GELU = 0, 1
 
 
@@ -59,6 +64,16 @@ GATE_SILU, GATE_GELU = 0, 1
 def _scale_and_inverse(largest: np.float32) -> tuple[np.float32, np.float32]:
     scale = largest / _INT8_MAX
     return scale, (_ZERO if scale == _ZERO else _ONE / scale)
+
+
+@inner
+def _short_sum(factor: int, values: Any, total: int) -> int:
+    """factor * the sum of sixteen values, which is `total`, as products of their bytes in fours are added."""
+    result = factor * total
+    if _SHORT:
+        first = factor * sum_first_pairs(values)
+        result = (first & 0xFFFF) | (result - first) << 16
+    return result
 
 
 @inner
@@ -94,8 +109,8 @@ def _pack_256(source: int, blocks: int, pitch: int, q: int, scales: int, pairs: 
             scatter_i8x4(q + (b * 64 + g * 4 + 4) * pitch, pitch, i1)
             s0 = sum_i32(i0)
             s1 = sum_i32(i1)
-            put_i32(sums + (b * 16 + g) * pitch, -32 * s0)
-            put_i32(sums + (b * 16 + g + 1) * pitch, -32 * s1)
+            put_i32(sums + (b * 16 + g) * pitch, _short_sum(-32, i0, s0))
+            put_i32(sums + (b * 16 + g + 1) * pitch, _short_sum(-32, i1, s1))
             j = g // 2
             put_i16(pairs + (b * 4 + j // 4 * 2 + j % 2) * pitch + j % 4 // 2 * 2, s0 + s1)
 

@@ -47,11 +47,15 @@ class Stage(IntEnum):
 
 
 class Op(IntEnum):
-    """Indices into an operation's record: a kernel a tile width, when a barrier follows, the stage, arguments."""
+    """Indices into an operation's record: a kernel a tile width, when a barrier follows, the stage, arguments.
+
+    TAKEN counts the pieces that threads have taken while they share it out; see cpu_kernels.sharing.
+    """
 
     KERNELS = 0
     BARRIER = 4
     STAGE = 5
+    TAKEN = 6
     ARGUMENTS = 8
     SIZE = 24
 
@@ -68,8 +72,8 @@ class Act(IntEnum):
     """Indices into a descriptor of packed activations: addresses, in the three forms that weight formats ask for.
 
     Blocks of 32 (int8, f32 scale, int32 -128 * sum), blocks of 256 (int8, f32 scale, paired int16 sums of 32,
-    int32 -32 * sum of 16), and plain f32. All are laid out [tile][k / 4][token][4], [tile][block][token] and
-    [tile][k][token].
+    -32 * sum of 16 as a short sum: see cpu_kernels.simd.dot), and plain f32. All are laid out
+    [tile][k / 4][token][4], [tile][block][token] and [tile][k][token].
     """
 
     Q32 = 0

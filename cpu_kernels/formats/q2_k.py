@@ -13,11 +13,9 @@ from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import (
-    add_i32,
     fma,
     mask_bits,
     mul_f32,
-    mul_i32,
     prefetch_lines,
     shift_right,
     to_f32,
@@ -27,7 +25,6 @@ from cpu_kernels.simd.tiles import (
     broadcast_like,
     short_dot4_steps,
     start_short,
-    tile_multiply_add_i32,
     tile_scale_add_to_memory,
     tile_store,
     tile_width,
@@ -129,7 +126,7 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     part = short_dot4_steps(zero_i32(), _weights(p + j * 64), q0 + b * 256 + j * 16)
                     products = add_short(products, part, mask_bits(scales, 15))
                     minimum = mask_bits(shift_right(scales, 4), 15)
-                    offsets = add_i32(offsets, mul_i32(broadcast_i32(sums0 + (b * 16 + j) * 4), minimum))
+                    offsets = add_short(offsets, broadcast_i32(sums0 + (b * 16 + j) * 4), minimum)
                     scales = shift_right(scales, 8)
             scale = broadcast_f32(scales0 + 4 * b)
             total = fma(to_f32(products), mul_f32(load_f16(p + _D), scale), total)
@@ -146,7 +143,7 @@ def _tile_minima(zero: Any, p: int, offset: int) -> Any:
         scales = load_i32(p + _SCALES + quarter * 64)
         for i in range(4):
             sums = broadcast_like(zero, offset + (quarter * 4 + i) * 4 * tile_width(zero), 0)
-            total = tile_multiply_add_i32(total, sums, mask_bits(shift_right(scales, 4), 15))
+            total = add_short(total, sums, mask_bits(shift_right(scales, 4), 15))
             scales = shift_right(scales, 8)
     return total
 

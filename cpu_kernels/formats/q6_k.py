@@ -2,6 +2,9 @@
 
 Packed group of 16 rows, per super-block 3392 bytes: for each of 16 sub-blocks two vectors of low nibbles (k steps 0|1
 and 2|3) and one of high bit pairs (four k steps); scales as signed bytes, four a lane; f32 d.
+
+Products begin with -32 times the activations' sum, so that a sub-block's sum, the values being -32 to 31 again, fits
+into a short sum's words: 8 * 32 * 127 < 2**15.
 """
 
 from typing import Any
@@ -13,11 +16,9 @@ from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import (
-    add_i32,
     fma,
     mask_bits,
     mul_f32,
-    mul_i32,
     or_i32,
     prefetch_lines,
     shift_left,
@@ -26,9 +27,9 @@ from cpu_kernels.simd.arithmetic import (
     to_f32,
 )
 from cpu_kernels.simd.tiles import (
+    add_short,
     broadcast_like,
-    dot4_steps,
-    tile_multiply_add_i32,
+    short_dot4_steps,
     tile_scale_add_to_memory,
     tile_store,
     tile_width,
@@ -56,7 +57,6 @@ _AHEAD = 4096
 _LOW = 0x0F0F0F0F
 _HIGH = 0x30303030
 _PAIR = 0x03030303
-_LARGEST = 63
 _Q, _SCALE, _SUM = int(Act.Q256), int(Act.SCALE256), int(Act.SUM16)
 
 
@@ -147,8 +147,8 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     x = q0 + b * 256 + (quarter * 4 + j) * 16
                     prefetch_lines(block + _AHEAD, 3)
                     part = broadcast_i32(sums0 + (b * 16 + quarter * 4 + j) * 4)
-                    part = dot4_steps(part, _weights(block), x, _LARGEST)
-                    products = add_i32(products, mul_i32(part, _signed_byte(scales)))
+                    part = short_dot4_steps(part, _weights(block), x)
+                    products = add_short(products, part, _signed_byte(scales))
                     scales = shift_right(scales, 8)
             prefetch_lines(p + _SCALES + _AHEAD, 5)
             total = fma(to_f32(products), mul_f32(load_f32(p + _D), broadcast_f32(scales0 + 4 * b)), total)
@@ -184,8 +184,8 @@ def _tile(
                 prefetch_lines(p + quarter * 768 + _AHEAD, 12)
             for j in range(4):
                 part = broadcast_like(zero_i, offset, 0)
-                part = dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x, _LARGEST)
-                products = tile_multiply_add_i32(products, part, _signed_byte(scales))
+                part = short_dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x)
+                products = add_short(products, part, _signed_byte(scales))
                 scales = shift_right(scales, 8)
                 x += 4 * step
                 offset += step

@@ -74,6 +74,16 @@ def _tree(builder: ir.IRBuilder, x: ir.Value, step: Any) -> ir.Value:
 
 sum_f32 = define("sum_f32", float32(f32x16), lambda b, x: _tree(b, x, b.fadd))
 sum_i32 = define("sum_i32", int64(i32x16), lambda b, x: b.sext(_tree(b, x, b.add), ir.IntType(64)))
+
+
+def _first_pairs(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    first = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [lane % 4 < 2 for lane in range(LANES)])
+    some = builder.select(first, x, constant(_VECTOR_I, 0))
+    return builder.sext(_tree(builder, some, builder.add), ir.IntType(64))
+
+
+# The sum of the first two of every four lanes.
+sum_first_pairs = define("sum_first_pairs", int64(i32x16), _first_pairs)
 largest_f32 = define(
     "largest_f32",
     float32(f32x16),

@@ -1,11 +1,14 @@
 """Every packed format against gguf's dequantisation and products in float64."""
 
+import gguf
 import numpy as np
 import pytest
 from kernel_harness import (
+    HALF_OFFSETS,
     Matrix,
     address,
     as_multiplied,
+    block_type,
     dequantized,
     operation,
     random_weights,
@@ -55,6 +58,24 @@ def test_products_are_those_of_the_quantised_activations(name: str) -> None:
     got = matrix.multiply(x, width=TILE_WIDTHS[-1])
     assert relative_error(got, weights, as_multiplied(x, matrix.weight_format.form)) < 2e-6
     assert relative_error(got, weights, x) < 2e-2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_largest_sums_are_exact(name: str) -> None:
+    """Rows of all bits clear and set against activations that are all the largest: no sum on the way overflows."""
+    raw = random_weights(name, 32, K)
+    if name in HALF_OFFSETS:
+        items, size = gguf.GGML_QUANT_SIZES[block_type(name)]
+        blocks = raw.reshape(32, K // items, size)
+        factors = [offset + i for offset in HALF_OFFSETS[name] for i in (0, 1)]
+        others = np.setdiff1d(np.arange(size), factors)
+        blocks[0, :, others], blocks[1, :, others] = 0x00, 0xFF
+        blocks[2, :, others], blocks[3, :, others] = 0x80, 0x7F
+    x = np.ones((4, K), np.float32)
+    x[1], x[2, ::2], x[3, 2::4] = -1.0, -1.0, -1.0
+    matrix, weights = Matrix.pack(WEIGHT_FORMATS[name], raw, K), dequantized(name, raw)
+    for width in (1, TILE_WIDTHS[-1]):
+        assert relative_error(matrix.multiply(x, width=width), weights, x) < 2e-6, width
 
 
 @pytest.mark.parametrize("name", NAMES)
