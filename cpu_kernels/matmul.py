@@ -15,6 +15,7 @@ from typing import Any
 
 from cpu_kernels.kernel import Kernel, inner
 from cpu_kernels.records import activation, argument, field, scratch, share, stage_rows
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32
 from cpu_kernels.simd.tiles import tile_width, zero_tile_f32, zero_tile_i32
 from cpu_kernels.simd.vectors import load_f32, store_f32
@@ -46,21 +47,32 @@ def put_tile(zero: Any, sums: int, out: Any) -> None:
 
 
 def gemv_kernel(gemv: Any, name: str) -> Kernel:
-    """The kernel for tiles of one token; threads share the groups of rows."""
+    """The kernel for tiles of one token; threads share out the groups of rows of all tiles (of an expert's each)."""
 
-    def matmul(op: int, step: int, thread: int, threads: int) -> None:
-        groups = argument(op, 1)
-        first, last = share(groups, thread, threads), share(groups, thread + 1, threads)
-        act = activation(argument(op, 9), argument(op, 10), stage_rows(op, step), thread)
-        weights, k, y, addend = argument(op, 0), argument(op, 4), argument(op, 5), argument(op, 7)
+    @inner
+    def run(op: int, act: int, first: int, last: int) -> None:
+        """Groups first..last-1 of all tiles', one tile's after the other's."""
+        weights, groups, k, y = argument(op, 0), argument(op, 1), argument(op, 4), argument(op, 5)
         segments = argument(op, 11)
         if segments == 0:
-            gemv(weights, k, act, 0, y, addend, first, last)
-            return
-        for s in range(field(segments, 0)):
-            expert, start, tiles = field(segments, 3 * s + 1), field(segments, 3 * s + 2), field(segments, 3 * s + 3)
-            for m in range(start, start + tiles):
-                gemv(weights + expert * argument(op, 12), k, act, m, y + m * argument(op, 6), 0, first, last)
+            gemv(weights, k, act, 0, y, argument(op, 7), first, last)
+        else:
+            for s in range(field(segments, 0)):
+                expert, start = field(segments, 3 * s + 1), field(segments, 3 * s + 2)
+                for m in range(start, start + field(segments, 3 * s + 3)):
+                    low, high = max(first - m * groups, 0), min(last - m * groups, groups)
+                    if low < high:
+                        to = y + m * argument(op, 6)
+                        gemv(weights + expert * argument(op, 12), k, act, m, to, 0, low, high)
+
+    def matmul(op: int, step: int, thread: int, threads: int) -> None:
+        rows = stage_rows(op, step)
+        act = activation(argument(op, 9), argument(op, 10), rows, thread)
+        count = argument(op, 1) * (1 if argument(op, 11) == 0 else rows)
+        first, last = first_share(count, thread, threads)
+        while first >= 0:
+            run(op, act, first, last)
+            first, last = next_share(op, count, threads)
 
     return Kernel(matmul, f"{name}.matmul_1")
 
