@@ -6,6 +6,7 @@ from gpu_offload.compute import Batch, compute_bytes, mask_bytes
 from gpu_offload.loading import output_rows
 from gpu_offload.memory import LayerCache, ModelNeeds, cells_of
 from gpu_offload.options import LlamaOptions
+from gpu_offload.parking import parked_tokens
 
 MAIN_MEMORY = "main memory"
 # Inputs are kept four times when several GPUs work on batches one after the other (GGML_SCHED_MAX_COPIES).
@@ -23,9 +24,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one place would hold, in bytes. other: a draft model, a projector, adapters. reserve: left to the desktop.
+    """What one place would hold, in bytes. other: a draft model, a projector, adapters, parked prefixes.
 
-    available is what is free there now.
+    reserve: left to the desktop. available: what is free there now.
     """
 
     place: str
@@ -87,6 +88,14 @@ class Placement:
             cells * cache.token_bytes(type_k, type_v) + self._sequences * cache.state_bytes for cells, cache in stored
         )
 
+    def parked(self) -> int:
+        """Bytes that prefixes may take in main memory beside the cells: none where layers lie on a GPU."""
+        caches = self.needs.caches
+        if sum(self.counts) or any(cache.state_bytes or cache.window for cache in caches):
+            return 0
+        cells = self._cells_of(LayerCache())
+        return self.kv(0, self.first) * parked_tokens(cells) // cells
+
     def compute(self, stop: int) -> int:
         """Bytes of the compute buffer of a GPU whose last unit is stop-1."""
         size = compute_bytes(self.needs.shape, self._batch, logits=stop > self.needs.layer_count)
@@ -108,7 +117,7 @@ class Placement:
             results += compute_bytes(needs.shape, self._batch, logits=logits)
         else:
             results += mask_bytes(self._batch) + self._batch.rows * needs.shape.embedding * 4
-        return MemoryUse(MAIN_MEMORY, weights, self.kv(0, self.first), results, 0, 0, available)
+        return MemoryUse(MAIN_MEMORY, weights, self.kv(0, self.first), results, self.parked(), 0, available)
 
     def _cells_of(self, cache: LayerCache) -> int:
         options = self.options

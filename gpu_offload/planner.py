@@ -227,9 +227,11 @@ class _Planner:
             return beside
         needs = ModelNeeds(draft)
         context = self.request.context_tokens or min(_CONTEXTS[-1], needs.trained_context)
-        placement = Placement(needs, replace(self.request.base, context_tokens=context), (needs.layer_count + 1,))
+        options = replace(self.request.base, context_tokens=context)
+        placement = Placement(needs, options, (needs.layer_count + 1,))
         stop = needs.layer_count + 1
-        return beside + placement.weights(0, stop) + placement.kv(0, stop) + placement.compute(stop)
+        beside += placement.weights(0, stop) + placement.kv(0, stop) + placement.compute(stop)
+        return beside if self.gpus else beside + Placement(needs, options, ()).parked()
 
     def _result(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Plan:
         counts = self._counts(options, units)

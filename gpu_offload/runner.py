@@ -3,9 +3,7 @@
 Sequences are llama.cpp's own: a fork shares cells of one unified KV cache, and a cell is a page of one token.
 """
 
-import struct
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,18 +13,19 @@ from gguf_io.model_file import ModelFile
 from gpu_offload.adapters import Adapters, AdapterSet
 from gpu_offload.cells import CellBook
 from gpu_offload.decoding import Decoder
-from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
+from gpu_offload.errors import LlamaCppError
 from gpu_offload.image_rows import ImageRows, PositionBook
 from gpu_offload.interruption import heeding
-from gpu_offload.library import llama, route_log
+from gpu_offload.library import llama
 from gpu_offload.loading import LoadProgress, load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import LlamaOptions
+from gpu_offload.parking import Parking, parked_tokens
 from gpu_offload.projector import Projector
-from gpu_offload.state_desk import StateDesk
+from gpu_offload.row_checks import RowLimits, check_room, check_rows
+from gpu_offload.state_desk import StateDesk, packed
 
 MAX_SEQUENCES = 255  # llama.cpp's 256, less the desk
-_LENGTH = struct.Struct("<Q")
 _LAYOUT = 1  # of exported KV; a new number retires what older versions stored
 
 
@@ -65,18 +64,22 @@ class LlamaCppRunner:
             raise
         self._book = CellBook(self._lib.llama_n_ctx(self._context))
         self._positions = PositionBook()
-        self._desk = StateDesk(self._context, options.max_sequences)
         self._chosen: dict[int, AdapterSet] = {}  # the sequences that are computed with adapters
         self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
         self._decoder = Decoder(self._context, options, self._vocab_size, self._adapters)
         self._max_context = int(self._lib.llama_model_n_ctx_train(self._model))
+        self._limits = RowLimits(options.batch_rows, self._vocab_size, self._max_context)
         self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
         self._kv_identity = self._identity(model)
-        self._window = int(self._lib.llama_model_n_swa(self._model))
+        window = int(self._lib.llama_model_n_swa(self._model))
         recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
-        self._can_truncate = not recurrent and (options.full_window_cache or not self._window)
+        self._can_truncate = not recurrent and (options.full_window_cache or not window)
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
         self._can_interrupt = on_cpu and self._can_truncate
+        self._desk = StateDesk(self._context, options.max_sequences, window, self._can_truncate)
+        can_park = on_cpu and self._can_truncate and not window
+        limit = parked_tokens(self._book.total) if can_park else 0
+        self._parking = Parking(self._context, (self._book, self._positions), self._desk, limit)
 
     @property
     def backend(self) -> str:
@@ -168,6 +171,7 @@ class LlamaCppRunner:
         """Return a new sequence that shares the first `length` tokens of `source`; it takes no cell."""
         self._check_cut(source, length)
         target = self._new_handle()
+        self._parking.bring_back(source, length)
         if length:
             self._lib.llama_memory_seq_cp(self._memory, source, target, 0, self._end(source, length))
         self._book.create(target)
@@ -182,16 +186,33 @@ class LlamaCppRunner:
         self._check_cut(sequence, length)
         if length < self._book.length(sequence):
             self._forget(sequence, length)
-            self._book.truncate(sequence, length)
+            self._parking.let_go(sequence, self._book.truncate(sequence, length))
             self._positions.truncate(sequence, length)
 
     def free_sequence(self, sequence: int) -> None:
         """Give the handle and the cells that no other sequence shares back."""
         self._check_sequence(sequence)
         self._forget(sequence, 0)
-        self._book.remove(sequence)
+        self._parking.let_go(sequence, self._book.remove(sequence))
         self._positions.truncate(sequence, 0)
         self._chosen.pop(sequence, None)
+
+    def park_sequence(self, sequence: int) -> None:
+        """Let a sequence rest until something is appended to it: prompts that do not use it are not to pay for it."""
+        self._check_sequence(sequence)
+        self._parking.rest(sequence)
+
+    def pages_parked(self) -> int:
+        """Cells that hold nothing now, because what belongs there is parked."""
+        return self._parking.tokens
+
+    def most_parked(self) -> int:
+        """Most cells that may be so."""
+        return self._parking.limit
+
+    def check_parked(self) -> None:
+        """Raise RuntimeError where what is parked, llama.cpp's cells and the books disagree."""
+        self._parking.check_integrity()
 
     def sequence_length(self, sequence: int) -> int:
         """Number of positions stored."""
@@ -210,9 +231,12 @@ class LlamaCppRunner:
         The result is valid until the next call, close included. Raises ValueError, or LlamaCppMemoryError when cells
         run out, before anything is changed; LlamaCppError when the computation fails, with the rows taken back.
         """
+        _ = self._context  # a closed runner computes nothing
         rows = np.array([tokens, positions, sequences], dtype=np.int64)
         outputs = np.array(wanted, dtype=np.int64)
-        appended = self._check_rows(rows, outputs)
+        appended = check_rows(rows, outputs, self._limits, self._book)
+        for sequence, count in appended.items():
+            self._parking.expect(sequence, count)
         before = {sequence: self._book.length(sequence) for sequence in appended}
         for sequence, count in appended.items():
             self._book.append(sequence, count)
@@ -254,7 +278,8 @@ class LlamaCppRunner:
             raise ValueError(f"embeddings of shape {shape} are not rows of {width}, at most {self.max_rows}")
         if stored + count > self._max_context:
             raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
-        self._check_room(count)
+        check_room(count, self._book)
+        self._parking.expect(sequence, count)
         self._book.append(sequence, count)
         try:
             self._decoder.append_image(sequence, image, self._positions.at(sequence, stored), self._chosen)
@@ -264,15 +289,11 @@ class LlamaCppRunner:
         self._positions.append(sequence, stored, image)
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
-        """Return the keys and values of positions start..stop-1: llama.cpp's state of each piece after its length."""
+        """Return the keys and values of positions start..stop-1."""
         self._check_cut(sequence, stop)
         if not 0 <= start < stop or (start and not self._can_truncate):
             raise ValueError(f"cannot export positions {start}..{stop} of sequence {sequence}")
-        states = [
-            self._desk.take(sequence, self._positions.at(sequence, first), self._end(sequence, last))
-            for first, last in self._pieces(start, stop)
-        ]
-        return b"".join(part for state in states for part in (_LENGTH.pack(len(state)), state))
+        return packed(self._parking.states(sequence, start, stop))
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
         """Append what export_kv returned for the same positions; start must equal the sequence's length.
@@ -283,17 +304,11 @@ class LlamaCppRunner:
         self._check_sequence(sequence)
         if start != self._book.length(sequence) or stop <= start or (start and not self._can_truncate):
             raise ValueError(f"cannot import positions {start}..{stop} into sequence {sequence}")
-        self._check_room(stop - start)
-        route_log()
-        pieces, offset, saved = self._pieces(start, stop), 0, start - self._positions.at(sequence, start)
+        check_room(stop - start, self._book)
+        self._parking.expect(sequence, stop - start)
+        first = self._positions.at(sequence, start)
         try:
-            for piece in pieces:
-                (length,) = _LENGTH.unpack_from(data.ljust(offset + _LENGTH.size), offset)
-                offset += _LENGTH.size + length
-                first, end = (row - saved for row in piece)
-                self._desk.put(sequence, first, end, data[offset - length : offset], self._can_truncate)
-            if offset != len(data):
-                raise ValueError(f"the data is not KV of positions {start}..{stop}: it has {len(data)} bytes")
+            self._desk.put_packed(data, sequence, first, first + stop - start)
         except ValueError:
             self._forget(sequence, start)
             raise
@@ -321,13 +336,6 @@ class LlamaCppRunner:
         types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}/full={options.full_window_cache}"
         files = "+".join([model.identity(), *self._adapters.identities])
         return f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}/{files}"
-
-    def _pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Cut a range so short that llama.cpp saves all of it: of a windowed cache it saves the last window alone."""
-        if not (self._window and self._can_truncate):
-            return [(start, stop)]
-        step = max(self._window // 2, 1)
-        return list(pairwise([start, *range((start // step + 1) * step, stop, step), stop]))
 
     def _new_handle(self) -> int:
         _ = self._context  # closed runners have no sequences
@@ -366,35 +374,3 @@ class LlamaCppRunner:
             raise ValueError(f"sequence {sequence} has {stored} positions, not {length}")
         if length not in (0, stored) and not self._can_truncate:
             raise ValueError(f"this model's state cannot be cut: sequence {sequence} is {stored} positions or none")
-
-    def _check_room(self, cells: int) -> None:
-        if cells > self._book.free:
-            raise LlamaCppMemoryError(
-                f"{cells} tokens do not fit: {self._book.free} of {self._book.total} cells of the KV cache are free."
-            )
-
-    def _check_rows(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> dict[int, int]:
-        """Check everything that llama.cpp would abort or misbehave on; return the number of new rows by sequence."""
-        tokens, positions, sequences = rows
-        count = len(tokens)
-        if not 1 <= count <= self.max_rows:
-            raise ValueError(f"{count} rows, outside 1..{self.max_rows}")
-        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
-            raise ValueError(f"token ids {tokens.min()}..{tokens.max()} are outside 0..{self._vocab_size - 1}")
-        if len(outputs) and (outputs[0] < 0 or outputs[-1] >= count or (np.diff(outputs) <= 0).any()):
-            raise ValueError(f"wanted rows must ascend within 0..{count - 1}")
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(sequences)) + 1, [count]])
-        appended: dict[int, int] = {}
-        for first, end in pairwise(starts):
-            sequence, length = int(sequences[first]), int(end - first)
-            self._check_sequence(sequence)
-            if sequence in appended:
-                raise ValueError(f"the rows of sequence {sequence} do not stand together")
-            stored = self._book.length(sequence)
-            if (positions[first:end] != np.arange(stored, stored + length)).any():
-                raise ValueError(f"the positions of sequence {sequence} do not continue its length, {stored}")
-            if stored + length > self._max_context:
-                raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
-            appended[sequence] = length
-        self._check_room(count)
-        return appended

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from localllm.engine.inspection import PrefixView
-from localllm.engine.runner import Runner
+from localllm.engine.runner import Parks, Runner
 
 
 class _Node:
@@ -35,6 +35,7 @@ class PrefixCache:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._parking = runner if isinstance(runner, Parks) else None
         self._root = _Node(None, 0, [], 0)
         self._leaves: set[_Node] = set()
         self._clock = 0
@@ -80,6 +81,8 @@ class PrefixCache:
         self._leaves.add(leaf)
         self.tokens += len(leaf.edge)
         self._touch(leaf)
+        if self._parking:
+            self._parking.park_sequence(sequence)
 
     def evict(self, pages: int) -> bool:
         """Cut about this many pages (at least one token) off the least recently used prefix; False if none is left."""
@@ -127,6 +130,8 @@ class PrefixCache:
             for problem, found in problems.items():
                 if found:
                     raise RuntimeError(f"prefix cache: {problem} at depth {node.depth}")
+        if self._parking:
+            self._parking.check_parked()
         if leaves != self._leaves or self.tokens != sum(len(node.edge) for node in self._nodes()):
             raise RuntimeError("prefix cache: leaves or tokens are not the tree's")
         return owned

@@ -141,3 +141,23 @@ class Interruptible(Protocol):
 
         stop: uint8[2], the second always 0.
         """
+
+
+@runtime_checkable
+class Parks(Protocol):
+    """What a Runner has beyond others if sequences that are only kept for later would cost it time where they lie."""
+
+    def park_sequence(self, sequence: int) -> None:
+        """Let a sequence rest until something is appended to it: it may be moved to where it costs others nothing.
+
+        Its pages stay its own, and it is forked, cut, exported and freed like any other.
+        """
+
+    def pages_parked(self) -> int:
+        """Pages whose keys and values are elsewhere now."""
+
+    def most_parked(self) -> int:
+        """Most pages that may be, 0 where nothing is ever parked; they take memory beside that of all pages."""
+
+    def check_parked(self) -> None:
+        """Raise RuntimeError where bookkeeping is wrong."""

@@ -1,0 +1,266 @@
+"""What rests lies outside of llama.cpp's cells, and comes back as it was."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_io.model_file import open_model
+from gpu_offload import parking
+from gpu_offload.options import LlamaOptions
+from gpu_offload.runner import LlamaCppRunner
+from tests.oracle import llama_oracle
+
+pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
+
+CHANCE = np.random.default_rng(5)
+FIRST, SECOND, THIRD = ([1, *CHANCE.integers(5, 290, 119).tolist()] for _ in range(3))
+OPTIONS = LlamaOptions(context_tokens=512, max_sequences=5, gpu_layers=0, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parking, "PIECE_TOKENS", 32)
+
+
+@pytest.fixture(scope="module")
+def path(data_dir: Path) -> Path:
+    return data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+
+
+def opened(path: Path, **wishes: object) -> LlamaCppRunner:
+    with open_model(path) as model:
+        return LlamaCppRunner(model, replace(OPTIONS, **wishes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runner(path: Path) -> Iterator[LlamaCppRunner]:
+    made = opened(path)
+    yield made
+    made.close()
+
+
+def append(runner: LlamaCppRunner, sequence: int, tokens: list[int]) -> np.ndarray:
+    start, count = runner.sequence_length(sequence), len(tokens)
+    logits = runner.run(tokens, range(start, start + count), [sequence] * count, [count - 1]).copy()
+    runner.check_parked()
+    return logits[0]
+
+
+def resting(runner: LlamaCppRunner, tokens: list[int]) -> int:
+    sequence = runner.create_sequence()
+    append(runner, sequence, tokens)
+    runner.park_sequence(sequence)
+    return sequence
+
+
+def parked(runner: LlamaCppRunner, tokens: list[int]) -> int:
+    """A sequence that rests, and is parked since another prompt came."""
+    sequence = resting(runner, tokens)
+    before = runner.pages_parked()
+    other = runner.create_sequence()
+    append(runner, other, THIRD[:20])
+    runner.free_sequence(other)
+    assert runner.pages_parked() == before + len(tokens)
+    return sequence
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> Iterator[Callable[[list[int]], np.ndarray]]:
+    """The logits behind tokens that are computed in one pass, with nothing kept."""
+    made = opened(path)
+
+    def compute(tokens: list[int]) -> np.ndarray:
+        sequence = made.create_sequence()
+        logits = append(made, sequence, tokens)
+        made.free_sequence(sequence)
+        return logits
+
+    yield compute
+    made.close()
+
+
+def same(found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(found, wanted, atol=0.02)
+
+
+def test_a_prompt_that_does_not_use_it_parks_what_rests(runner, expected):
+    kept = resting(runner, FIRST)
+    short = runner.create_sequence()
+    append(runner, short, SECOND[: parking.PROMPT_ROWS - 1])
+    assert runner.pages_parked() == 0  # not worth it for so few rows
+    same(append(runner, short, SECOND[parking.PROMPT_ROWS - 1 :]), expected(SECOND))
+    assert runner.pages_parked() == len(FIRST)
+    assert runner.pages_free() == runner.pages_total() - len(FIRST) - len(SECOND)
+    assert runner.sequence_length(kept) == len(FIRST)
+
+
+def test_what_never_rested_stays(runner):
+    sequence = runner.create_sequence()
+    append(runner, sequence, FIRST)
+    append(runner, runner.create_sequence(), SECOND)
+    assert runner.pages_parked() == 0
+
+
+@pytest.mark.parametrize("length", [1, 32, 50, 120])
+def test_a_fork_brings_it_back(runner, expected, length):
+    kept = parked(runner, FIRST)
+    fork = runner.fork_sequence(kept, length)
+    assert runner.pages_parked() == len(FIRST) // 32 * 32 + 24 - min(-(-length // 32) * 32, 120)
+    same(append(runner, fork, SECOND[:9]), expected(FIRST[:length] + SECOND[:9]))
+
+
+def test_whoever_goes_on_with_it_finds_it_in_place(runner, expected):
+    kept = resting(runner, FIRST)
+    fork = runner.fork_sequence(kept, len(FIRST))
+    same(append(runner, fork, SECOND), expected(FIRST + SECOND))
+    assert runner.pages_parked() == 0
+
+
+def test_a_shared_prefix_is_parked_once_and_comes_back_for_all(runner, expected):
+    first = resting(runner, FIRST)
+    second = runner.fork_sequence(first, 70)
+    append(runner, second, SECOND[:60])
+    runner.park_sequence(second)
+    append(runner, runner.create_sequence(), THIRD[:30])
+    assert runner.pages_parked() == 120 + 60
+    fork = runner.fork_sequence(second, 130)
+    assert runner.pages_parked() == 50  # the other's own end
+    same(append(runner, fork, [9]), expected([*FIRST[:70], *SECOND[:60], 9]))
+    same(append(runner, runner.fork_sequence(first, 120), [9]), expected([*FIRST, 9]))
+
+
+def test_what_a_fork_still_uses_stays_in_its_cells(runner, expected):
+    kept = resting(runner, FIRST)
+    fork = runner.fork_sequence(kept, 40)
+    same(append(runner, fork, SECOND), expected(FIRST[:40] + SECOND))
+    assert runner.pages_parked() == 80
+
+
+@pytest.mark.parametrize("length", [0, 5, 64, 100])
+def test_a_parked_sequence_is_cut(runner, expected, length):
+    kept = parked(runner, FIRST)
+    free = runner.pages_free()
+    runner.truncate_sequence(kept, length)
+    runner.check_parked()
+    assert (runner.pages_parked(), runner.pages_free()) == (length, free + 120 - length)
+    # The cells that it left are used again before it comes back.
+    other = runner.create_sequence()
+    append(runner, other, (SECOND * 5)[: runner.pages_free() - 1])
+    fork = runner.fork_sequence(kept, length)
+    same(append(runner, fork, [9]), expected([*FIRST[:length], 9]))
+
+
+def test_a_parked_sequence_is_freed(runner):
+    runner.free_sequence(parked(runner, FIRST))
+    runner.check_parked()
+    assert (runner.pages_parked(), runner.pages_free()) == (0, runner.pages_total())
+
+
+def test_appending_wakes_it(runner, expected):
+    kept = parked(runner, FIRST)
+    same(append(runner, kept, [9]), expected([*FIRST, 9]))
+    append(runner, runner.create_sequence(), SECOND)
+    assert runner.pages_parked() == 0
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 32), (32, 120), (0, 120), (10, 120), (0, 90)])
+def test_it_is_exported_from_where_it_lies(runner, expected, start, stop):
+    kept = parked(runner, FIRST)
+    data = runner.export_kv(kept, start, stop)
+    fits = start % 32 == 0 and stop in (32, 120)
+    assert runner.pages_parked() == (120 if fits else 120 - min(-(-stop // 32) * 32, 120))
+    runner.free_sequence(kept)
+    target = runner.create_sequence()
+    if start:
+        append(runner, target, FIRST[:start])
+    runner.import_kv(target, start, stop, data)
+    same(append(runner, target, [9]), expected([*FIRST[:stop], 9]))
+
+
+def test_no_more_is_parked_than_there_is_memory_for(path, expected, monkeypatch):
+    monkeypatch.setattr(parking, "_SHARE", 8)
+    small = opened(path)
+    kept = resting(small, FIRST)
+    same(append(small, small.create_sequence(), SECOND), expected(SECOND))
+    assert small.pages_parked() == 56  # of 64: its last two pieces
+    same(append(small, small.fork_sequence(kept, 120), [9]), expected([*FIRST, 9]))
+    small.close()
+
+
+class Machine:
+    """A runner at random work, and the tokens that each of its sequences must hold."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.chance = np.random.default_rng(seed)
+        self.runner, self.reference = opened(path), opened(path)
+        self.held: dict[int, list[int]] = {}
+        self.rest: set[int] = set()
+        self.most = 0
+
+    def act(self) -> None:
+        actions: list[Callable[[int], None]] = [self.append, self.append, self.fork, self.cut, self.park, self.park]
+        if not self.held or (len(self.held) < 4 and self.chance.random() < 0.3):
+            self.held[self.runner.create_sequence()] = []
+        chosen = list(self.held)[int(self.chance.integers(len(self.held)))]
+        actions.extend([self.free, self.move])
+        actions[int(self.chance.integers(len(actions)))](chosen)
+        self.runner.check_parked()
+        assert {one: self.runner.sequence_length(one) for one in self.held} == {
+            one: len(tokens) for one, tokens in self.held.items()
+        }
+        self.most = max(self.most, self.runner.pages_parked())
+
+    def append(self, sequence: int) -> None:
+        tokens = self.held[sequence]
+        count = min(int(self.chance.integers(1, 60)), 230 - len(tokens), self.runner.pages_free())
+        if count < 1:
+            return
+        tokens += self.chance.integers(5, 290, count).tolist()
+        self.rest.discard(sequence)
+        logits = append(self.runner, sequence, tokens[-count:])
+        anew = self.reference.create_sequence()
+        same(logits, append(self.reference, anew, tokens))
+        self.reference.free_sequence(anew)
+
+    def fork(self, sequence: int) -> None:
+        if len(self.held) < OPTIONS.max_sequences:
+            length = int(self.chance.integers(len(self.held[sequence]) + 1))
+            self.held[self.runner.fork_sequence(sequence, length)] = self.held[sequence][:length]
+
+    def cut(self, sequence: int) -> None:
+        length = int(self.chance.integers(len(self.held[sequence]) // 2, len(self.held[sequence]) + 1))
+        self.runner.truncate_sequence(sequence, length)
+        del self.held[sequence][length:]
+
+    def park(self, sequence: int) -> None:
+        self.runner.park_sequence(sequence)
+
+    def free(self, sequence: int) -> None:
+        self.runner.free_sequence(sequence)
+        del self.held[sequence]
+
+    def move(self, sequence: int) -> None:
+        """Export the end of a sequence, cut it off, and import it again."""
+        tokens = self.held[sequence]
+        if tokens:
+            start = int(self.chance.integers(len(tokens)))
+            data = self.runner.export_kv(sequence, start, len(tokens))
+            self.runner.truncate_sequence(sequence, start)
+            self.runner.import_kv(sequence, start, len(tokens), data)
+
+    def close(self) -> None:
+        self.runner.close()
+        self.reference.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_work(path, monkeypatch, seed):
+    monkeypatch.setattr(parking, "LEAST_TOKENS", 8)
+    machine = Machine(path, seed)
+    for _ in range(250):
+        machine.act()
+    assert machine.most > 128
+    machine.close()
