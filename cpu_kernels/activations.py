@@ -20,6 +20,7 @@ from cpu_kernels.simd.arithmetic import (
     fma,
     largest_f32,
     max_f32,
+    min_f32,
     mul_f32,
     round_i32,
     sub_f32,
@@ -48,6 +49,9 @@ _MINUS_LOG2E = np.float32(-math.log2(math.e))
 _GELU_EXPONENT = np.float32(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e))
 _GELU_CUBE = np.float32(0.044715)
 _TWO_LOG2E = np.float32(2.0 * math.log2(math.e))
+# gpt-oss's gate: x / (1 + exp(-1.702 x)) * (up + 1), with x at most 7 and up in -7..7.
+_STEEP = np.float32(-1.702 * math.log2(math.e))
+_LIMIT = np.float32(7.0)
 
 _Q32, _SCALE32, _SUM32 = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 _Q256, _SCALE256, _PAIRS256, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
@@ -57,7 +61,7 @@ _WANTED = int(Step.WANTED)
 
 _SHORT = has_short_sums()
 
-GATE_SILU, GATE_GELU = 0, 1
+GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE = range(4)
 
 
 @inner
@@ -218,17 +222,23 @@ def norm_add(op: int, step: int, thread: int, threads: int) -> None:
 
 @inner
 def _gate(kind: int, gate: int, up: int, out: int, n: int) -> None:
-    """out = activation(gate) * up; both activations are x / (1 + 2^e(x))."""
+    """out = activation(gate) * up, without up for GELU_ALONE; all activations are x / (1 + 2^e(x))."""
     one = splat_f32(_ONE)
     silu = splat_f32(_MINUS_LOG2E)
     gelu = splat_f32(_GELU_EXPONENT)
     cube = splat_f32(_GELU_CUBE)
+    steep, highest, lowest = splat_f32(_STEEP), splat_f32(_LIMIT), splat_f32(-_LIMIT)
     for i in range(0, n, 16):
-        x = load_f32(gate + i * 4)
+        x, factor = load_f32(gate + i * 4), load_f32(up + i * 4)
         e = mul_f32(x, silu)
-        if kind == GATE_GELU:
+        if kind in (GATE_GELU, GELU_ALONE):
             e = mul_f32(fma(mul_f32(mul_f32(x, x), x), cube, x), gelu)
-        store_f32(out + i * 4, mul_f32(div_f32(x, add_f32(one, exp2_f32(e))), load_f32(up + i * 4)))
+        if kind == GATE_CLAMPED:
+            x = min_f32(x, highest)
+            e = mul_f32(x, steep)
+            factor = add_f32(one, max_f32(min_f32(factor, highest), lowest))
+        y = div_f32(x, add_f32(one, exp2_f32(e)))
+        store_f32(out + i * 4, y if kind == GELU_ALONE else mul_f32(y, factor))
 
 
 @kernel

@@ -98,6 +98,17 @@ def clear(columns: int, padded: int, totals: int, state: int) -> None:
 
 
 @inner
+def add_sinks(columns: int, group: int, sinks: int, state: int) -> None:
+    """Give each column a sink's score and its weight, but no value, as if a span had found it.
+
+    sinks: of the heads of the columns, in base 2; columns of one head are `group` apart.
+    """
+    for c in range(columns):
+        put_f32(state + 4 * c, get_f32(sinks + 4 * (c % group)))
+        put_f32(state + 64 + 4 * c, _ONE)
+
+
+@inner
 def add_part(columns: int, padded: int, part: int, totals: int, state: int) -> None:
     """Add the outputs of a span to the totals."""
     maxima = max_f32(load_f32(state), load_f32(part + MAXIMA))

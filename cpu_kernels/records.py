@@ -57,7 +57,7 @@ class Op(IntEnum):
     STAGE = 5
     TAKEN = 6
     ARGUMENTS = 8
-    SIZE = 24
+    SIZE = 32
 
 
 class Barrier(IntEnum):

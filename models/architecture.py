@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from models.config import ModelConfig
+from models.config import ModelConfig
+from models.errors import UnsupportedModelError
+
+Factor = Callable[[ModelConfig], float]
 
 
 class RopePairs(Enum):
@@ -17,53 +18,137 @@ class RopePairs(Enum):
     HALVES = "halves"
 
 
-class Gate(Enum):
-    """The activation in the gated feed-forward network."""
+class Activation(Enum):
+    """The feed-forward network between its products: SILU and GELU of the gate, times up.
+
+    CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE: there is no gate, but GELU of up.
+    """
 
     SILU = "silu"
     GELU = "gelu"
+    CLAMPED = "clamped"
+    GELU_ALONE = "gelu alone"
 
 
-def _every_layer(config: "ModelConfig", layer: int) -> bool:
-    return False
+def one(config: ModelConfig) -> float:
+    """No factor."""
+    return 1.0
 
 
-def _inverse_root(config: "ModelConfig") -> float:
+def inverse_root(config: ModelConfig) -> float:
+    """The usual scale of scores, by the size of a head."""
     return 1.0 / math.sqrt(config.head_size)
 
 
-def full_width_scale(layers: int) -> Callable[["ModelConfig"], float]:
+def root_of_width(config: ModelConfig) -> float:
+    """Gemma's factor of embeddings."""
+    return math.sqrt(config.embedding)
+
+
+def full_width_scale(layers: int) -> Factor:
     """An attention scale by the width that heads would have if they filled the embedding, for the model of `layers`.
 
     Gemma's largest models are scaled like that; all others by the size of a head.
     """
 
-    def scale(config: "ModelConfig") -> float:
+    def scale(config: ModelConfig) -> float:
         if config.layers == layers:
             return 1.0 / math.sqrt(config.embedding / config.heads)
-        return _inverse_root(config)
+        return inverse_root(config)
 
     return scale
 
 
+def stated(config: ModelConfig, key: str, value: float | None) -> float:
+    """A value of the metadata that an architecture cannot do without.
+
+    Raises UnsupportedModelError where the file lacks it.
+    """
+    if value is None:
+        raise UnsupportedModelError(
+            f"The file lacks {config.architecture}.{key}, which models of this architecture need. "
+            f"Convert the model again or get another edition of it."
+        )
+    return value
+
+
+def _sees_all(config: ModelConfig, layer: int) -> int:
+    return 0
+
+
+def windows(period: int, default: int = 0) -> Callable[[ModelConfig, int], int]:
+    """Windows on all layers but every `period`-th, unless the file says which; as wide as the file says, or `default`.
+
+    A period of 0 gives every layer a window.
+    """
+
+    def window(config: ModelConfig, layer: int) -> int:
+        pattern = period if config.window_pattern is None else config.window_pattern
+        slides = pattern[layer] if isinstance(pattern, tuple) else pattern == 0 or layer % pattern < pattern - 1
+        return (default if config.window is None else config.window) if slides else 0
+
+    return window
+
+
+def _every_layer(config: ModelConfig, layer: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How positions turn queries and keys.
+
+    turns(config, layer): whether a layer's heads turn at all. local_base(config): base of the rotation of layers with
+    a window, which then has none of the file's scaling. before_norms: the heads' norms come after the rotation.
+    """
+
+    pairs: RopePairs
+    turns: Callable[[ModelConfig, int], bool] = field(default=_every_layer)
+    local_base: Factor | None = None
+    before_norms: bool = False
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Where a layer normalises its rows of embeddings.
+
+    layer_norm: by mean and variance, with biases where the file has them; else by the root mean square. before, after:
+    what goes into a sub-layer, and what comes out of it. feed_forward: the tensor before the feed-forward network.
+    """
+
+    layer_norm: bool = False
+    before: bool = True
+    after: bool = False
+    feed_forward: str = "ffn_norm"
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Constant factors of embeddings, of what a sub-layer adds to the residual stream, of scores, and of logits."""
+
+    embedding: Factor = one
+    residual: Factor = one
+    attention: Factor = inverse_root
+    logits: Factor = one
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """A pre-norm decoder with grouped-query attention and a gated feed-forward network, and its variations.
+    """A decoder with grouped-query attention and a feed-forward network, in each layer one after the other.
 
-    Biases, norms of heads, norms after a sub-layer, tied embeddings and experts are recognised by the presence of
-    their tensors. slides(config, layer): whether a layer attends to the sliding window only. attention_scale(config):
-    factor of the scores. local_rope_base: base of the sliding layers' rotation where it differs. fused: the file
-    stores q, k, v in one tensor, and gate, up in another. normalise_experts: chosen experts' weights add up to one.
+    Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
+    shared experts are recognised by their tensors. normalise_experts: chosen experts' weights add up to one. parallel:
+    the feed-forward network reads what attention reads, instead of what it gave. window(config, layer): tokens that a
+    row of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps where the file states none.
     """
 
     name: str
-    rope_pairs: RopePairs
-    gate: Gate = Gate.SILU
-    scale_embeddings: bool = False
-    slides: Callable[["ModelConfig", int], bool] = field(default=_every_layer)
-    attention_scale: Callable[["ModelConfig"], float] = field(default=_inverse_root)
-    local_rope_base: float | None = None
+    rotation: Rotation
+    norms: Norms = Norms()
+    scales: Scales = Scales()
+    activation: Activation = Activation.SILU
+    normalise_experts: bool = True
+    parallel: bool = False
+    window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
     attention_cap: float = 0.0
     logit_cap: float = 0.0
-    fused: bool = False
-    normalise_experts: bool = True

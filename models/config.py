@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
+from models.refusals import refuse_unread
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
@@ -13,11 +14,16 @@ MAX_EXPERTS = 1024
 MAX_VOCABULARY = 1 << 22
 MAX_CONTEXT = 1 << 24
 _EMBEDDING_TENSOR = "token_embd.weight"
+_ROUTER = "blk.0.ffn_gate_inp.weight"
+_SHARED_EXPERT = "blk.0.ffn_up_shexp.weight"
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotation is stretched beyond the trained context. kind: none, linear, yarn or longrope (factor tensors)."""
+    """How rotation is stretched beyond the trained context. kind: none, linear, yarn or longrope (factor tensors).
+
+    log_multiplier: how much of YaRN's sharpening the model has learnt to do without, 0 for none.
+    """
 
     kind: str
     factor: float
@@ -25,16 +31,41 @@ class RopeScaling:
     attention_factor: float
     beta_fast: float
     beta_slow: float
+    log_multiplier: float
+
+
+@dataclass(frozen=True)
+class StatedFactors:
+    """Factors that a file states, None where it does not. What they mean is the architecture's affair."""
+
+    embedding: float | None
+    residual: float | None
+    attention: float | None
+    logits: float | None
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + scale * log(1 + floor(position / length))."""
+
+    scale: float
+    length: int
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes in values, contexts in tokens. rope_size: values of a head that turn. window: 0 where nothing slides."""
+    """Sizes in values, contexts in tokens.
+
+    shared_feed_forward: size of the experts' shared companion, 0 where there is none. rope_size: values of a head that
+    turn. local_rope_base: of layers with a window, where the file states it. rope_finetuned: what Granite's files say
+    about whether heads turn at all. window, window_pattern (a period, or which layers): None where not stated.
+    """
 
     architecture: str
     layers: int
     embedding: int
     feed_forward: int
+    shared_feed_forward: int
     heads: int
     kv_heads: int
     head_size: int
@@ -44,7 +75,12 @@ class ModelConfig:
     rope_size: int
     rope_base: float
     rope_scaling: RopeScaling
-    window: int
+    rope_finetuned: bool
+    local_rope_base: float | None
+    query_growth: QueryGrowth | None
+    window: int | None
+    window_pattern: int | tuple[bool, ...] | None
+    factors: StatedFactors
     experts: int
     experts_used: int
     attention_cap: float | None
@@ -59,6 +95,11 @@ class ModelConfig:
     def group(self) -> int:
         """Query heads that share a key-value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def longest(self) -> int:
+        """Values of the longest row that goes into a product."""
+        return max(self.embedding, self.feed_forward, self.shared_feed_forward, self.heads * self.head_size)
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -80,9 +121,10 @@ def read_config(file: ModelFile) -> ModelConfig:
             f"{file.path}: heads of {head_size} (keys) and {value_size} (values): the native engine needs one even "
             f"size. Use --backend llama."
         )
+    refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
-    experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS)
+    experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if _ROUTER in file.tensors else 0
     feed_forward = _same_in_all_layers(file, f"{name}.feed_forward_length", MAX_WIDTH)
     if experts:
         feed_forward = metadata.get_int(
@@ -90,23 +132,34 @@ def read_config(file: ModelFile) -> ModelConfig:
         )
     return ModelConfig(
         architecture=name,
-        layers=metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS),
+        layers=_layers(file),
         embedding=embedding,
         feed_forward=feed_forward,
+        shared_feed_forward=_rows(file, _SHARED_EXPERT) if experts else 0,
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        vocabulary=_vocabulary(file),
+        vocabulary=_rows(file, _EMBEDDING_TENSOR, required=True),
         context=context,
-        epsilon=metadata.get_float(f"{name}.attention.layer_norm_rms_epsilon", minimum=0.0, maximum=1.0),
+        epsilon=_epsilon(file),
         rope_size=rope_size,
-        rope_base=metadata.get_float(f"{name}.rope.freq_base", 10_000.0, minimum=1.0, maximum=1e12),
-        rope_scaling=_rope_scaling(file, context),
-        window=metadata.get_int(f"{name}.attention.sliding_window", 0, maximum=MAX_CONTEXT),
+        rope_base=_rope_base(file, head_size),
+        rope_scaling=(scaling := _rope_scaling(file, context)),
+        rope_finetuned=metadata.get_bool(f"{name}.rope.scaling.finetuned", True),
+        local_rope_base=_optional(file, "rope.freq_base_swa", 1e12),
+        query_growth=_query_growth(file, scaling.original_context),
+        window=_window(file),
+        window_pattern=_window_pattern(file),
+        factors=StatedFactors(
+            embedding=_optional(file, "embedding_scale"),
+            residual=_optional(file, "residual_scale"),
+            attention=_optional(file, "attention.scale"),
+            logits=_optional(file, "logit_scale"),
+        ),
         experts=experts,
         experts_used=metadata.get_int(f"{name}.expert_used_count", 1 if experts else 0, maximum=max(experts, 0)),
-        attention_cap=_optional(file, f"{name}.attn_logit_softcapping"),
-        logit_cap=_optional(file, f"{name}.final_logit_softcapping"),
+        attention_cap=_optional(file, "attn_logit_softcapping"),
+        logit_cap=_optional(file, "final_logit_softcapping"),
     )
 
 
@@ -125,17 +178,66 @@ def _same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
     return file.metadata.get_int(key, minimum=1, maximum=maximum)
 
 
-def _vocabulary(file: ModelFile) -> int:
-    tensor = file.tensors.get(_EMBEDDING_TENSOR)
+def _layers(file: ModelFile) -> int:
+    """Layers that are computed: those behind them draft tokens that others have to confirm."""
+    metadata, name = file.metadata, file.architecture
+    layers = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
+    return layers - metadata.get_int(f"{name}.nextn_predict_layers", 0, maximum=layers - 1)
+
+
+def _rows(file: ModelFile, name: str, *, required: bool = False) -> int:
+    """Rows of a matrix, 0 where there is none."""
+    tensor = file.tensors.get(name)
+    if tensor is None and not required:
+        return 0
     if tensor is None or len(tensor.shape) != 2 or not 1 <= tensor.shape[0] <= MAX_VOCABULARY:
-        raise UnsupportedModelError(f"{file.path}: {_EMBEDDING_TENSOR} is missing or has no sensible shape.")
+        raise UnsupportedModelError(f"{file.path}: {name} is missing or has no sensible shape.")
     return tensor.shape[0]
+
+
+def _epsilon(file: ModelFile) -> float:
+    """What norms add to a variance or a mean square: a file states one of two keys, by the kind of its norms."""
+    of_mean_square, of_variance = (f"{file.architecture}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", ""))
+    key = of_variance if of_mean_square not in file.metadata and of_variance in file.metadata else of_mean_square
+    return file.metadata.get_float(key, minimum=0.0, maximum=1.0)
+
+
+def _window(file: ModelFile) -> int | None:
+    key = f"{file.architecture}.attention.sliding_window"
+    return file.metadata.get_int(key, maximum=MAX_CONTEXT) if key in file.metadata else None
+
+
+def _window_pattern(file: ModelFile) -> int | tuple[bool, ...] | None:
+    key = f"{file.architecture}.attention.sliding_window_pattern"
+    if key not in file.metadata:
+        return None
+    if isinstance(file.metadata[key], int):
+        return file.metadata.get_int(key, maximum=MAX_LAYERS)
+    layers = file.metadata.get_int(f"{file.architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
+    return tuple(file.metadata.get_list(key, bool, length=layers))
+
+
+def _rope_base(file: ModelFile, head_size: int) -> float:
+    metadata, name = file.metadata, file.architecture
+    base = metadata.get_float(f"{name}.rope.freq_base", 10_000.0, minimum=1.0, maximum=1e12)
+    alpha = metadata.get_float(f"{name}.rope.scaling.alpha", 0.0, minimum=0.0, maximum=1e6)
+    return base * alpha ** (head_size / (head_size - 2)) if alpha else base
+
+
+def _query_growth(file: ModelFile, length: int) -> QueryGrowth | None:
+    scale = _optional(file, "attention.temperature_scale")
+    return QueryGrowth(scale, length) if scale else None
 
 
 def _rope_scaling(file: ModelFile, context: int) -> RopeScaling:
     metadata, prefix = file.metadata, f"{file.architecture}.rope.scaling"
     kind = metadata.get_str(f"{prefix}.type", "none")
-    factor = metadata.get_float(f"{prefix}.factor", 1.0, minimum=0.0, maximum=1e6)
+    factor = metadata.get_float(
+        f"{prefix}.factor",
+        metadata.get_float(f"{file.architecture}.rope.scale_linear", 1.0, minimum=0.0, maximum=1e6),
+        minimum=0.0,
+        maximum=1e6,
+    )
     if f"{prefix}.type" not in metadata and factor not in (0.0, 1.0):
         kind = "linear"
     if kind not in ("none", "linear", "yarn", "longrope"):
@@ -147,8 +249,10 @@ def _rope_scaling(file: ModelFile, context: int) -> RopeScaling:
         attention_factor=metadata.get_float(f"{prefix}.attn_factor", 1.0, minimum=0.0, maximum=100.0),
         beta_fast=metadata.get_float(f"{prefix}.yarn_beta_fast", 32.0, minimum=0.0, maximum=1e6),
         beta_slow=metadata.get_float(f"{prefix}.yarn_beta_slow", 1.0, minimum=0.0, maximum=1e6),
+        log_multiplier=metadata.get_float(f"{prefix}.yarn_log_multiplier", 0.0, minimum=0.0, maximum=100.0),
     )
 
 
-def _optional(file: ModelFile, key: str) -> float | None:
-    return file.metadata.get_float(key, minimum=0.0, maximum=1e6) if key in file.metadata else None
+def _optional(file: ModelFile, key: str, maximum: float = 1e6) -> float | None:
+    key = f"{file.architecture}.{key}"
+    return file.metadata.get_float(key, minimum=0.0, maximum=maximum) if key in file.metadata else None

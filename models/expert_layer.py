@@ -2,61 +2,80 @@
 
 import numpy as np
 
-from cpu_kernels import activations, experts
-from cpu_kernels.program import ProgramBuilder
-from cpu_kernels.records import TILE_WIDTHS, Barrier, Stage
-from models.architecture import Architecture
+from cpu_kernels import activations, experts, sums
+from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
 from models.buffers import Rows, packed_activations
-from models.config import ModelConfig
-from models.weights import Matrix, WeightLoader
+from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
+from models.recording import Recording, forms
+from models.weights import Matrix
 
 
-class ExpertLayer:
+class ExpertLayers:
     """Buffers that all expert layers of a model share, and the recording of one layer."""
 
-    def __init__(
-        self,
-        builder: ProgramBuilder,
-        loader: WeightLoader,
-        config: ModelConfig,
-        architecture: Architecture,
-        max_rows: int,
-        threads: int,
-    ) -> None:
-        self._builder, self._loader, self._config = builder, loader, config
-        self._normalise = int(architecture.normalise_experts)
-        choices = max_rows * config.experts_used
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        config, builder = recording.config, recording.builder
+        choices = recording.max_rows * config.experts_used
         slots = choices + config.experts * max(TILE_WIDTHS)
-        self._scores = Rows(builder, max_rows, config.experts)
+        longest = max(config.embedding, config.feed_forward)
+        shared = config.shared_feed_forward
+        self._shared = FeedForwardLayers(recording, shared) if shared else None
+        self._scores = recording.rows(config.experts)
         self._gate = Rows(builder, slots, config.feed_forward)
         self._up = Rows(builder, slots, config.feed_forward)
         self._answers = Rows(builder, slots, config.embedding)
-        self._packed = packed_activations(builder, slots, max(config.embedding, config.feed_forward), threads)
+        self._packed = packed_activations(builder, slots, longest, recording.threads)
         self._segments = builder.buffer(3 * config.experts + 1, np.int64)
         self._row_of_slot = builder.buffer(slots, np.int32)
         self._slot_of_choice = builder.buffer(choices, np.int32)
         self._weight_of_choice = builder.buffer(choices)
         self._expert_of_choice = builder.buffer(choices, np.int32)
-        self._epsilon = builder.scalar(config.epsilon)
         self._one = builder.scalar(1.0)
 
-    def record(self, prefix: str, x: Rows, packed: int) -> None:
-        """Add x += experts(norm(x)). packed: descriptors for the router's input."""
-        config, add = self._config, self._builder.add
-        norm = self._builder.array(self._loader.vector(prefix + "ffn_norm.weight", config.embedding))
-        router = self._loader.matrix(prefix + "ffn_gate_inp.weight", config.experts, config.embedding)
+    def record(self, prefix: str) -> None:
+        """Add experts(norm(x)) to x, and that of a shared one, which works for all rows."""
+        config = self._recording.config
+        shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
         gate, up, down = (self._expert_matrix(prefix, name) for name in ("gate", "up", "down"))
-        source = (x.address, x.stride, norm, config.embedding)
-        router_form = int(router.format.form)
-        add(activations.norm_pack, *source, router_form, packed, self._epsilon, 0, barrier=Barrier.MANY_ROWS)
-        scores = (self._scores.address, self._scores.stride)
-        add(router.format.matmul, *router.arguments, *scores, 0, 0, packed, 1, barrier=Barrier.ALWAYS)
-        add(
+        self._route(prefix)
+        self._gather(prefix, forms(gate, up))
+        self._product(gate, self._gate, last=False)
+        self._product(up, self._up, last=True)
+        self._add_bias(prefix + "ffn_gate_exps.bias", self._gate, config.feed_forward)
+        self._add_bias(prefix + "ffn_up_exps.bias", self._up, config.feed_forward)
+        self._recording.builder.add(
+            activations.gate_pack,
+            self._gate.address,
+            self._up.address,
+            self._gate.stride,
+            config.feed_forward,
+            int(down.format.form),
+            self._packed,
+            KINDS[self._recording.architecture.activation],
+            barrier=Barrier.ALWAYS,
+            stage=Stage.EXPERT,
+        )
+        self._product(down, self._answers, last=True)
+        self._add_bias(prefix + "ffn_down_exps.bias", self._answers, config.embedding)
+        self._combine()
+        if self._shared:
+            self._recording.add_aside(shared_gates)
+
+    def _route(self, prefix: str) -> None:
+        """Score the experts for each row, choose some, and lay out their slots."""
+        recording, config = self._recording, self._recording.config
+        router = recording.loader.matrix(prefix + "ffn_gate_inp.weight", config.experts, config.embedding)
+        recording.norm_pack(feed_forward_norm(recording, prefix), router.format.form)
+        bias = recording.bias(prefix + "ffn_gate_inp.bias", config.experts)
+        recording.product(router, self._scores, addend=bias, last=True)
+        recording.builder.add(
             experts.route,
-            *scores,
+            self._scores.address,
+            self._scores.stride,
             config.experts,
             config.experts_used,
-            self._normalise,
+            int(recording.architecture.normalise_experts),
             self._one,
             self._segments,
             self._row_of_slot,
@@ -65,25 +84,28 @@ class ExpertLayer:
             self._expert_of_choice,
             barrier=Barrier.ALWAYS,
         )
-        forms = int(gate.format.form | up.format.form)
-        slots = (forms, self._packed, self._epsilon, self._row_of_slot)
-        add(experts.expert_pack, *source, *slots, barrier=Barrier.ALWAYS, stage=Stage.EXPERT)
-        self._product(gate, self._gate, last=False)
-        self._product(up, self._up, last=True)
-        add(
-            activations.gate_pack,
-            self._gate.address,
-            self._up.address,
-            self._gate.stride,
-            config.feed_forward,
-            int(down.format.form),
+
+    def _gather(self, prefix: str, form: Form) -> None:
+        """Pack each slot's row."""
+        recording = self._recording
+        recording.builder.add(
+            experts.expert_pack,
+            recording.x.address,
+            recording.x.stride,
+            recording.vector(f"{feed_forward_norm(recording, prefix)}.weight", recording.config.embedding),
+            recording.config.embedding,
+            int(form),
             self._packed,
-            activations.GATE_SILU,
+            recording.epsilon,
+            self._row_of_slot,
             barrier=Barrier.ALWAYS,
             stage=Stage.EXPERT,
         )
-        self._product(down, self._answers, last=True)
-        add(
+
+    def _combine(self) -> None:
+        """x += the weighted sum of each row's answers."""
+        x, config = self._recording.x, self._recording.config
+        self._recording.builder.add(
             experts.combine,
             x.address,
             x.stride,
@@ -97,14 +119,15 @@ class ExpertLayer:
         )
 
     def _expert_matrix(self, prefix: str, name: str) -> Matrix:
-        config = self._config
+        config = self._recording.config
         rows, k = config.feed_forward, config.embedding
         if name == "down":
             rows, k = k, rows
-        return self._loader.matrix(f"{prefix}ffn_{name}_exps.weight", rows, k, experts=config.experts)
+        return self._recording.loader.matrix(f"{prefix}ffn_{name}_exps.weight", rows, k, experts=config.experts)
 
     def _product(self, matrix: Matrix, out: Rows, *, last: bool) -> None:
-        self._builder.add(
+        """out = matrix * packed, with the expert of each slot."""
+        self._recording.builder.add(
             matrix.format.matmul,
             *matrix.arguments,
             out.address,
@@ -118,3 +141,12 @@ class ExpertLayer:
             barrier=Barrier.ALWAYS if last else Barrier.NEVER,
             stage=Stage.EXPERT,
         )
+
+    def _add_bias(self, name: str, rows: Rows, size: int) -> None:
+        """Add its expert's bias to each slot, where the file has biases."""
+        recording = self._recording
+        if not recording.loader.has(name):
+            return
+        biases = recording.builder.array(recording.loader.vectors(name, recording.config.experts, size))
+        arguments = (rows.address, rows.stride, biases, self._segments)
+        recording.builder.add(sums.add_expert_bias, *arguments, barrier=Barrier.ALWAYS, stage=Stage.EXPERT)

@@ -1,22 +1,27 @@
 """Gemma 2: norms after each sub-layer, capped scores and logits, every other layer sees a window only."""
 
-from models.architecture import Architecture, Gate, RopePairs, full_width_scale
-from models.config import ModelConfig
+from models.architecture import (
+    Activation,
+    Architecture,
+    Norms,
+    RopePairs,
+    Rotation,
+    Scales,
+    full_width_scale,
+    root_of_width,
+    windows,
+)
 
 _LAYERS_27B = 46
-
-
-def _slides(config: ModelConfig, layer: int) -> bool:
-    return layer % 2 == 0
-
+_WINDOW = 4096
 
 ARCHITECTURE = Architecture(
     name="gemma2",
-    rope_pairs=RopePairs.HALVES,
-    gate=Gate.GELU,
-    scale_embeddings=True,
-    slides=_slides,
-    attention_scale=full_width_scale(_LAYERS_27B),
+    rotation=Rotation(RopePairs.HALVES),
+    norms=Norms(after=True),
+    scales=Scales(embedding=root_of_width, attention=full_width_scale(_LAYERS_27B)),
+    activation=Activation.GELU,
+    window=windows(2, _WINDOW),
     attention_cap=50.0,
     logit_cap=30.0,
 )

@@ -18,12 +18,12 @@ from cpu_kernels.records import TILE_WIDTHS, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.architecture import Architecture
-from models.config import ModelConfig, RopeScaling, read_config
+from models.config import read_config
 from models.decoder import DecoderRecorder
-from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore, Sequence, stored_types
+from models.recording import Recording
 from models.registry import find_architecture
-from models.rope_tables import RopeTable, frequencies, magnitude
+from models.rope_tables import Ropes
 from models.weights import WeightLoader, padded
 
 LoadProgress = Callable[[str, float], None]
@@ -81,9 +81,9 @@ class NativeRunner:
             progress("loading weights", 0.0)
         builder = ProgramBuilder()
         loader = WeightLoader(file, self._team, builder, progress)
-        self._ropes = _rope_tables(config, architecture, loader, context)
-        recorder = DecoderRecorder(builder, loader, config, architecture, self._store, MAX_ROWS, self._threads)
-        self._logits_operations = recorder.record()
+        self._ropes = Ropes(config, architecture, loader, context)
+        recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
+        self._logits_operations = DecoderRecorder(recording, self._store, self._ropes).record()
         file.release_all()
 
         def compiling(done: int, count: int, name: str) -> None:
@@ -99,8 +99,7 @@ class NativeRunner:
         self._row_tables = self._field(Step.ROW_TABLES, MAX_ROWS, np.int64)
         self._segments = self._field(Step.SEGMENTS, MAX_ROWS * _SEGMENT_FIELDS, np.int64)
         self._wanted = self._field(Step.WANTED, MAX_ROWS, np.int32)
-        longest = padded(max(config.embedding, config.feed_forward, config.heads * config.head_size))
-        scratch = max(4 * longest, attention.scratch_bytes(config.padded_head)) + 4096
+        scratch = max(4 * padded(config.longest), attention.scratch_bytes(config.padded_head)) + 4096
         self._scratch = self._field(Step.SCRATCH, scratch * self._threads, np.uint8)
         self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
@@ -227,7 +226,7 @@ class NativeRunner:
             self._segments[at : at + _SEGMENT_FIELDS] = (first, count, sequence.length - count, table)
         step = self._step
         step[Step.SEGMENT_COUNT] = len(segments)
-        self._reserve_ropes(max(self._sequences[handle].length for handle, _, _ in segments))
+        self._ropes.reserve(max(self._sequences[handle].length for handle, _, _ in segments), step)
         if (rows, len(wanted)) != self._stages:
             self._stages = (rows, len(wanted))
             set_stage(step, Stage.ALL, rows, choose_width(rows))
@@ -317,11 +316,6 @@ class NativeRunner:
         average = rows * self._config.experts_used / self._config.experts
         return next((width for width in TILE_WIDTHS[1:] if width >= average), TILE_WIDTHS[-1])
 
-    def _reserve_ropes(self, positions: int) -> None:
-        for index, table in enumerate(self._ropes):
-            table.reserve(positions)
-            self._step[Step.ROPE_TABLES + index] = table.address
-
     def _share_attention(self, segments: list[tuple[int, int, int]]) -> None:
         """Have a step of few tiles shared out by spans, and make room for their results."""
         heads, group, padded_head = self._config.kv_heads, self._config.group, self._config.padded_head
@@ -347,24 +341,3 @@ class NativeRunner:
         self._program.set_argument(operations.product, 5, self._logits.ctypes.data)
         if operations.cap is not None:
             self._program.set_argument(operations.cap, 0, self._logits.ctypes.data)
-
-
-def _rope_tables(
-    config: ModelConfig, architecture: Architecture, loader: WeightLoader, context: int
-) -> list[RopeTable]:
-    """The global table and, where sliding layers turn otherwise, theirs."""
-    scaling = config.rope_scaling
-    pairs = config.rope_size // 2
-    factors = loader.factors("rope_freqs.weight", pairs)
-    if factors is None:
-        long = context > scaling.original_context
-        factors = loader.factors(f"rope_factors_{'long' if long else 'short'}.weight", pairs)
-    if scaling.kind == "longrope" and factors is None:
-        raise UnsupportedModelError("The model asks for longrope scaling and has no tensor of its factors.")
-    radians = frequencies(config.rope_size, config.rope_base, scaling, factors)
-    tables = [RopeTable(config, radians, magnitude(scaling))]
-    if architecture.local_rope_base is not None:
-        plain = RopeScaling("none", 1.0, config.context, 1.0, 0.0, 0.0)
-        local = frequencies(config.rope_size, architecture.local_rope_base, plain, None)
-        tables.append(RopeTable(config, local, 1.0))
-    return tables

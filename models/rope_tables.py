@@ -5,15 +5,22 @@ ramp between, and sharpens attention. Llama 3 and longrope files carry a factor 
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.memory import aligned_zeros
-from models.config import ModelConfig, RopeScaling
+from cpu_kernels.records import Step
+from models.architecture import Architecture
+from models.config import ModelConfig, QueryGrowth, RopeScaling
+from models.errors import UnsupportedModelError
+from models.weights import WeightLoader
 
 _FIRST_POSITIONS = 1024
 _ROTATIONS = 2 * math.pi
+GLOBAL_ROPE, LOCAL_ROPE, NO_ROPE, QUERY_ROPE = range(4)
+"""Tables in a step record: the usual one, that of layers with a window, none at all, that of queries which grow."""
 
 
 def frequencies(
@@ -40,9 +47,10 @@ def frequencies(
 
 def magnitude(scaling: RopeScaling) -> float:
     """Factor of cosines and sines: YaRN's sharpening, or the one that the file states."""
-    if scaling.kind == "yarn":
-        return scaling.attention_factor * (1.0 + 0.1 * math.log(scaling.factor))
-    return scaling.attention_factor
+    if scaling.kind != "yarn":
+        return scaling.attention_factor
+    stretch = math.log(max(1.0, scaling.factor))
+    return scaling.attention_factor * (1.0 + 0.1 * stretch) / (1.0 + 0.1 * scaling.log_multiplier * stretch)
 
 
 def _pair_that_turns(size: int, base: float, context: int, turns: float) -> float:
@@ -65,11 +73,17 @@ def head_order(config: ModelConfig, neighbours: bool) -> NDArray[np.int64]:
 
 
 class RopeTable:
-    """Cosines and sines for positions 0..n-1: float32[n, 2, padded/2], longer whenever asked."""
+    """Cosines and sines for positions 0..n-1: float32[n, 2, padded/2], longer whenever asked.
 
-    def __init__(self, config: ModelConfig, radians: NDArray[np.float64], scale: float) -> None:
+    growth: multiplies all of a position's entries, those of values that do not turn included.
+    """
+
+    def __init__(
+        self, config: ModelConfig, radians: NDArray[np.float64], scale: float, growth: QueryGrowth | None = None
+    ) -> None:
         self._radians = radians
         self._scale = scale
+        self._growth = growth
         self._half = config.padded_head // 2
         self._table: NDArray[np.generic] = aligned_zeros((0, 2, self._half), np.float32)
         self.address = 0
@@ -87,5 +101,62 @@ class RopeTable:
         turning = len(self._radians)
         table[:, 0, :turning] = np.cos(angles) * self._scale
         table[:, 1, :turning] = np.sin(angles) * self._scale
+        if self._growth is not None:
+            periods = np.arange(length) // self._growth.length
+            factors = 1.0 + self._growth.scale * np.log1p(periods)
+            table[:] = np.asarray(table, np.float32) * factors[:, None, None]
         self._table = table
         self.address = table.ctypes.data
+
+
+class Ropes:
+    """A model's tables, and which of them each layer takes."""
+
+    def __init__(self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, context: int) -> None:
+        """Context: the longest that will be asked for. Raises UnsupportedModelError for what no table can say."""
+        self._local = architecture.rotation.local_base is not None
+        layers = range(config.layers)
+        has_windows = any(architecture.window(config, layer) for layer in layers)
+        if not self._local and has_windows and config.local_rope_base not in (None, config.rope_base):
+            raise UnsupportedModelError(
+                f"The model asks for a rotation of its own for layers with a window (rope.freq_base_swa), which the "
+                f"native engine does not compute for {architecture.name}. Use --backend llama."
+            )
+        self._grows = config.query_growth is not None
+        scaling = config.rope_scaling
+        radians = frequencies(config.rope_size, config.rope_base, scaling, _factors(config, loader, context))
+        self._tables = {GLOBAL_ROPE: RopeTable(config, radians, magnitude(scaling))}
+        if architecture.rotation.local_base is not None and has_windows:
+            plain = replace(scaling, kind="none")
+            local = frequencies(config.rope_size, architecture.rotation.local_base(config), plain, None)
+            self._tables[LOCAL_ROPE] = RopeTable(config, local, 1.0)
+        if architecture.rotation.before_norms or not all(architecture.rotation.turns(config, i) for i in layers):
+            self._tables[NO_ROPE] = RopeTable(config, np.zeros(0), 1.0)
+        if config.query_growth is not None:
+            self._tables[QUERY_ROPE] = RopeTable(config, radians, magnitude(scaling), config.query_growth)
+
+    def of_layer(self, turns: bool, windowed: bool) -> tuple[int, int]:
+        """The tables of queries and of keys."""
+        if not turns:
+            return NO_ROPE, NO_ROPE
+        if self._local and windowed:
+            return LOCAL_ROPE, LOCAL_ROPE
+        return QUERY_ROPE if self._grows else GLOBAL_ROPE, GLOBAL_ROPE
+
+    def reserve(self, positions: int, step: NDArray[np.generic]) -> None:
+        """Make the tables cover positions 0..positions-1, and write their addresses into a step record."""
+        for index, table in self._tables.items():
+            table.reserve(positions)
+            step[Step.ROPE_TABLES + index] = table.address
+
+
+def _factors(config: ModelConfig, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:
+    """Factors of the frequencies, for contexts as long as those that will be asked for."""
+    pairs, scaling = config.rope_size // 2, config.rope_scaling
+    factors = loader.factors("rope_freqs.weight", pairs)
+    if factors is None:
+        long = context > scaling.original_context
+        factors = loader.factors(f"rope_factors_{'long' if long else 'short'}.weight", pairs)
+    if scaling.kind == "longrope" and factors is None:
+        raise UnsupportedModelError("The model asks for longrope scaling and has no tensor of its factors.")
+    return factors

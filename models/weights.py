@@ -14,6 +14,7 @@ from cpu_kernels.records import Op
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile, TensorInfo
 from models.errors import UnsupportedModelError
+from models.refusals import refuse_unused
 
 _ROWS_CONVERTED_TOGETHER = 1024
 _BYTES_PACKED_TOGETHER = 4 << 20
@@ -78,10 +79,20 @@ class WeightLoader:
         self._progress = progress
         self._loaded_bytes = 0
         self._matrices: dict[str, Matrix] = {}
+        self._used: set[str] = set()
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of that name."""
         return name in self._file.tensors
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor, None where the file has none of that name."""
+        tensor = self._file.tensors.get(name)
+        return None if tensor is None else tensor.shape
+
+    def check_all_used(self, layers: int, layer: int | None = None) -> None:
+        """Raise UnsupportedModelError for tensors of the file, or of one layer, that nobody has asked for."""
+        refuse_unused(self._file, self._used, layers, layer)
 
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """A tensor of one dimension as float32, in another order (-1 gives 0) and padded with zeros."""
@@ -93,12 +104,19 @@ class WeightLoader:
         out[: len(values)] = values
         return out
 
+    def vectors(self, name: str, count: int, size: int) -> NDArray[np.float32]:
+        """A tensor of count x size as float32, each vector padded with zeros."""
+        self._tensor(name, (count, size))
+        out = np.zeros((count, padded(size)), np.float32)
+        out[:, :size] = self._file.dequantize(name).reshape(count, size)
+        return out
+
     def factors(self, name: str, size: int) -> NDArray[np.float32] | None:
         """A tensor of frequency factors, if the file has it."""
         return self.vector(name, size)[:size] if self.has(name) else None
 
     def matrix(self, name: str, rows: int, k: int, order: NDArray[np.int64] | None = None, experts: int = 0) -> Matrix:
-        """Pack a tensor of (experts,) rows x k.
+        """Pack a tensor of (experts,) rows x k; one row may be stored as a vector.
 
         order: source row of each packed row, -1 for zeros; one order serves all experts. The same name and no order
         gives the same matrix again, so that tied embeddings are stored once.
@@ -106,7 +124,7 @@ class WeightLoader:
         if order is None and name in self._matrices:
             return self._matrices[name]
         shape = (experts, rows, k) if experts else (rows, k)
-        tensor = self._tensor(name, shape)
+        tensor = self._tensor(name, shape[1:] if rows == 1 and self.shape(name) == (k,) else shape)
         matrix = self._pack(tensor, np.arange(rows) if order is None else order, rows, k, experts)
         if order is None:
             self._matrices[name] = matrix
@@ -126,6 +144,7 @@ class WeightLoader:
             raise UnsupportedModelError(
                 f"{self._file.path}: the tensor {name} has the shape {tensor.shape} and should have {shape}."
             )
+        self._used.add(name)
         return tensor
 
     def _pack(self, tensor: TensorInfo, order: NDArray[np.int64], rows: int, k: int, experts: int) -> Matrix:

@@ -32,10 +32,21 @@ div_f32 = define("div_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.fdiv(x, y)
 neg_f32 = define("neg_f32", f32x16(f32x16), lambda b, x: b.fneg(x))
 abs_f32 = define("abs_f32", f32x16(f32x16), lambda b, x: call(b, "llvm.fabs.v16f32", _VECTOR_F, x))
 max_f32 = define("max_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
+min_f32 = define("min_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 fma = define("fma", f32x16(f32x16, f32x16, f32x16), fused_multiply_add)
 
 to_f32 = define("to_f32", f32x16(i32x16), lambda b, x: b.sitofp(x, _VECTOR_F))
 round_i32 = define("round_i32", i32x16(f32x16), lambda b, x: b.fptosi(round_to_even(b, x), _VECTOR_I))
+
+
+def _abs_bytes(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    kind = ir.VectorType(ir.IntType(8), 4 * LANES)
+    size = call(builder, "llvm.abs.v64i8", kind, builder.bitcast(x, kind), ir.IntType(1)(0))
+    return builder.bitcast(size, _VECTOR_I)
+
+
+# The size of each signed byte, as an unsigned one.
+abs_bytes = define("abs_bytes", i32x16(i32x16), _abs_bytes)
 
 
 def _with_literal(name: str, operation: str) -> Any:

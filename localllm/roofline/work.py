@@ -57,5 +57,4 @@ class ModelWork:
 def windows(file: ModelFile) -> tuple[float, ...]:
     """For each layer, how many tokens a row looks back: infinity, or the width of a sliding window."""
     config, architecture = read_config(file), find_architecture(file.architecture)
-    slides = [config.window > 0 and architecture.slides(config, layer) for layer in range(config.layers)]
-    return tuple(float(config.window) if one else float("inf") for one in slides)
+    return tuple(float(architecture.window(config, layer) or "inf") for layer in range(config.layers))

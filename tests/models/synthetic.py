@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Sizes of a model to write. extra: further metadata, keys without the architecture's prefix."""
+    """Sizes of a model to write.
+
+    extra: further metadata, keys without the architecture's prefix. added: shapes of each layer's further tensors, by
+    names of sizes (see `shapes`). dropped: those that its layers do not have. beside: shapes of tensors of no layer.
+    """
 
     architecture: str
     layers: int = 2
@@ -31,9 +35,26 @@ class Synthetic:
     experts: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
+    added: dict[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    beside: dict[str, str] = field(default_factory=dict)
+    layer_norm: bool = False
 
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
+_GRANITE: dict[str, Any] = {
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "attention.scale": 0.03,
+    "logit_scale": 8.0,
+}
+_SHARED_EXPERT = {
+    "ffn_gate_shexp.weight": "shared, width",
+    "ffn_up_shexp.weight": "shared, width",
+    "ffn_down_shexp.weight": "width, shared",
+}
+_NORMS_OF_ALL_HEADS = {"attn_q_norm.weight": "queries", "attn_k_norm.weight": "keys"}
+_OUTPUT_BIASES = {"attn_output.bias": "width", "ffn_up.bias": "inner", "ffn_down.bias": "width"}
 
 MODELS: dict[str, Synthetic] = {
     "llama": Synthetic("llama", tied=False, extra={"rope.dimension_count": 64}),
@@ -82,6 +103,157 @@ MODELS: dict[str, Synthetic] = {
         kv_heads=1,
         extra={**_GEMMA.extra, "rope.freq_base": 1_000_000.0},
     ),
+    "gemma3-rope-swa": replace(
+        _GEMMA,
+        architecture="gemma3",
+        head_norms=True,
+        extra={**_GEMMA.extra, "rope.freq_base_swa": 500.0, "attention.sliding_window_pattern": 3},
+    ),
+    "gemma": Synthetic("gemma"),
+    "internlm2": Synthetic("internlm2", tied=False),
+    "ernie4_5": Synthetic("ernie4_5"),
+    "exaone": Synthetic("exaone", factors={"rope_freqs.weight": 8.0}),
+    "seed_oss": Synthetic(
+        "seed_oss", bias=True, added={"post_attention_norm.weight": "width"}, dropped=("ffn_norm.weight",)
+    ),
+    "smollm3": Synthetic("smollm3", layers=4),
+    "mistral3": Synthetic(
+        "mistral3",
+        extra={
+            "attention.temperature_scale": 0.5,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "rope.scaling.yarn_beta_fast": 16.0,
+        },
+    ),
+    "granite": Synthetic("granite", extra=_GRANITE),
+    "granite-unturned": Synthetic("granite", extra={**_GRANITE, "rope.scaling.finetuned": False}),
+    "granitemoe": Synthetic(
+        "granitemoe",
+        experts=8,
+        extra={**_GRANITE, "expert_used_count": 3, "expert_shared_feed_forward_length": 384},
+        added=_SHARED_EXPERT,
+    ),
+    "minicpm": Synthetic("minicpm", extra={key: _GRANITE[key] for key in ("embedding_scale", "logit_scale")}),
+    "qwen2moe": Synthetic(
+        "qwen2moe",
+        tied=False,
+        bias=True,
+        experts=8,
+        extra={
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 128,
+            "expert_shared_feed_forward_length": 384,
+        },
+        added={**_SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
+    ),
+    "olmoe": Synthetic(
+        "olmoe", tied=False, kv_heads=4, experts=6, extra={"expert_used_count": 3}, added=_NORMS_OF_ALL_HEADS
+    ),
+    "olmo2": Synthetic(
+        "olmo2", tied=False, post_norms=True, added=_NORMS_OF_ALL_HEADS, dropped=("attn_norm.weight", "ffn_norm.weight")
+    ),
+    "olmo3": Synthetic(
+        "olmo2",
+        layers=4,
+        tied=False,
+        post_norms=True,
+        extra={
+            "attention.sliding_window": 40,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.attn_factor": 1.2,
+            "rope.scaling.original_context_length": 128,
+        },
+        added=_NORMS_OF_ALL_HEADS,
+        dropped=("attn_norm.weight", "ffn_norm.weight"),
+    ),
+    "exaone4": Synthetic("exaone4", head_norms=True, post_norms=True, dropped=("attn_norm.weight", "ffn_norm.weight")),
+    "exaone4-32b": Synthetic(
+        "exaone4",
+        layers=64,
+        embedding=64,
+        feed_forward=64,
+        heads=2,
+        kv_heads=1,
+        head=32,
+        head_norms=True,
+        post_norms=True,
+        extra={"attention.sliding_window": 40},
+        dropped=("attn_norm.weight", "ffn_norm.weight"),
+    ),
+    "glm4": Synthetic(
+        "glm4",
+        bias=True,
+        post_norms=True,
+        extra={"rope.dimension_count": 32},
+        added={"ffn_up.weight": "both inner, width"},
+        dropped=("ffn_gate.weight",),
+    ),
+    "hunyuan-dense": Synthetic(
+        "hunyuan-dense",
+        head_norms=True,
+        extra={"rope.scaling.alpha": 1000.0, "rope.scaling.type": "none"},
+    ),
+    "cohere2": Synthetic(
+        "cohere2",
+        layers=4,
+        layer_norm=True,
+        extra={"attention.sliding_window": 40, "logit_scale": 0.25, "rope.dimension_count": 64},
+        dropped=("ffn_norm.weight",),
+    ),
+    "starcoder2": Synthetic(
+        "starcoder2",
+        bias=True,
+        layer_norm=True,
+        added={**_OUTPUT_BIASES, "ffn_norm.bias": "width", "attn_norm.bias": "width"},
+        dropped=("ffn_gate.weight",),
+        beside={"output_norm.bias": "width"},
+    ),
+    "phi2": Synthetic(
+        "phi2",
+        tied=False,
+        layer_norm=True,
+        kv_heads=4,
+        extra={"rope.dimension_count": 32},
+        added={
+            **_OUTPUT_BIASES,
+            "attn_norm.bias": "width",
+            "attn_qkv.weight": "fused, width",
+            "attn_qkv.bias": "fused",
+        },
+        dropped=("ffn_gate.weight", "ffn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight"),
+        beside={"output_norm.bias": "width", "output.bias": "vocabulary"},
+    ),
+    "gpt-oss": Synthetic(
+        "gpt-oss",
+        layers=4,
+        tied=False,
+        bias=True,
+        heads=8,
+        head=32,
+        experts=8,
+        extra={
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 288,
+            "attention.sliding_window": 40,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 256,
+        },
+        added={
+            "post_attention_norm.weight": "width",
+            "attn_output.bias": "width",
+            "attn_sinks.weight": "heads",
+            "ffn_gate_inp.bias": "experts",
+            "ffn_gate_exps.bias": "experts, inner",
+            "ffn_up_exps.bias": "experts, inner",
+            "ffn_down_exps.bias": "experts, width",
+        },
+        dropped=("ffn_norm.weight",),
+    ),
 }
 
 
@@ -100,13 +272,19 @@ def write(model: Synthetic, path: Path, seed: int = 1, values: Mapping[str, NDAr
         "attention.head_count_kv": model.kv_heads,
         "attention.key_length": model.head,
         "attention.value_length": model.head,
-        "attention.layer_norm_rms_epsilon": 1e-5,
+        f"attention.layer_norm_{'' if model.layer_norm else 'rms_'}epsilon": 1e-5,
         "rope.freq_base": 10_000.0,
     }
     if model.experts:
         metadata["expert_count"] = model.experts
     for key, value in {**metadata, **model.extra}.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add: Any = {
+            list: writer.add_array,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            bool: writer.add_bool,
+        }[type(value)]
         add(f"{name}.{key}", value)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
@@ -149,8 +327,28 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
         if model.post_norms:
             block |= {"post_attention_norm.weight": (width,), "post_ffw_norm.weight": (width,)}
         block |= _feed_forward(model)
-        tensors |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
-    return tensors
+        block |= {name: _shape(model, text) for name, text in model.added.items()}
+        tensors |= {f"blk.{layer}.{name}": shape for name, shape in block.items() if name not in model.dropped}
+    return tensors | {name: _shape(model, text) for name, text in model.beside.items()}
+
+
+def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
+    """A shape from the names of its sizes."""
+    queries, keys = model.heads * model.head, model.kv_heads * model.head
+    inner = model.extra.get("expert_feed_forward_length", model.feed_forward)
+    sizes = {
+        "width": model.embedding,
+        "queries": queries,
+        "keys": keys,
+        "fused": queries + 2 * keys,
+        "inner": inner,
+        "both inner": 2 * inner,
+        "shared": model.extra.get("expert_shared_feed_forward_length", 0),
+        "heads": model.heads,
+        "experts": model.experts,
+        "vocabulary": model.vocabulary,
+    }
+    return tuple(sizes[name] for name in text.split(", "))
 
 
 def _feed_forward(model: Synthetic) -> dict[str, tuple[int, ...]]:
@@ -171,6 +369,8 @@ def _feed_forward(model: Synthetic) -> dict[str, tuple[int, ...]]:
 
 def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
     values = random.standard_normal(shape, dtype=np.float32)
-    if len(shape) == 1:
+    if name.endswith(("sinks.weight", "exps.bias")):
+        return values
+    if len(shape) == 1 and not name.endswith("gate_inp_shexp.weight"):
         return values * np.float32(0.1) + np.float32(0.0 if name.endswith("bias") else 1.0)
     return values * np.float32(1.0 / np.sqrt(shape[-1]))

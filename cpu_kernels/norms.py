@@ -1,0 +1,86 @@
+"""Norms beside the usual one of a row: layer norm, and norms of queries and keys that rotation's own cannot be.
+
+ISA-independent sums: sums run over sixteen lanes, which are added as a tree at the end.
+"""
+
+import math
+
+import numpy as np
+
+from cpu_kernels.activations import norm_row, pack_row
+from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.records import Step, activation, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.rope import rotate_head
+from cpu_kernels.simd.arithmetic import add_f32, fma, mul_f32, select_first, sub_f32, sum_f32
+from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
+
+_ONE = np.float32(1.0)
+_POSITIONS, _ROPE_TABLES, _WANTED = int(Step.POSITIONS), int(Step.ROPE_TABLES), int(Step.WANTED)
+
+
+@inner
+def _layer_norm_row(x: int, weight: int, bias: int, k: int, epsilon: np.float32, out: int) -> None:
+    """out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias; x has room for whole vectors of sixteen."""
+    total = zero_f32()
+    for i in range(0, k, 16):
+        total = add_f32(total, select_first(load_f32(x + i * 4), zero_f32(), k - i))
+    mean = splat_f32(sum_f32(total) / np.float32(k))
+    squares = zero_f32()
+    for i in range(0, k, 16):
+        v = select_first(sub_f32(load_f32(x + i * 4), mean), zero_f32(), k - i)
+        squares = fma(v, v, squares)
+    factor = splat_f32(_ONE / np.float32(math.sqrt(sum_f32(squares) / np.float32(k) + epsilon)))
+    for i in range(0, k, 16):
+        v = mul_f32(mul_f32(sub_f32(load_f32(x + i * 4), mean), factor), load_f32(weight + i * 4))
+        if bias != 0:
+            v = add_f32(v, load_f32(bias + i * 4))
+        store_f32(out + i * 4, v)
+
+
+@kernel
+def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Normalise rows by mean and variance and pack them.
+
+    Arguments: those of activations.norm_pack, with a weight in any case, and 8 bias or 0.
+    """
+    rows, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
+    act = activation(argument(op, 5), 1, rows, thread)
+    epsilon = get_f32(argument(op, 6))
+    tiles = (rows + width - 1) // width
+    first = share(tiles, thread, threads) * width if rows > 1 else 0
+    last = min(rows, share(tiles, thread + 1, threads) * width) if rows > 1 else 1
+    out = scratch(step, thread)
+    for row in range(first, last):
+        index = get_i32(field(step, _WANTED) + 4 * row) if argument(op, 7) != 0 else row
+        source = argument(op, 0) + index * argument(op, 1)
+        _layer_norm_row(source, argument(op, 2), argument(op, 8), k, epsilon, out)
+        pack_row(out, 0, k, k, argument(op, 4), width, row, act)
+
+
+@kernel
+def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """x = RMSNorm(x) * weight in place: all heads of a row together.
+
+    Arguments: 0 x, 1 stride in bytes, 2 weight, 3 values that count, 4 values with padding, 5 address of epsilon.
+    """
+    rows, epsilon = stage_rows(op, step), get_f32(argument(op, 5))
+    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+        x = argument(op, 0) + row * argument(op, 1)
+        norm_row(x, argument(op, 2), argument(op, 3), argument(op, 4), epsilon, x)
+
+
+@kernel
+def turn_then_normalise(op: int, step: int, thread: int, threads: int) -> None:
+    """x = RMSNorm(rope(x)) * weight in place, head by head, where rope comes first.
+
+    Arguments: 0 x (rows of heads * D), 1 heads, 2 weight, 3 D, 4 size of a head, 5 rope table, 6 address of epsilon.
+    """
+    heads, padded, size = argument(op, 1), argument(op, 3), argument(op, 4)
+    tables, epsilon = field(step, _ROPE_TABLES + argument(op, 5)), get_f32(argument(op, 6))
+    turned = scratch(step, thread)
+    items = stage_rows(op, step) * heads
+    for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
+        x = argument(op, 0) + item * padded * 4
+        table = tables + get_i32(field(step, _POSITIONS) + 4 * (item // heads)) * padded * 4
+        rotate_head(x, 0, table, padded, size, epsilon, _ONE, turned)
+        norm_row(turned, argument(op, 2), size, padded, epsilon, x)

@@ -1,0 +1,48 @@
+"""Sums of rows of floats: what a sub-layer found, and what each expert adds to its answers."""
+
+import math
+
+import numpy as np
+
+from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.records import argument, field, share, stage_rows, stage_width
+from cpu_kernels.simd.arithmetic import add_f32, fma
+from cpu_kernels.simd.vectors import get_f32, load_f32, splat_f32, store_f32
+
+_ONE = np.float32(1.0)
+
+
+@inner
+def _sigmoid(x: np.float32) -> np.float32:
+    return np.float32(_ONE / (_ONE + np.float32(math.exp(-x))))
+
+
+@kernel
+def add_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """x += y, or x += sigmoid(gate of the row) * y.
+
+    Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 values of a row, 5 gates or 0, 6 their stride.
+    """
+    vectors = (argument(op, 4) + 15) // 16
+    for row in range(stage_rows(op, step)):
+        x, y = argument(op, 0) + row * argument(op, 1), argument(op, 2) + row * argument(op, 3)
+        factor = _ONE if argument(op, 5) == 0 else _sigmoid(get_f32(argument(op, 5) + row * argument(op, 6)))
+        for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
+            store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
+
+
+@kernel
+def add_expert_bias(op: int, step: int, thread: int, threads: int) -> None:
+    """Add to each slot what belongs to its expert.
+
+    Arguments: 0 y, 1 stride of its rows and of the biases', 2 biases, 3 segments, as cpu_kernels.matmul reads them.
+    """
+    width, stride, segments = stage_width(op, step), argument(op, 1), argument(op, 3)
+    first, last = share(stride // 64, thread, threads) * 64, share(stride // 64, thread + 1, threads) * 64
+    for s in range(field(segments, 0)):
+        bias = argument(op, 2) + field(segments, 3 * s + 1) * stride
+        begin = field(segments, 3 * s + 2) * width
+        for slot in range(begin, begin + field(segments, 3 * s + 3) * width):
+            y = argument(op, 0) + slot * stride
+            for i in range(first, last, 64):
+                store_f32(y + i, add_f32(load_f32(y + i), load_f32(bias + i)))

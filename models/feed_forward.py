@@ -1,0 +1,91 @@
+"""The feed-forward network as operations, for all of a row or as a companion of its experts."""
+
+import numpy as np
+
+from cpu_kernels import activations
+from cpu_kernels.records import Barrier
+from models.architecture import Activation
+from models.buffers import Rows
+from models.recording import Recording, forms
+from models.weights import Matrix
+
+KINDS = {
+    Activation.SILU: activations.GATE_SILU,
+    Activation.GELU: activations.GATE_GELU,
+    Activation.CLAMPED: activations.GATE_CLAMPED,
+    Activation.GELU_ALONE: activations.GELU_ALONE,
+}
+"""What cpu_kernels.activations.gate_pack calls an activation."""
+
+
+class FeedForwardLayers:
+    """Buffers that all feed-forward layers of a model share, and the recording of one layer."""
+
+    def __init__(self, recording: Recording, width: int) -> None:
+        """width: of the activations between its products."""
+        self._recording, self._width = recording, width
+        self._gate, self._up = recording.rows(width), recording.rows(width)
+        self._scores = recording.rows(1)
+
+    def record(self, prefix: str) -> None:
+        """Add feed_forward(norm(x)) to x, and what attention left aside."""
+        gate, up, down = self._matrices(prefix, "")
+        recording = self._recording
+        recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up))
+        self._activate(prefix, "", gate, up, down)
+        recording.add_to_residual(down, prefix + "ffn_down.bias", prefix + "post_ffw_norm.weight", private=False)
+        if recording.architecture.parallel:
+            recording.add_aside()
+
+    def leave_shared_aside(self, prefix: str) -> Rows | None:
+        """Leave shared_expert(norm(x)) aside, for its gates to be added with: those of qwen2moe, else None."""
+        recording = self._recording
+        gate, up, down = self._matrices(prefix, "_shexp")
+        name = prefix + "ffn_gate_inp_shexp.weight"
+        router = [recording.loader.matrix(name, 1, recording.config.embedding)] if recording.loader.has(name) else []
+        recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up, *router))
+        for matrix in router:
+            recording.product(matrix, self._scores, last=False)
+        self._activate(prefix, "_shexp", gate, up, down)
+        recording.leave_aside(down, prefix + "ffn_down_shexp.bias", private=False)
+        return self._scores if router else None
+
+    def _matrices(self, prefix: str, suffix: str) -> tuple[list[Matrix], Matrix, Matrix]:
+        """Gate (if there is one), up and down. Gate and up may be the halves of one tensor."""
+        loader, embedding, width = self._recording.loader, self._recording.config.embedding, self._width
+        down = loader.matrix(f"{prefix}ffn_down{suffix}.weight", embedding, width)
+        gate_name, up_name = f"{prefix}ffn_gate{suffix}.weight", f"{prefix}ffn_up{suffix}.weight"
+        if self._recording.architecture.activation is Activation.GELU_ALONE:
+            return [], loader.matrix(up_name, width, embedding), down
+        if loader.has(gate_name):
+            return [loader.matrix(gate_name, width, embedding)], loader.matrix(up_name, width, embedding), down
+        rows = np.arange(width)
+        gate, up = (loader.part(up_name, 2 * width, embedding, rows + first) for first in (0, width))
+        return [gate], up, down
+
+    def _activate(self, prefix: str, suffix: str, gate: list[Matrix], up: Matrix, down: Matrix) -> None:
+        """Pack the activations for the product with `down`."""
+        recording = self._recording
+        names = (f"{prefix}ffn_{part}{suffix}.bias" for part in ("gate", "up"))
+        gate_bias, up_bias = (recording.bias(name, self._width) for name in names)
+        for matrix in gate:
+            recording.product(matrix, self._gate, addend=gate_bias, last=False)
+        recording.product(up, self._up, addend=up_bias, last=True)
+        activated = self._gate if gate else self._up
+        recording.builder.add(
+            activations.gate_pack,
+            activated.address,
+            self._up.address,
+            self._up.stride,
+            self._width,
+            int(down.format.form),
+            recording.packed,
+            KINDS[recording.architecture.activation],
+            barrier=Barrier.ALWAYS,
+        )
+
+
+def feed_forward_norm(recording: Recording, prefix: str) -> str | None:
+    """The tensor of the norm before a layer's feed-forward network, None where there is none."""
+    norms = recording.architecture.norms
+    return prefix + norms.feed_forward if norms.before else None

@@ -1,0 +1,156 @@
+"""What the layers of a decoder are recorded with: the residual stream, norms, products, and how results are added."""
+
+from cpu_kernels import activations, norms, sums
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Barrier, Form, Stage
+from models.architecture import Architecture
+from models.buffers import Rows, packed_activations
+from models.config import ModelConfig
+from models.weights import Matrix, WeightLoader
+
+
+class Recording:
+    """Buffers that all layers share, and the operations that they are made of.
+
+    x holds the residual stream, divided by the architecture's factor of what sub-layers add to it: so that factor
+    costs nothing. packed: descriptors of what goes into the next products.
+    """
+
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        loader: WeightLoader,
+        config: ModelConfig,
+        architecture: Architecture,
+        max_rows: int,
+        threads: int,
+    ) -> None:
+        self.builder, self.loader, self.config, self.architecture = builder, loader, config, architecture
+        self.max_rows, self.threads = max_rows, threads
+        self.x = self.rows(config.embedding)
+        self.packed = packed_activations(builder, max_rows, config.longest, threads)
+        residual = architecture.scales.residual(config)
+        self.epsilon = builder.scalar(config.epsilon / residual**2)
+        self.embedding_factor = architecture.scales.embedding(config) / residual
+        self._plain_epsilon = builder.scalar(config.epsilon)
+        self._sublayer = self.rows(config.embedding)
+        self._aside = self.rows(config.embedding)
+
+    def rows(self, width: int) -> Rows:
+        """A buffer of rows of this width."""
+        return Rows(self.builder, self.max_rows, width)
+
+    def vector(self, name: str, size: int) -> int:
+        """Address of a vector."""
+        return self.builder.array(self.loader.vector(name, size))
+
+    def bias(self, name: str, size: int) -> tuple[int, int]:
+        """A bias as the addend of a product: its address, or 0 where the file has none, and the distance of rows."""
+        return (self.vector(name, size) if self.loader.has(name) else 0), 0
+
+    def norm_pack(self, name: str | None, form: Form, *, wanted: bool = False, factor: float = 1.0) -> None:
+        """Pack x, normalised unless name (without .weight) is None. factor: of the result, if it is normalised."""
+        kernel, weight, bias = activations.norm_pack, 0, 0
+        if name is not None:
+            weight = self._scaled(f"{name}.weight", factor)
+            if self.architecture.norms.layer_norm:
+                kernel = norms.layer_norm_pack
+                bias = self._scaled(f"{name}.bias", factor) if self.loader.has(f"{name}.bias") else 0
+        self.builder.add(
+            kernel,
+            self.x.address,
+            self.x.stride,
+            weight,
+            self.config.embedding,
+            int(form),
+            self.packed,
+            self.epsilon,
+            int(wanted),
+            bias,
+            barrier=Barrier.MANY_ROWS,
+            stage=Stage.WANTED if wanted else Stage.ALL,
+        )
+
+    def pack(self, rows: Rows, k: int, form: Form) -> None:
+        """Pack rows of k values as they are."""
+        arguments = (rows.address, 4 * k, 0, k, int(form), self.packed, self.epsilon, 0)
+        self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
+
+    def product(
+        self,
+        matrix: Matrix,
+        out: Rows,
+        *,
+        last: bool,
+        addend: tuple[int, int] = (0, 0),
+        private: bool = True,
+        stage: Stage = Stage.ALL,
+    ) -> int:
+        """out = matrix * packed + addend (address, stride); the last of several side by side ends with a barrier."""
+        return self.builder.add(
+            matrix.format.matmul,
+            *matrix.arguments,
+            out.address,
+            out.stride,
+            *addend,
+            self.packed,
+            int(private),
+            barrier=Barrier.ALWAYS if last else Barrier.NEVER,
+            stage=stage,
+        )
+
+    def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
+        """x += matrix * packed + bias, normalised first where the architecture has norms after sub-layers."""
+        after = self.architecture.norms.after
+        if not after and not self.loader.has(bias):
+            self.product(matrix, self.x, addend=(self.x.address, self.x.stride), last=True, private=private)
+            return
+        addend = self.bias(bias, self.config.embedding)
+        self.product(matrix, self._sublayer, addend=addend, last=True, private=private)
+        if not after:
+            self._add(self._sublayer)
+            return
+        self.builder.add(
+            activations.norm_add,
+            self.x.address,
+            self.x.stride,
+            self._sublayer.address,
+            self._sublayer.stride,
+            self.vector(norm, self.config.embedding),
+            self.config.embedding,
+            self._plain_epsilon,
+            barrier=Barrier.ALWAYS,
+        )
+
+    def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
+        """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""
+        addend = self.bias(bias, self.config.embedding)
+        self.product(matrix, self._aside, addend=addend, last=True, private=private)
+
+    def add_aside(self, gates: Rows | None = None) -> None:
+        """x += what was left aside, times the sigmoid of each row's gate, which is the first value of its row."""
+        self._add(self._aside, gates)
+
+    def _add(self, rows: Rows, gates: Rows | None = None) -> None:
+        self.builder.add(
+            sums.add_rows,
+            self.x.address,
+            self.x.stride,
+            rows.address,
+            rows.stride,
+            self.config.embedding,
+            0 if gates is None else gates.address,
+            0 if gates is None else gates.stride,
+            barrier=Barrier.ALWAYS,
+        )
+
+    def _scaled(self, name: str, factor: float) -> int:
+        return self.builder.array(self.loader.vector(name, self.config.embedding) * factor)
+
+
+def forms(*matrices: Matrix) -> Form:
+    """The packed forms that these matrices multiply."""
+    together = Form(0)
+    for matrix in matrices:
+        together |= matrix.format.form
+    return together

@@ -1,0 +1,72 @@
+"""What a file may hold that would change its results and that the native engine does not compute: it is refused.
+
+llama.cpp ignores, for these architectures, every other key that is not read here.
+"""
+
+from collections.abc import Iterable
+
+from gguf_io import ModelFile
+from models.errors import UnsupportedModelError
+
+# Keys (without the architecture) and the values with which they change nothing.
+_WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "expert_group_count": (0, 1),
+}
+# The same for arrays, and for sizes of layers with a window, which must be those of all layers.
+_SECTIONS = "rope.dimension_sections"
+_DEEP_IMAGES = "deepstack_mapping"
+_LOCAL_SIZES = {
+    "attention.key_length_swa": "attention.key_length",
+    "attention.value_length_swa": "attention.value_length",
+    "rope.dimension_count_swa": "rope.dimension_count",
+}
+# Tensors that a program leaves out for a reason: rotation factors for contexts of the other length, and layers that
+# draft tokens, behind those that are computed.
+_CHOSEN_BETWEEN = ("rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def refuse_unread(file: ModelFile) -> None:
+    """Raise UnsupportedModelError for metadata that asks for what the native engine does not compute."""
+    metadata, name = file.metadata, file.architecture
+    for key, harmless in _WITHOUT_EFFECT.items():
+        if (value := metadata.get(f"{name}.{key}", harmless[0])) not in harmless:
+            raise _refusal(file, f"{name}.{key} is {value}")
+    for key, other in _LOCAL_SIZES.items():
+        value = metadata.get(f"{name}.{key}")
+        if value is not None and value != metadata.get(f"{name}.{other}", value):
+            raise _refusal(file, f"{name}.{key} is {value} and differs from {other}")
+    if any(metadata.get_list(f"{name}.{_SECTIONS}", int)) if f"{name}.{_SECTIONS}" in metadata else False:
+        raise _refusal(file, f"{name}.{_SECTIONS} makes positions of several dimensions")
+    deep = metadata.get_list(f"{name}.{_DEEP_IMAGES}", int) if f"{name}.{_DEEP_IMAGES}" in metadata else []
+    if any(layer >= 0 for layer in deep):
+        raise _refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
+
+
+def refuse_unused(file: ModelFile, used: Iterable[str], layers: int, layer: int | None = None) -> None:
+    """Raise UnsupportedModelError for tensors that a program does not use: its results would be others without them.
+
+    layers: how many are computed. layer: only look at the tensors of this one, while the others are not loaded yet.
+    """
+    left = set(file.tensors).difference(used, _CHOSEN_BETWEEN)
+    if layer is not None:
+        left = {tensor for tensor in left if tensor.startswith(f"blk.{layer}.")}
+    left -= {tensor for tensor in left if _layer_of(tensor) >= layers}
+    if left:
+        names = sorted(left)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise _refusal(file, f"the tensor {names[0]}{more} would not be used")
+
+
+def _layer_of(tensor: str) -> int:
+    """The layer that a tensor belongs to, -1 for none."""
+    first, _, rest = tensor.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if first == "blk" and number.isdecimal() else -1
+
+
+def _refusal(file: ModelFile, problem: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{file.path}: {problem}, and the native engine does not compute that. "
+        f"The llama.cpp backend may: use --backend llama."
+    )

@@ -1,0 +1,89 @@
+"""Layer norm, norms of queries and keys, and sums of rows, against NumPy in double precision."""
+
+import numpy as np
+import pytest
+
+from cpu_kernels import norms, sums
+from cpu_kernels.records import Act, Form, Step
+from tests.cpu_kernels.kernel_harness import Activations, address, aligned, operation, record, run_on_threads
+
+RANDOM = np.random.default_rng(4)
+
+
+def filled(values: np.ndarray) -> np.ndarray:
+    """A copy that begins on a cache line."""
+    copy = aligned(values.size, np.float32)
+    copy[:] = values.ravel()
+    return copy
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("k", "with_bias"), [(64, True), (96, False), (80, True)])
+def test_layer_norm(k: int, with_bias: bool) -> None:
+    x, weight, bias, epsilon = normal(3, 96), normal(96), normal(96), filled(np.array([1e-3]))
+    weight[k:] = bias[k:] = 0
+    act = Activations(k)
+    source, w, b = filled(x), filled(weight), filled(bias)
+    arguments = (address(source), 96 * 4, address(w), k, int(Form.FLOATS), address(act.descriptors), address(epsilon))
+    run_on_threads(norms.layer_norm_pack, operation(*arguments, 0, address(b) if with_bias else 0), act.step(3, 1), 2)
+    rows = x[:, :k].astype(np.float64)
+    centred = rows - rows.mean(1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-3) * weight[:k] + with_bias * bias[:k]
+    got = act.values(Act.FLOATS, np.float32, 3, 1, k)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_norm_of_all_heads_together() -> None:
+    """Two heads of 24 values that are stored as 32."""
+    x = np.zeros((3, 2, 32), np.float32)
+    x[:, :, :24] = normal(3, 2, 24)
+    weight = np.zeros((2, 32), np.float32)
+    weight[:, :24] = normal(2, 24)
+    rows, w, epsilon = filled(x), filled(weight), filled(np.array([1e-3]))
+    step = record(Step.SIZE, {int(Step.ROWS): 3})
+    op = operation(address(rows), 64 * 4, address(w), 48, 64, address(epsilon))
+    run_on_threads(norms.norm_rows, op, step, 2)
+    expected = x / np.sqrt((x.astype(np.float64) ** 2).sum((1, 2), keepdims=True) / 48 + 1e-3) * weight
+    np.testing.assert_allclose(rows.reshape(x.shape), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rotation_before_the_norm() -> None:
+    x, weight, angles = normal(2, 3, 32), normal(32), RANDOM.uniform(0, 6, (9, 16))
+    table = filled(np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32))
+    rows, w, epsilon = filled(x), filled(weight), filled(np.array([1e-3]))
+    positions = np.array([8, 5], np.int32)
+    scratch = aligned(4096)
+    fields = {Step.ROWS: 2, Step.POSITIONS: address(positions), Step.ROPE_TABLES + 1: address(table)}
+    fields |= {Step.SCRATCH: address(scratch), Step.SCRATCH_STRIDE: 2048}
+    step = record(Step.SIZE, {int(key): value for key, value in fields.items()})
+    op = operation(address(rows), 3, address(w), 32, 32, 1, address(epsilon))
+    run_on_threads(norms.turn_then_normalise, op, step, 2)
+    cos, sin = np.cos(angles[positions])[:, None], np.sin(angles[positions])[:, None]
+    a, b = x[:, :, :16].astype(np.float64), x[:, :, 16:].astype(np.float64)
+    turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], 2)
+    expected = turned / np.sqrt((turned**2).mean(2, keepdims=True) + 1e-3) * weight
+    np.testing.assert_allclose(rows.reshape(x.shape), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_sum_of_rows(gated: bool) -> None:
+    x, y, gates = normal(3, 48), normal(3, 48), normal(3, 32)
+    to, extra, scores = filled(x), filled(y), filled(gates)
+    arguments = (address(to), 48 * 4, address(extra), 48 * 4, 48, address(scores) if gated else 0, 32 * 4)
+    run_on_threads(sums.add_rows, operation(*arguments), record(Step.SIZE, {int(Step.ROWS): 3}), 2)
+    factor = 1 / (1 + np.exp(-gates[:, :1].astype(np.float64))) if gated else 1.0
+    np.testing.assert_allclose(to.reshape(x.shape), x + factor * y, rtol=1e-6, atol=1e-6)
+
+
+def test_biases_of_experts() -> None:
+    """Slots in tiles of two: expert 2 has the first tile, expert 0 the next two."""
+    y, biases = normal(6, 48), normal(3, 48)
+    slots, extra = filled(y), filled(biases)
+    segments = np.array([2, 2, 0, 1, 0, 1, 2], np.int64)
+    step = record(Step.SIZE, {int(Step.ROWS): 6, int(Step.WIDTH): 2})
+    op = operation(address(slots), 48 * 4, address(extra), address(segments))
+    run_on_threads(sums.add_expert_bias, op, step, 2)
+    np.testing.assert_array_equal(slots.reshape(y.shape), y + biases[[2, 2, 0, 0, 0, 0]])
