@@ -23,9 +23,8 @@ from cpu_kernels.attention_shape import (
 from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, softmax
 from cpu_kernels.kernel import Kernel, inner
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
-from cpu_kernels.records import Step, argument, field, scratch
+from cpu_kernels.records import Step, argument, field, scratch, share
 from cpu_kernels.rope import rotate_head
-from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import mul_f32
 from cpu_kernels.simd.threads import atomic_add, atomic_store
 from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
@@ -112,8 +111,8 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
     """Function that attends with the columns of a tile, `width` of them side by side."""
     put_query = _TYPES[keys].queries(width)
     score = _TYPES[keys].scores(width, _TYPES[values].VALUE_LINES)
+    weigh = _TYPES[values].outputs(width)
     key_bytes, value_bytes = _TYPES[keys].PAGE_BYTES_PER_VALUE, _TYPES[values].PAGE_BYTES_PER_VALUE
-    weigh = _TYPES[values].outputs(width, key_bytes)
 
     @inner
     def attend(op: int, step: int, place: Any, head: int, spans: Any, parts: int, memory: int) -> None:
@@ -191,19 +190,19 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
     11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 window or 0,
     14 and 15 bytes from one kv head's pages of keys and of values to the next's, 16 scores of heads' sinks or 0.
 
-    Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
-    tiles are dealt to the threads forth and back, since later ones are longer.
+    Where the step has room for parts, the spans of all tiles, one tile's after the other's, are cut into equal shares.
+    Else tiles are dealt to the threads forth and back, since later ones are longer.
     """
     # Tiles have at least `group` columns, or the most that are computed side by side; none narrower is compiled.
     narrowest = next((width for width in WIDTHS if width >= group), WIDTHS[-1])
     tiles = {width: _tile(width, keys, values) for width in WIDTHS if width >= narrowest}
     one, two, four, widest = (tiles[min(max(width, narrowest), WIDTHS[-1])] for width in (1, 2, 4, 8))
 
-    @inner
-    def attend(op: int, step: int, thread: int, threads: int, mine: int, others: int) -> None:
-        """Spans mine..others-1 of all tiles', or the thread's tiles."""
+    def attention(op: int, step: int, thread: int, threads: int) -> None:
         group, window, parts = argument(op, 10), argument(op, 13), field(step, _PARTS)
         together = max(1, MAX_COLUMNS // group)
+        total = _spans_of_step(op, step) if parts != 0 else 0
+        mine, others = share(total, thread, threads), share(total, thread + 1, threads)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
         tile, before = 0, 0
         for part_of_head in range(argument(op, 5) * blocks):
@@ -234,12 +233,5 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
                         four(op, step, place, head, spans, gathered, scratch(step, thread))
                     else:
                         widest(op, step, place, head, spans, gathered, scratch(step, thread))
-
-    def attention(op: int, step: int, thread: int, threads: int) -> None:
-        total = _spans_of_step(op, step) if field(step, _PARTS) != 0 else 0
-        first, last = first_share(total, thread, threads)
-        while first >= 0:
-            attend(op, step, thread, threads, first, last)
-            first, last = next_share(op, total, threads)
 
     return Kernel(attention, f"attention.{keys}_{values}_{narrowest}")

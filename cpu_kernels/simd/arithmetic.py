@@ -39,16 +39,6 @@ to_f32 = define("to_f32", f32x16(i32x16), lambda b, x: b.sitofp(x, _VECTOR_F))
 round_i32 = define("round_i32", i32x16(f32x16), lambda b, x: b.fptosi(round_to_even(b, x), _VECTOR_I))
 
 
-def _abs_bytes(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    kind = ir.VectorType(ir.IntType(8), 4 * LANES)
-    size = call(builder, "llvm.abs.v64i8", kind, builder.bitcast(x, kind), ir.IntType(1)(0))
-    return builder.bitcast(size, _VECTOR_I)
-
-
-# The size of each signed byte, as an unsigned one.
-abs_bytes = define("abs_bytes", i32x16(i32x16), _abs_bytes)
-
-
 def _with_literal(name: str, operation: str) -> Any:
     """An integer operation whose second operand is a literal, the same in every lane."""
 
