@@ -21,13 +21,14 @@ from localllm.errors import SettingsError
 PREFIX = "LOCALLLM_"
 
 # Variables that are read where they act, because no flag or file could set them in time.
-OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_TEST_DATA"})
+OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_LLAMA_SERVER", "LOCALLLM_TEST_DATA"})
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 Backend = Literal["auto", "native", "llama"]
 KVType = Literal["f16", "q8_0"]
 
+MAX_PORT = 2**16 - 1
 _LEAST = {
     "gpu_layers": 0,
     "main_gpu": 0,
@@ -118,6 +119,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingsError(f"{name} is {value}; the least is {least}.")
+        if self.port > MAX_PORT:
+            raise SettingsError(f"port is {self.port}; the most is {MAX_PORT}.")
 
 
 def config_path() -> Path:
@@ -171,8 +174,10 @@ def read_key(key: str | None, file: str | None, name: str) -> str | None:
     path = Path(file).expanduser()
     try:
         found = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{name}: {path} cannot be read: {error}.") from error
+    except OSError as error:
+        raise SettingsError(f"{name}: {path}: cannot be read: {error.strerror}. Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{name}: {path}: is not UTF-8 text (byte {error.start}).") from error
     if not found:
         raise SettingsError(f"{name}: {path} is empty.")
     return found

@@ -11,15 +11,15 @@ from localllm.cli.terminal import note
 
 def create(
     name: Annotated[str, typer.Argument(help="The new model's name.", show_default=False)],
-    file: Annotated[Path, typer.Option("--file", "-f", help="The Modelfile.")] = Path("Modelfile"),
+    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="The Modelfile.")] = Path("Modelfile"),
     debug: Debug = False,
 ) -> None:
     """Make a model of your own from another. With its own system text, parameters, template, messages, adapters.
 
     FROM takes a name, a path or a URL, and pulls what is not here. The weights are not copied.
     """
+    from localllm.cli.prompt import read_text
     from localllm.cli.pull import obtain
-    from localllm.errors import RequestError
     from localllm.library.create import create as create_model
     from localllm.library.modelfile import parse_modelfile
     from localllm.library.names import ModelName
@@ -29,10 +29,7 @@ def create(
 
     settings = load_settings({})
     target = ModelName.parse(name)
-    try:
-        recipe = parse_modelfile(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{file} cannot be read: {error}.") from error
+    recipe = parse_modelfile(read_text(file).replace("\r\n", "\n"))
     recipe.adapters = [_beside(file, adapter) for adapter in recipe.adapters]
     create_model(OwnStore(own_store(settings)), target, recipe, obtain(_beside(file, recipe.source), settings))
     note(f'{target} is here. Try: localllm run {target} "Hello"')

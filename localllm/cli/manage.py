@@ -11,7 +11,7 @@ from localllm.cli.terminal import StatusLine, human_bytes, note
 
 def remove(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="Models of our own.", autocompletion=model_names)
+        list[str] | None, typer.Argument(metavar="NAME", help="Models of our own.", autocompletion=model_names)
     ] = None,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Remove what interrupted pulls left.")] = False,
     debug: Debug = False,
@@ -51,7 +51,7 @@ def copy(
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME...", help="All stored models without.", autocompletion=model_names),
+        typer.Argument(metavar="NAME", help="All stored models without.", autocompletion=model_names),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged, and pull it again.")] = False,
     debug: Debug = False,

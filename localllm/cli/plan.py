@@ -31,14 +31,17 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Model,
     context: Annotated[
-        int | None, typer.Option("--ctx", min=1, help="Tokens of context; by default the longest that fits whole.")
+        int | None,
+        typer.Option("--ctx", metavar="N", min=1, help="Tokens of context; by default the longest that fits whole."),
     ] = None,
     gpu_memory: Annotated[
         list[str] | None,
-        typer.Option(help="Plan for a GPU that is not here: its memory (8GiB) or its name (RTX 4090); once a GPU."),
+        typer.Option(
+            metavar="GPU", help="Plan for a GPU that is not here: its memory (8GiB) or its name (RTX 4090); once a GPU."
+        ),
     ] = None,
     gpu_layers: Annotated[
-        int | None, typer.Option(min=0, help="Layers on the GPUs; by default as many as fit.")
+        int | None, typer.Option(metavar="N", min=0, help="Layers on the GPUs; by default as many as fit.")
     ] = None,
     backend: Backend = None,
     main_gpu: MainGpu = None,

@@ -38,13 +38,18 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     """
     parts = [check_text(argument or "")]
     if file:
-        parts.append(_decoded(_read(file), str(file)))
+        parts.append(read_text(file).removesuffix("\n"))
     if sys.stdin is not None and not sys.stdin.isatty():
-        parts.append(_decoded(sys.stdin.buffer.read(), "standard input"))
+        parts.append(_decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n"))
     text = "\n\n".join(part for part in parts if part)
     if not text:
         raise RequestError("There is no prompt. Give it as an argument, with --file, or on standard input.")
     return text
+
+
+def read_text(file: Path) -> str:
+    """Read a text. Raises RequestError for a file that cannot be read, and for one that is not UTF-8."""
+    return _decoded(_read(file), str(file))
 
 
 def read_image(file: Path) -> bytes:
@@ -80,6 +85,6 @@ def _read(file: Path) -> bytes:
 
 def _decoded(data: bytes, source: str) -> str:
     try:
-        return data.decode().removesuffix("\n")
+        return data.decode()
     except UnicodeDecodeError as error:
         raise RequestError(f"{source}: is not UTF-8 text (byte {error.start}). Convert it first.") from error

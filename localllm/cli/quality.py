@@ -61,16 +61,14 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from contextlib import ExitStack
 
     from gguf_io import load_tokenizer, open_model
+    from localllm.cli.prompt import read_text
     from localllm.cli.pull import obtain
     from localllm.errors import RequestError
     from localllm.quality import perplexity as measure
     from localllm.settings import load_settings
 
     settings = load_settings(computing_flags(given))
-    try:
-        content = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{text} cannot be read: {error}.") from error
+    content = read_text(text)
     with ExitStack() as stack, StatusLine() as status:
         file = stack.enter_context(open_model(obtain(model, settings).path))
         tokenizer = load_tokenizer(file)

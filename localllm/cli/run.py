@@ -48,7 +48,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Model,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; --file and standard input are appended.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
+    ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message for the chat template.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Stop after N tokens.")] = None,

@@ -53,7 +53,7 @@ class Catalog:
     """
 
     def __init__(self, served: Sequence[str], settings: Settings) -> None:
-        """served: names or paths. Raises ModelNotFoundError of the library."""
+        """served: names or paths. Raises ModelNotFoundError of the library, ModelFileError for what is no model."""
         self.settings = settings
         self._served = [_served(name, settings) for name in served]
 
@@ -120,6 +120,7 @@ def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
 
 def _served(name: str, settings: Settings) -> CatalogEntry:
     model = find(name, settings)
+    facts_of(model.path)  # what was asked for by name must not turn out missing with the first request
     shown = model.path.name.removesuffix(".gguf") if is_path(name) else name
     return _entry(shown, model)
 

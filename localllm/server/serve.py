@@ -1,8 +1,10 @@
 """From options to a listening server."""
 
 import contextlib
+import errno
 import ipaddress
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -21,6 +23,10 @@ from localllm.server.protocol import GuardedProtocol
 from localllm.settings import Settings
 
 BACKLOG = 2048
+_HINTS = {
+    errno.EADDRINUSE: "Stop the program that uses the port (Ollama, say), or choose another with --port.",
+    errno.EACCES: "Choose another port with --port: low ones are the administrator's.",
+}
 
 
 class Server(uvicorn.Server):
@@ -71,11 +77,10 @@ def listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise RequestError(
-            f"Cannot listen on {options.host} port {options.port}: {error}. "
-            "Stop the program that uses the port (Ollama, say), or choose another with --port."
-        ) from error
+    except OSError as error:
+        hint = _HINTS.get(error.errno or 0, "Give an address of this machine with --host.")
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # no name: its own words
+        raise RequestError(f"Cannot listen on {options.host} port {options.port}: {why}. {hint}") from error
 
 
 def is_local(host: str) -> bool:

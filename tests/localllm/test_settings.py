@@ -72,6 +72,11 @@ def test_numbers_below_the_least_are_refused(tmp_path: Path, flags: dict[str, ob
         load_settings(flags, {}, tmp_path / "absent.toml")
 
 
+def test_a_port_above_the_most_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"port is 99999; the most is 65535\."):
+        load_settings({"port": 99999}, {}, tmp_path / "absent.toml")
+
+
 def test_a_file_that_is_no_file_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         load_settings({}, {}, tmp_path)

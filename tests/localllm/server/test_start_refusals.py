@@ -1,0 +1,39 @@
+"""What a server says before it serves: addresses that it cannot have, models that are none."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from gguf_io.errors import ModelFileError
+from localllm.errors import RequestError
+from localllm.library.errors import ModelNotFoundError
+from localllm.server.catalog import Catalog
+from localllm.server.options import ServerOptions
+from localllm.server.serve import listen
+from localllm.settings import Settings
+
+
+def test_a_port_in_use_is_told_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(RequestError, match=rf"port {port}: Address already in use\. Stop the program that uses"):
+            listen(ServerOptions(port=port))
+
+
+def test_an_address_of_another_machine_is_told_with_what_to_do() -> None:
+    with pytest.raises(RequestError, match=r"192\.0\.2\.1 port 0: .*\. Give an address of this machine with --host"):
+        listen(ServerOptions(host="192.0.2.1", port=0))
+
+
+def test_a_model_that_was_named_must_be_one(tmp_path: Path) -> None:
+    settings = Settings(model_store=str(tmp_path / "store"))
+    with pytest.raises(ModelFileError, match=r"absent\.gguf: cannot be opened: No such file"):
+        Catalog([str(tmp_path / "absent.gguf")], settings)
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"damaged\.gguf: is not a GGUF file"):
+        Catalog([str(damaged)], settings)
+    with pytest.raises(ModelNotFoundError, match="no model 'nobodys'"):
+        Catalog(["nobodys"], settings)
+    assert Catalog(["builtin"], settings).entries()[0].name == "builtin"
