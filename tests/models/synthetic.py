@@ -43,8 +43,8 @@ class Synthetic:
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
 _GRANITE: dict[str, Any] = {
-    "embedding_scale": 12.0,
-    "residual_scale": 0.22,
+    "embedding_scale": 1.5,
+    "residual_scale": 0.7,
     "attention.scale": 0.03,
     "logit_scale": 8.0,
 }
@@ -136,7 +136,7 @@ MODELS: dict[str, Synthetic] = {
         extra={**_GRANITE, "expert_used_count": 3, "expert_shared_feed_forward_length": 384},
         added=_SHARED_EXPERT,
     ),
-    "minicpm": Synthetic("minicpm", extra={key: _GRANITE[key] for key in ("embedding_scale", "logit_scale")}),
+    "minicpm": Synthetic("minicpm", layers=4, extra={key: _GRANITE[key] for key in ("embedding_scale", "logit_scale")}),
     "qwen2moe": Synthetic(
         "qwen2moe",
         tied=False,

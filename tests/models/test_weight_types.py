@@ -65,6 +65,19 @@ def test_logits_are_as_near_the_float_weights(file_type: str, tmp_path: Path) ->
     assert own_error < max(1.5 * their_error, 2e-3 * reference.std())
 
 
+def test_gpt_oss_in_its_own_types_is_near_llama_cpp(tmp_path: Path) -> None:
+    """Experts in MXFP4. Where two of them nearly tie for a row, rounding may choose another: so the median of rows."""
+    path = quantized(write(MODELS["gpt-oss"], tmp_path / "float.gguf"), "MOSTLY_MXFP4_MOE")
+    tokens = np.random.default_rng(3).integers(0, MODELS["gpt-oss"].vocabulary, 300).tolist()
+    expected = llama_oracle.prefill_logits(path, tokens)
+    with open_model(path) as file:
+        assert file.tensors["blk.0.ffn_up_exps.weight"].type.name == "MXFP4"
+        runner = NativeRunner(file, kv_bytes=32 << 20)
+    ours = logits(runner, tokens)
+    runner.close()
+    assert np.median(np.sqrt(((ours - expected) ** 2).mean(1))) < TOLERANCE * expected.std()
+
+
 def quantized(source: Path, file_type: str) -> Path:
     """Let llama.cpp quantize a file."""
     llama: Any = llama_oracle.api()
