@@ -113,7 +113,7 @@ class OpenAIBackend:
 def _options(request: ChatRequest) -> dict[str, Any]:
     """The request's fields. Of those that not every server knows, the ones that differ from what is usual.
 
-    vLLM and SGLang go on with a last message of the assistant's where they are told so; llama.cpp does so anyway.
+    An answer that goes on is named as one: vLLM and SGLang would begin anew, and llama.cpp repeat what is there.
     """
     usual = SamplingParams()
     changed = {name for name in EXTENSIONS if getattr(request.sampling, name) != getattr(usual, name)}

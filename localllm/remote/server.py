@@ -34,10 +34,14 @@ NO_REASON = "The server ended the answer without saying why. Its log may tell; a
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model that a server offers. context is in tokens, None where the server does not say."""
+    """A model that a server offers. context is in tokens, None where the server does not say.
+
+    fills_in is False where a completion's suffix is known to be left out without a word.
+    """
 
     name: str
     context: int | None
+    fills_in: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ class RemoteServer:
     def models(self, patience_s: float | None = None) -> list[RemoteModel]:
         """What the server offers. Raises RemoteError, also where it says nothing for patience_s seconds."""
         rows = Call(self.endpoint, "GET", "/models", patience_s=patience_s).json().get("data") or ()
-        return [RemoteModel(str(row["id"]), _context(row)) for row in rows if isinstance(row, dict) and "id" in row]
+        return [_model(row) for row in rows if isinstance(row, dict) and "id" in row]
 
     def chat(self, model: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> RemoteAnswer:
         """Begin an answer to a conversation; images in it are parts {"type": "image", "data": bytes}.
@@ -214,6 +218,10 @@ def _texts(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> tuple[AnswerP
     content = delta.get("content") or choice.get("text")
     found = ((PartKind.REASONING, reasoning), (PartKind.CONTENT, content))
     return tuple(AnswerPart(kind, str(text)) for kind, text in found if text)
+
+
+def _model(row: Mapping[str, Any]) -> RemoteModel:
+    return RemoteModel(str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
 
 
 def _context(row: Mapping[str, Any]) -> int | None:

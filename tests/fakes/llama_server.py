@@ -1,12 +1,14 @@
-"""llama-cpp-python's own server as a process: a real server that is not ours."""
+"""llama.cpp's two servers as processes, real servers that are not ours: llama-cpp-python's own, and llama-server."""
 
+import contextlib
 import importlib.util
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,17 +23,56 @@ MISSING = [
     if importlib.util.find_spec(name) is None
 ]
 needs_server = pytest.mark.skipif(bool(MISSING), reason=f"llama-cpp-python's server needs {', '.join(MISSING)}")
+
+VARIABLE = "LOCALLLM_LLAMA_SERVER"
+PROGRAM = shutil.which(os.environ.get(VARIABLE, ""))
+needs_program = pytest.mark.skipif(
+    PROGRAM is None, reason=f"no llama-server; set {VARIABLE} to the program (docs/remote.md says how to build it)"
+)
 START_SECONDS = 120
+SLOT_TOKENS = 2048
+CALL = {"role": "assistant", "content": "<tool_call>\n"}
 
 
-@contextmanager
+@contextlib.contextmanager
 def llama_server(model: Path, name: str, key: str, *arguments: str) -> Iterator[str]:
-    """Serve a file under a name, and give the address."""
+    """Serve a file under a name by llama-cpp-python, and give the address."""
+    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", name]
+    command += ["--n_ctx", "512", "--n_threads", "1", "--n_gpu_layers", "0", "--api_key", key]
+    with _running([*command, *arguments], key) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def llama_program(model: Path, name: str, key: str, *arguments: str) -> Iterator[str]:
+    """Serve a file under a name by llama-server, and give the address."""
+    assert PROGRAM is not None
+    command = [PROGRAM, "--model", str(model), "--alias", name, "--api-key", key, "--offline", "--no-ui"]
+    with _running([*command, "--threads", "1", "--gpu-layers", "0", *arguments], key) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def llama_stories(data_dir: Path, projector: Path, key: str) -> Iterator[str]:
+    """Serve a small model as "stories" by llama-server, and give the address.
+
+    It has two slots of SLOT_TOKENS, a projector, and a template that begins every answer with a thought, and knows
+    tools; the model does not, so whoever wants a call begins the answer with CALL.
+    """
+    model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+    slots = ("--parallel", "2", "--ctx-size", str(2 * SLOT_TOKENS))
+    slots += ("--override-kv", f"llama.context_length=int:{SLOT_TOKENS}")
+    template = ("--jinja", "--chat-template-file", str(data_dir / "templates" / "Qwen3.5-4B.jinja"))
+    with llama_program(model, "stories", key, *slots, *template, "--mmproj", str(projector)) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], key: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", name]
-    command += ["--port", str(port), "--n_ctx", "512", "--n_threads", "1", "--n_gpu_layers", "0", "--api_key", key]
-    with subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen([*command, "--port", str(port)], stdout=quiet, stderr=quiet) as process:
         try:
             found = f"http://127.0.0.1:{port}"
             _wait(process, found, key)

@@ -97,5 +97,5 @@ class ForeignCatalog:
         known = self._entries.get(model.name)
         if known and known.context == model.context:
             return known
-        foreign = ForeignModel(self.server, model.name)
+        foreign = ForeignModel(self.server, model.name, model.fills_in)
         return ForeignEntry(model.name, model.context, foreign, ForeignEmbedder(self.server, model.name))

@@ -59,11 +59,12 @@ class ForeignTemplate:
 class ForeignModel:
     """One model of a server. Thread-safe."""
 
-    def __init__(self, server: RemoteServer, name: str) -> None:
+    def __init__(self, server: RemoteServer, name: str, fills_in: bool = True) -> None:
         self.name = name
         self.template = ForeignTemplate()
         self.tokenizer = Spellings()
         self._server = server
+        self._fills_in = fills_in
 
     def tokenise(self, text: str) -> str:
         """The text itself: the server turns it into tokens."""
@@ -74,9 +75,11 @@ class ForeignModel:
         return ForeignRequest(True, chat_fields(chat, limits, forced), limits.sampling, limits.given)
 
     def text_request(self, prompt: Prompt, limits: "Limits", format: Any = None) -> ForeignRequest:
-        """A request to continue a prompt. Raises ApiError 400."""
+        """A request to continue a prompt. Raises ApiError 400, or 501 for a gap that the server would not see."""
         fields = completion_fields(limits, format)
         if isinstance(prompt, Gap):
+            if not self._fills_in:
+                raise ApiError(501, f"{self._server.endpoint} reads no suffix: fill in by its own route /infill")
             fields |= {"prompt": prompt.prefix, "suffix": prompt.suffix}
         else:
             fields["prompt"] = prompt if isinstance(prompt, str) else list(prompt)

@@ -31,7 +31,7 @@ def chat_fields(chat: "Chat", limits: "Limits", forced: str | None = None) -> di
         body |= {"tools": chosen_tools(chat.tools, forced), "tool_choice": "required"}
     elif chat.tools:
         body["tools"] = list(chat.tools)
-    if chat.continues:  # as vLLM and SGLang want to be told; llama.cpp does so anyway
+    if chat.continues:  # untold, vLLM and SGLang begin anew, and llama.cpp repeats what is there
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if chat.format not in (None, ""):
         body["response_format"] = _response_format(chat.format)

@@ -130,6 +130,15 @@ def test_openais_client_calls_tools_and_sends_results_back(front: str, script: O
     assert [message["tool_call_id"] for message in sent[2:]] == [call["id"] for call in sent[1]["tool_calls"]]
 
 
+def test_a_suffix_is_refused_where_it_would_be_left_out(client: ollama.Client, script: OpenAIServer) -> None:
+    """llama-server continues the prompt as if there were no suffix."""
+    script.models = [{"id": "cpp", "owned_by": "llamacpp", "meta": {"n_ctx": 512}}, *script.models]
+    with pytest.raises(ollama.ResponseError, match="reads no suffix") as refused:
+        client.generate("cpp", "a = ", suffix="; b")
+    assert refused.value.status_code == 501 and not script.asked
+    script.models = script.models[1:]
+
+
 def test_a_tool_that_must_be_called_is_the_only_one(http: httpx2.Client, script: OpenAIServer) -> None:
     """llama-server takes {"type": "function", ...} for "auto"."""
     script.says("Rain.")
