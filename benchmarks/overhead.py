@@ -1,19 +1,18 @@
 """What our engine costs above llama.cpp: the same file, prompts and greedy tokens with and without us.
 
-    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--http]
+    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--http [--llama-server PROGRAM]]
 
 In this process: llama.cpp's C interface and an argmax, llama-cpp-python's Llama, and our engine on our runner. With
---http: llama-cpp-python's server and `localllm serve`, each asked by the same client. One after the other within a
-round, every round with a prompt of its own, so that no cache helps; nobody speculates. CPU seconds are those of the
-whole process that computes, which tell more than the clock where other programs run.
+--http: llama-cpp-python's server (or llama.cpp's own llama-server, where --llama-server names the program) and
+`localllm serve --backend llama`, each asked by the same client. One after the other within a round, a second apart,
+every round with a prompt of its own, so that no cache helps; nobody speculates. CPU seconds are those of the whole
+process that computes, which tell more than the clock where other programs run.
 """
 
 import argparse
 import contextlib
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
@@ -28,6 +27,7 @@ import psutil
 
 from benchmarks.engine_tools import GREEDY, table
 from benchmarks.llama_peer import LlamaPeer
+from benchmarks.servers import Server, llama_cpp, llama_server, localllm
 from gguf_io import load_tokenizer, open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
@@ -35,10 +35,9 @@ from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest
 from localllm.engine.speculation import DraftLength
 from localllm.remote.connection import Endpoint
-from localllm.remote.errors import RemoteError
 from localllm.remote.server import RemoteServer
 
-START_S = 300
+SETTLED_S = 1.0  # llama.cpp's threads spin on for a while when they have nothing to do
 
 
 @dataclass(frozen=True)
@@ -101,38 +100,20 @@ def ours(path: Path, context: int, threads: int) -> Subject:
     return run
 
 
-def over_http(server: RemoteServer, model: str) -> Subject:
+def over_http(server: Server) -> Subject:
     """A server; the prompt goes as text, numbers of about three tokens each."""
+    remote = RemoteServer(Endpoint.parse(server.url))
 
     def run(prompt: list[int], count: int) -> Iterator[object]:
         text = " ".join(f"{token % 1000}" for token in prompt[: len(prompt) // 3])
         options = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "repeat_penalty": 1.0}
-        for update in server.complete(model, text, options):
+        for update in remote.complete(server.model, text, options):
             if update.error:
                 raise RuntimeError(update.error)
             if update.parts:
                 yield update
 
     return run
-
-
-@contextlib.contextmanager
-def started(
-    command: list[str], port: int, environment: dict[str, str]
-) -> Iterator[tuple[RemoteServer, psutil.Process]]:
-    """A server process that answers."""
-    variables = {**os.environ, **environment}
-    with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            server = RemoteServer(Endpoint.parse(f"127.0.0.1:{port}"))
-            for _ in range(START_S * 2):
-                with contextlib.suppress(RemoteError):
-                    server.models()
-                    break
-                time.sleep(0.5)
-            yield server, psutil.Process(process.pid)
-        finally:
-            process.terminate()
 
 
 def cpu_of(process: psutil.Process) -> float:
@@ -152,6 +133,7 @@ def measure(
         prompt = random.integers(1000, 9000, arguments.prompt).tolist()
         order.rotate()
         for name, (subject, process) in order:
+            time.sleep(SETTLED_S)
             times = [(time.perf_counter(), cpu_of(process))]
             for _ in subject(prompt, arguments.answer):
                 times.append((time.perf_counter(), cpu_of(process)))
@@ -192,6 +174,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--http", action="store_true")
+    parser.add_argument("--llama-server", metavar="PROGRAM")
     arguments = parser.parse_args()
     context = 2 * (arguments.prompt + arguments.answer) + 256
     sys.stdout.write(f"{arguments.model.name}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f}\n\n")
@@ -209,23 +192,12 @@ def main() -> None:
 def _servers(
     stack: contextlib.ExitStack, arguments: argparse.Namespace, context: int
 ) -> dict[str, tuple[Subject, psutil.Process]]:
-    path, threads = str(arguments.model), str(arguments.threads)
-    theirs, own = _free_port(), _free_port()
-    python = [sys.executable, "-m", "llama_cpp.server", "--model", path, "--model_alias", arguments.model.stem]
-    python += ["--port", str(theirs), "--n_ctx", str(context), "--n_threads", threads, "--n_threads_batch", threads]
-    python += ["--n_gpu_layers", "0", "--flash_attn", "true"]
-    localllm = [sys.executable, "-m", "benchmarks.serve_plainly", "serve", "--model", path, "--port", str(own)]
-    localllm += ["--backend", "llama", "--threads", threads, "--ctx", str(context)]
-    found: dict[str, tuple[Subject, psutil.Process]] = {}
-    for name, command, port in (("llama-cpp-python's server", python, theirs), ("localllm serve", localllm, own)):
-        server, process = stack.enter_context(started(command, port, {"LOCALLLM_DISK_CACHE": "false"}))
-        found[name] = over_http(server, arguments.model.stem), process
-    return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    model, threads, program = arguments.model, arguments.threads, arguments.llama_server
+    theirs = llama_server(program, model, threads, context) if program else None
+    peer = stack.enter_context(theirs or llama_cpp(sys.executable, model, threads, context))
+    flags = ("--backend", "llama", "--ctx", str(context))
+    own = stack.enter_context(localllm(model, threads, flags=flags, speculates=False))
+    return {server.name: (over_http(server), psutil.Process(server.process.pid)) for server in (peer, own)}
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""`localllm serve` beside llama-cpp-python's own server on the same file, 1, 4 and 8 clients streaming at once.
+"""`localllm serve` beside a server of llama.cpp's on the same file, 1, 4 and 8 clients streaming at once.
 
     server_load.py MODEL.gguf TEXT.txt [--clients 1,4,8] [--prompt 600] [--tokens 64] [--rounds 3] [--threads 2]
-        [--peer PYTHON]
+        [--llama-server PROGRAM | --peer PYTHON] [--plain]
 
-Both servers run all the time and are asked in turn. In a round each client sends one request to /v1/completions, with a
-prompt of its own (`prompt` characters of the text, at another place each time, so that no prefix is known) and greedy
-sampling; no answer may end before `tokens` tokens. TTFT runs from sending to the first piece of text; ITL is the mean
-time between the tokens after it; tokens a second are all clients' together, from the first request to the last byte.
-The figures are medians over all requests, or rounds. `--peer` names an interpreter that has llama-cpp-python with its
-server; this one by default.
+All servers run all the time and are asked in turn, a second apart. In a round each client sends one request to
+/v1/completions, with a prompt of its own (`prompt` characters of the text, at another place each time, so that no
+prefix is known) and greedy sampling; no answer may end before `tokens` tokens. TTFT runs from sending to the first
+piece of text; ITL is the mean time between the tokens after it; tokens a second are all clients' together, from the
+first request to the last byte. The figures are medians over all requests, or rounds. The peer is llama.cpp's own
+llama-server where --llama-server names the program, or llama-cpp-python's server by the interpreter that --peer names,
+this one by default. With --plain a second `localllm serve`, one that does not speculate, is asked too: models of random
+weights repeat themselves, which prompt lookup guesses.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import sys
@@ -24,10 +27,11 @@ from pathlib import Path
 import httpx
 
 from benchmarks.engine_tools import table
-from benchmarks.servers import Server, llama_cpp, localllm
+from benchmarks.servers import Server, llama_cpp, llama_server, localllm
 from gguf_io import load_tokenizer, open_model
 
 STRIDE = 977  # characters between the prompts' beginnings
+SETTLED_S = 1.0  # llama.cpp's threads spin on for a while when they have nothing to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ async def play(server: Server, prompts: Sequence[str], tokens: int, ends: Sequen
 
 
 def measure(servers: Sequence[Server], text: str, arguments: argparse.Namespace, ends: Sequence[int]) -> None:
-    """Ask in turn and print a table."""
+    """Ask in turn and print a table; the last server is the peer of all others."""
     at = 0
     rows: list[list[object]] = []
     for clients in (int(count) for count in arguments.clients.split(",")):
@@ -75,21 +79,20 @@ def measure(servers: Sequence[Server], text: str, arguments: argparse.Namespace,
             at += STRIDE * clients
             prompts = [text[start : start + arguments.prompt] for start in starts]
             for server in servers:
+                time.sleep(SETTLED_S)
                 done = asyncio.run(play(server, prompts, arguments.tokens, ends))
                 if number:  # the first wakes everything up
                     rounds[server.name].append(done)
-        rates = {}
+        rates = {
+            name: statistics.median(clients * arguments.tokens / one.took for one in played)
+            for name, played in rounds.items()
+        }
         for name, played in rounds.items():
-            rates[name] = statistics.median(clients * arguments.tokens / one.took for one in played)
             ttft = [1e3 * value for one in played for value in one.ttft]
             itl = [1e3 * value for one in played for value in one.itl]
-            rows.append(
-                [clients, name, statistics.median(ttft), max(ttft), statistics.median(itl), max(itl), rates[name]]
-            )
-        if len(servers) > 1:
-            rows[-2].append(rates[servers[0].name] / rates[servers[1].name])
-            rows[-1].append("")
-    table(["clients", "server", "TTFT ms", "worst", "ITL ms", "worst", "tok/s"] + ["ratio"] * (len(servers) > 1), rows)
+            figures = (statistics.median(ttft), max(ttft), statistics.median(itl), max(itl), rates[name])
+            rows.append([clients, name, *figures, rates[name] / rates[servers[-1].name]])
+    table(["clients", "server", "TTFT ms", "worst", "ITL ms", "worst", "tok/s", f"times {servers[-1].name}"], rows)
 
 
 def main() -> None:
@@ -103,16 +106,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--llama-server", metavar="PROGRAM")
+    parser.add_argument("--plain", action="store_true")
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8")
     with open_model(arguments.model) as file:
         tokenizer = load_tokenizer(file)
     context = len(tokenizer.encode(text[: arguments.prompt])) * 2 + arguments.tokens
-    with (
-        localllm(arguments.model, arguments.threads) as ours,
-        llama_cpp(arguments.peer, arguments.model, arguments.threads, context) as theirs,
-    ):
-        measure([ours, theirs], text, arguments, sorted(tokenizer.eog_ids))
+    threads, most = arguments.threads, max(map(int, arguments.clients.split(",")))
+    with contextlib.ExitStack() as stack:
+        servers = [localllm(arguments.model, threads)]
+        servers += [localllm(arguments.model, threads, speculates=False)] if arguments.plain else []
+        if arguments.llama_server:
+            servers.append(llama_server(arguments.llama_server, arguments.model, threads, context, most))
+        else:
+            servers.append(llama_cpp(arguments.peer, arguments.model, threads, context))
+        running = [stack.enter_context(server) for server in servers]
+        measure(running, text, arguments, sorted(tokenizer.eog_ids))
 
 
 if __name__ == "__main__":

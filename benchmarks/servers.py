@@ -30,27 +30,47 @@ class Server:
 
 
 @contextlib.contextmanager
-def localllm(model: Path, threads: int, kv_mib: int | None = None, others: Sequence[Path] = ()) -> Iterator[Server]:
+def localllm(
+    model: Path,
+    threads: int,
+    kv_mib: int | None = None,
+    others: Sequence[Path] = (),
+    *,
+    flags: Sequence[str] = (),
+    speculates: bool = True,
+) -> Iterator[Server]:
     """`localllm serve` of one file and others, away from this user's settings, models and cached keys and values."""
-    command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "serve", "--model", str(model)]
+    plainly, usually = ["-m", "benchmarks.serve_plainly"], ["-c", "from localllm.cli.main import main; main()"]
+    command = [sys.executable, *(usually if speculates else plainly), "serve", "--model", str(model)]
     command += [argument for other in others for argument in ("--model", str(other))]
-    command += ["--threads", str(threads), "--keep-alive", "-1"]
+    command += ["--threads", str(threads), "--keep-alive", "-1", *flags]
     with tempfile.TemporaryDirectory() as home:
         own = {"HOME": home, **{f"XDG_{kind}_HOME": home for kind in ("CONFIG", "DATA", "CACHE")}}
         # Compiling kernels anew is no part of any figure.
         own |= {CACHE_VARIABLE: str(cache_root()), "LOCALLLM_DISK_CACHE": "false"}
         own |= {"LOCALLLM_KV_MIB": str(kv_mib)} if kv_mib else {}
-        with _running("localllm", command, own, "/health", model.name.removesuffix(".gguf")) as server:
+        name = "localllm" if speculates else "localllm, no speculation"
+        with _running(name, command, own, "/health", model.name.removesuffix(".gguf")) as server:
             yield server
+
+
+@contextlib.contextmanager
+def llama_server(program: str, model: Path, threads: int, context: int, slots: int = 1) -> Iterator[Server]:
+    """llama.cpp's own server of the same file. context: tokens for each of the slots, as many answers at once."""
+    command = [program, "--model", str(model), "--alias", "peer", "--ctx-size", str(context * slots)]
+    command += ["--parallel", str(slots), "--threads", str(threads), "--threads-batch", str(threads)]
+    command += ["--gpu-layers", "0", "--no-ui", "--offline"]
+    with _running("llama-server", command, {}, "/health", "peer") as server:
+        yield server
 
 
 @contextlib.contextmanager
 def llama_cpp(python: str, model: Path, threads: int, context: int) -> Iterator[Server]:
     """llama-cpp-python's own server of the same file. python: an interpreter that has it with its `server` extra."""
     command = [python, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", str(context)]
-    command += ["--n_threads", str(threads), "--n_threads_batch", str(threads)]
-    # By default a request ends the one before it.
-    command += ["--interrupt_requests", "false", "--verbose", "false"]
+    command += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--n_gpu_layers", "0"]
+    # By default a request ends the one before it, and attention is computed as llama.cpp does not do by default.
+    command += ["--interrupt_requests", "false", "--flash_attn", "true", "--verbose", "false"]
     with _running("llama-cpp-python", command, {}, "/v1/models", "peer") as server:
         yield server
 
