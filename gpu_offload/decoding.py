@@ -14,14 +14,18 @@ from gpu_offload.image_rows import ImageRows
 from gpu_offload.library import complaints, llama
 from gpu_offload.loading import output_rows
 from gpu_offload.options import LlamaOptions
+from gpu_offload.sequences import Sequences
 
 
 class Decoder:
     """Computes rows that are known to be sound on one context. chosen: the sequences that have adapters, and which."""
 
-    def __init__(self, context: Any, options: LlamaOptions, vocab_size: int, adapters: Adapters) -> None:
+    def __init__(
+        self, context: Any, sequences: Sequences, options: LlamaOptions, vocab_size: int, adapters: Adapters
+    ) -> None:
         self._lib = llama()
         self._context = context
+        self._sequences = sequences
         self._batch = Batch(options.batch_rows)
         self._max_rows = options.batch_rows
         self._output_rows = output_rows(options)
@@ -60,6 +64,7 @@ class Decoder:
                 if status:
                     raise LlamaCppError(f"llama_decode failed on an image with status {status}:\n{complaints()}")
                 self._lib.llama_synchronize(self._context)  # which reads the rows until then
+                self._sequences.computed(sequence, first)
         finally:
             self._lib.llama_set_causal_attn(self._context, True)
 
@@ -82,6 +87,9 @@ class Decoder:
         status = self._lib.llama_decode(self._context, self._batch.struct)
         if status:
             raise LlamaCppError(f"llama_decode failed with status {status}:\n{complaints()}")
+        begins = np.flatnonzero(np.diff(rows[2], prepend=-1))
+        for position, sequence in rows[1:, begins].T.tolist():
+            self._sequences.computed(sequence, position)
         if not len(outputs):
             self._lib.llama_synchronize(self._context)
             return np.empty((0, self._vocab_size), dtype=np.float32)

@@ -11,6 +11,7 @@ from gguf_io.model_file import ModelFile
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
 from gpu_offload.library import complaints, ggml, llama, route_log, type_id
 from gpu_offload.options import LlamaOptions
+from gpu_offload.sequences import MAX_NUMBERS, sequence_numbers, window_of
 
 # Rows of logits that one llama_decode may return. Its compute buffer holds them all, 4 bytes a vocabulary entry, on the
 # device that holds the output layer; asking for more aborts the process.
@@ -93,15 +94,18 @@ def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress |
 
 
 def open_context(handle: Any, options: LlamaOptions) -> Any:
-    """Return a llama_context pointer with one sequence more than asked for; free it with llama_free.
+    """Return a llama_context pointer with as many sequences as `Sequences` needs; free it with llama_free.
 
-    Raises LlamaCppMemoryError or LlamaCppError.
+    Raises LlamaCppMemoryError or LlamaCppError, ValueError for more sequences than llama.cpp has.
     """
     library = llama()
+    numbers = sequence_numbers(options, window_of(handle))
+    if numbers > MAX_NUMBERS:
+        raise ValueError(f"max_sequences is {options.max_sequences}, too many for a model with sliding windows")
     params = library.llama_context_default_params()
     params.n_ctx = options.context_tokens
     params.n_batch = params.n_ubatch = options.batch_rows
-    params.n_seq_max = options.max_sequences + 1
+    params.n_seq_max = numbers
     params.n_outputs_max = output_rows(options)
     params.kv_unified = True
     params.swa_full = options.full_window_cache

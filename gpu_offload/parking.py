@@ -8,14 +8,13 @@ wanted. In the books its cells stay its own, so that there is always room for it
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_offload.cells import CellBook
 from gpu_offload.image_rows import PositionBook
-from gpu_offload.library import llama
+from gpu_offload.sequences import Sequences
 from gpu_offload.state_desk import State, StateDesk
 
 PIECE_TOKENS = 256  # as long as the disk tier's segments, which are then taken as they are
@@ -53,9 +52,8 @@ class Parking:
     in llama.cpp's cells, as do rows before the end of an image whose positions have several dimensions.
     """
 
-    def __init__(self, context: Any, books: tuple[CellBook, PositionBook], desk: StateDesk, limit: int) -> None:
-        self._lib = llama()
-        self._memory = self._lib.llama_get_memory(context)
+    def __init__(self, sequences: Sequences, books: tuple[CellBook, PositionBook], desk: StateDesk, limit: int) -> None:
+        self._sequences = sequences
         self._book, self._positions = books
         self._desk = desk
         self.limit = limit
@@ -137,7 +135,7 @@ class Parking:
         for sequence in self._book:
             length = self._book.length(sequence)
             here = self.in_cells(sequence)
-            last = self._lib.llama_memory_seq_pos_max(self._memory, sequence)
+            last = self._sequences.last(sequence)
             rows = here + sum(len(piece.cells) for piece in self._parked(sequence))
             if here < length and sequence not in self._resting:
                 raise RuntimeError(f"sequence {sequence} is parked, though it does not rest")
@@ -164,9 +162,7 @@ class Parking:
             self._piece_of[cells] = cells[0]
             self.tokens += stop - start
         for sequence in self._resting:
-            self._lib.llama_memory_seq_rm(
-                self._memory, sequence, self._positions.at(sequence, self.in_cells(sequence)), -1
-            )
+            self._sequences.remove(sequence, self._positions.at(sequence, self.in_cells(sequence)))
 
     def _parkable(self, user: int | None) -> list[tuple[int, int, int]]:
         """Rows start..stop-1 of a sequence that may be parked together, a piece each, the last rows first.

@@ -7,6 +7,7 @@ from gpu_offload.loading import output_rows
 from gpu_offload.memory import LayerCache, ModelNeeds, cells_of
 from gpu_offload.options import LlamaOptions
 from gpu_offload.parking import parked_tokens
+from gpu_offload.sequences import sequence_numbers
 
 MAIN_MEMORY = "main memory"
 # Inputs are kept four times when several GPUs work on batches one after the other (GGML_SCHED_MAX_COPIES).
@@ -60,8 +61,10 @@ class Placement:
         self.options = options
         self.counts = counts
         self.first = needs.layer_count + 1 - sum(counts)
-        sequences = options.max_sequences + 1  # the runner keeps one for itself
-        self._sequences = sequences
+        states = any(cache.state_bytes for cache in needs.caches)
+        window = 0 if states else max(cache.window or 0 for cache in needs.caches)
+        self._can_park = not states and (options.full_window_cache or not window)
+        self._sequences = sequence_numbers(options, window)
         self._cells = [self._cells_of(cache) for cache in needs.caches]
         self._batch = Batch(
             rows=min(options.batch_rows, self._cells_of(LayerCache())),
@@ -90,8 +93,7 @@ class Placement:
 
     def parked(self) -> int:
         """Bytes that prefixes may take in main memory beside the cells: none where layers lie on a GPU."""
-        caches = self.needs.caches
-        if sum(self.counts) or any(cache.state_bytes or cache.window for cache in caches):
+        if sum(self.counts) or not self._can_park:
             return 0
         cells = self._cells_of(LayerCache())
         return self.kv(0, self.first) * parked_tokens(cells) // cells

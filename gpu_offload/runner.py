@@ -23,9 +23,10 @@ from gpu_offload.options import LlamaOptions
 from gpu_offload.parking import Parking, parked_tokens
 from gpu_offload.projector import Projector
 from gpu_offload.row_checks import RowLimits, check_room, check_rows
+from gpu_offload.sequences import MAX_NUMBERS, Sequences, window_of
 from gpu_offload.state_desk import StateDesk, packed
 
-MAX_SEQUENCES = 255  # llama.cpp's 256, less the desk
+MAX_SEQUENCES = MAX_NUMBERS - 1  # less the desk
 _LAYOUT = 1  # of exported KV; a new number retires what older versions stored
 
 
@@ -56,8 +57,7 @@ class LlamaCppRunner:
             if options.mmproj is not None:
                 self._projector = Projector(options.mmproj, self._model, options)
             self._open_context = open_context(self._model, options)
-            self._memory = self._lib.llama_get_memory(self._context)
-            if not self._memory:
+            if not self._lib.llama_get_memory(self._context):
                 raise LlamaCppError(f"{model.path} keeps no keys and values, so it does not generate text.")
         except BaseException:
             self.close()
@@ -66,20 +66,20 @@ class LlamaCppRunner:
         self._positions = PositionBook()
         self._chosen: dict[int, AdapterSet] = {}  # the sequences that are computed with adapters
         self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
-        self._decoder = Decoder(self._context, options, self._vocab_size, self._adapters)
         self._max_context = int(self._lib.llama_model_n_ctx_train(self._model))
         self._limits = RowLimits(options.batch_rows, self._vocab_size, self._max_context)
         self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
         self._kv_identity = self._identity(model)
-        window = int(self._lib.llama_model_n_swa(self._model))
+        window = window_of(self._model)
+        self._sequences = Sequences(self._context, options, window)
+        self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
         self._can_truncate = not recurrent and (options.full_window_cache or not window)
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
         self._can_interrupt = on_cpu and self._can_truncate
-        self._desk = StateDesk(self._context, options.max_sequences, window, self._can_truncate)
-        can_park = on_cpu and self._can_truncate and not window
-        limit = parked_tokens(self._book.total) if can_park else 0
-        self._parking = Parking(self._context, (self._book, self._positions), self._desk, limit)
+        self._desk = StateDesk(self._context, self._sequences, window, self._can_truncate)
+        limit = parked_tokens(self._book.total) if on_cpu and self._can_truncate else 0
+        self._parking = Parking(self._sequences, (self._book, self._positions), self._desk, limit)
 
     @property
     def backend(self) -> str:
@@ -173,7 +173,7 @@ class LlamaCppRunner:
         target = self._new_handle()
         self._parking.bring_back(source, length)
         if length:
-            self._lib.llama_memory_seq_cp(self._memory, source, target, 0, self._end(source, length))
+            self._sequences.share(source, target, 0, self._end(source, length))
         self._book.create(target)
         self._book.share(source, target, length)
         self._positions.share(source, target, length)
@@ -351,9 +351,9 @@ class LlamaCppRunner:
     def _forget(self, sequence: int, start: int) -> bool:
         """Remove rows from `start` on, or all of them where the model cannot be cut there; say which."""
         first = self._positions.at(sequence, start)
-        if start and self._lib.llama_memory_seq_rm(self._memory, sequence, first, -1):
+        if start and self._sequences.remove(sequence, first):
             return True
-        self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._sequences.remove(sequence, -1)
         return start == 0
 
     def _take_back(self, lengths: dict[int, int]) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, llama, route_log
+from gpu_offload.sequences import Sequences
 
 State = NDArray[np.uint8]
 _LENGTH = struct.Struct("<Q")
@@ -22,17 +23,17 @@ def packed(states: Iterable[State]) -> bytes:
 
 
 class StateDesk:
-    """A sequence number of a context, beyond those of its users, on which ranges are laid for export and import.
+    """The sequence number of a context beyond those of its users, on which ranges are laid for export and import.
 
     window: positions that layers with a sliding window look back, 0 where there are none. can_truncate: False for
     states that are saved whole; a recurrent one knows only its last position, so that its first is not checked.
     """
 
-    def __init__(self, context: Any, number: int, window: int, can_truncate: bool) -> None:
+    def __init__(self, context: Any, sequences: Sequences, window: int, can_truncate: bool) -> None:
         self._lib = llama()
         self._context = context
-        self._memory = self._lib.llama_get_memory(context)
-        self._number = number
+        self._sequences = sequences
+        self._number = sequences.desk
         self._window = window if can_truncate else 0
         self._can_truncate = can_truncate
 
@@ -50,7 +51,7 @@ class StateDesk:
     def take(self, sequence: int, start: int, end: int) -> State:
         """Return what llama.cpp saves of positions start..end-1 of a sequence; end -1 is the whole of it."""
         try:
-            self._lib.llama_memory_seq_cp(self._memory, sequence, self._number, start, end)
+            self._sequences.share(sequence, self._number, start, end)
             return self._saved()
         finally:
             self._clear()
@@ -64,7 +65,7 @@ class StateDesk:
         try:
             end = self._lay(state, first)
             for sequence, stop in holders:
-                self._lib.llama_memory_seq_cp(self._memory, self._number, sequence, -1, stop)
+                self._sequences.share(self._number, sequence, -1, stop)
             return end
         finally:
             self._clear()
@@ -86,7 +87,7 @@ class StateDesk:
         """Return a state that begins at position `first` without its positions from `end` on."""
         try:
             self._lay(state, first)
-            self._lib.llama_memory_seq_rm(self._memory, self._number, end, -1)
+            self._sequences.remove(self._number, end)
             return self._saved()
         finally:
             self._clear()
@@ -95,8 +96,7 @@ class StateDesk:
         route_log()
         data = np.ascontiguousarray(state).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         taken = self._lib.llama_state_seq_set_data(self._context, data, len(state), self._number)
-        begin = self._lib.llama_memory_seq_pos_min(self._memory, self._number)
-        end = int(self._lib.llama_memory_seq_pos_max(self._memory, self._number)) + 1
+        begin, end = self._sequences.first(self._number), self._sequences.last(self._number) + 1
         if taken != len(state) or end <= first or (self._can_truncate and begin != first):
             raise ValueError(f"the data is not KV of positions {first} and on of this model: {complaints()}")
         return end
@@ -111,4 +111,4 @@ class StateDesk:
         return state
 
     def _clear(self) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, self._number, -1, -1)
+        self._sequences.remove(self._number, -1)

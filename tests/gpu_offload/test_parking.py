@@ -11,6 +11,7 @@ from gguf_io.model_file import open_model
 from gpu_offload import parking
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from tests.gpu_offload import sparse_models
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
@@ -261,6 +262,15 @@ def test_random_work(path, monkeypatch, seed):
     monkeypatch.setattr(parking, "LEAST_TOKENS", 8)
     machine = Machine(path, seed)
     for _ in range(250):
+        machine.act()
+    assert machine.most > 128
+    machine.close()
+
+
+def test_random_work_behind_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr(parking, "LEAST_TOKENS", 8)
+    machine = Machine(sparse_models.write(sparse_models.TINY_GEMMA3, tmp_path / "gemma.gguf", seed=3), 7)
+    for _ in range(150):
         machine.act()
     assert machine.most > 128
     machine.close()

@@ -13,6 +13,7 @@ from gpu_offload.loading import output_rows
 from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
 from gpu_offload.placement import Placement
+from gpu_offload.sequences import sequence_numbers, window_of
 from tests.gpu_offload import sparse_models
 from tests.oracle import llama_oracle
 
@@ -40,7 +41,7 @@ def reported(path: Path, options: LlamaOptions, *, simulate: bool) -> dict[str, 
         wanted = llama.llama_context_default_params()
         wanted.n_ctx = options.context_tokens
         wanted.n_batch = wanted.n_ubatch = options.batch_rows
-        wanted.n_seq_max = options.max_sequences + 1
+        wanted.n_seq_max = sequence_numbers(options, window_of(model))
         wanted.n_outputs_max = output_rows(options)
         wanted.kv_unified = True
         wanted.swa_full = options.full_window_cache

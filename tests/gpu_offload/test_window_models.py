@@ -79,10 +79,24 @@ def test_a_damaged_end_leaves_the_sequence_as_it_was(runner, path):
     assert continued(runner, target, 9) == llama_oracle.greedy(path, [*PROMPT[:30], 9], 12)
 
 
+def test_what_has_left_the_window_is_not_overwritten(runner, path):
+    """llama.cpp takes such cells for free where a prompt reaches them, though the cache keeps all positions."""
+    first, kept = prefilled(runner, PROMPT), prefilled(runner, PROMPT)
+    runner.free_sequence(first)
+    prefilled(runner, PROMPT * 2)  # fills the hole before what is kept, and goes on
+    assert continued(runner, runner.fork_sequence(kept, 50), 9) == llama_oracle.greedy(path, [*PROMPT[:50], 9], 12)
+
+
+def test_windows_leave_numbers_for_half_the_sequences(path):
+    with open_model(path) as model, pytest.raises(ValueError, match="max_sequences is 128"):
+        LlamaCppRunner(model, replace(OPTIONS, max_sequences=128))
+
+
 def test_a_cache_of_the_window_alone_cannot_be_cut(path):
     runner = opened(path, full=False)
     assert not runner.can_truncate
     sequence = prefilled(runner, PROMPT)
+    assert runner.most_parked() == 0
     with pytest.raises(ValueError, match="cannot be cut"):
         runner.truncate_sequence(sequence, 30)
     data = runner.export_kv(sequence, 0, 100)
