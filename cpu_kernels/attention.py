@@ -20,11 +20,12 @@ from cpu_kernels.attention_shape import (
     SPAN_TOKENS,
     WIDTHS,
 )
-from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, softmax
+from cpu_kernels.attention_span import TOTAL_BYTES, add_part, clear, softmax
 from cpu_kernels.kernel import Kernel, inner
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
-from cpu_kernels.records import Step, argument, field, scratch, share
+from cpu_kernels.records import Step, argument, field, scratch
 from cpu_kernels.rope import rotate_head
+from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import mul_f32
 from cpu_kernels.simd.threads import atomic_add, atomic_store
 from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
@@ -111,8 +112,8 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
     """Function that attends with the columns of a tile, `width` of them side by side."""
     put_query = _TYPES[keys].queries(width)
     score = _TYPES[keys].scores(width, _TYPES[values].VALUE_LINES)
-    weigh = _TYPES[values].outputs(width)
     key_bytes, value_bytes = _TYPES[keys].PAGE_BYTES_PER_VALUE, _TYPES[values].PAGE_BYTES_PER_VALUE
+    weigh = _TYPES[values].outputs(width, key_bytes)
 
     @inner
     def attend(op: int, step: int, place: Any, head: int, spans: Any, parts: int, memory: int) -> None:
@@ -121,7 +122,7 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
         place: (segment, first row in it, rows, first query head, query heads). parts: where the results of all spans
         are gathered, 0 where this call computes them all.
         """
-        segment, first, count, head0, mine = place
+        segment, first, count, _, mine = place
         begin, end, first_span, last_span = spans
         padded, window = argument(op, 6), argument(op, 13)
         position = field(segment, 2) + first
@@ -140,8 +141,6 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
         storage = (key_pages, value_pages, padded * key_bytes, padded * value_bytes, padded)
         last_page = (position + count - 1) // PAGE_TOKENS + 1
         clear(columns, padded, totals, state)
-        if argument(op, 16) != 0:
-            add_sinks(columns, mine, argument(op, 16) + 4 * head0, state)
         for span in range(first_span, last_span):
             page = span * SPAN_PAGES
             pages = (field(segment, 3) + 4 * page, min(SPAN_PAGES, last_page - page), last_page - page)
@@ -188,21 +187,21 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
     Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages,
     4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
     11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 window or 0,
-    14 and 15 bytes from one kv head's pages of keys and of values to the next's, 16 scores of heads' sinks or 0.
+    14 and 15 bytes from one kv head's pages of keys and of values to the next's.
 
-    Where the step has room for parts, the spans of all tiles, one tile's after the other's, are cut into equal shares.
-    Else tiles are dealt to the threads forth and back, since later ones are longer.
+    Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
+    tiles are dealt to the threads forth and back, since later ones are longer.
     """
     # Tiles have at least `group` columns, or the most that are computed side by side; none narrower is compiled.
     narrowest = next((width for width in WIDTHS if width >= group), WIDTHS[-1])
     tiles = {width: _tile(width, keys, values) for width in WIDTHS if width >= narrowest}
     one, two, four, widest = (tiles[min(max(width, narrowest), WIDTHS[-1])] for width in (1, 2, 4, 8))
 
-    def attention(op: int, step: int, thread: int, threads: int) -> None:
+    @inner
+    def attend(op: int, step: int, thread: int, threads: int, mine: int, others: int) -> None:
+        """Spans mine..others-1 of all tiles', or the thread's tiles."""
         group, window, parts = argument(op, 10), argument(op, 13), field(step, _PARTS)
         together = max(1, MAX_COLUMNS // group)
-        total = _spans_of_step(op, step) if parts != 0 else 0
-        mine, others = share(total, thread, threads), share(total, thread + 1, threads)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
         tile, before = 0, 0
         for part_of_head in range(argument(op, 5) * blocks):
@@ -233,5 +232,12 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
                         four(op, step, place, head, spans, gathered, scratch(step, thread))
                     else:
                         widest(op, step, place, head, spans, gathered, scratch(step, thread))
+
+    def attention(op: int, step: int, thread: int, threads: int) -> None:
+        total = _spans_of_step(op, step) if field(step, _PARTS) != 0 else 0
+        first, last = first_share(total, thread, threads)
+        while first >= 0:
+            attend(op, step, thread, threads, first, last)
+            first, last = next_share(op, total, threads)
 
     return Kernel(attention, f"attention.{keys}_{values}_{narrowest}")

@@ -63,8 +63,8 @@ def scores(columns: int, value_lines: int) -> Any:
                 query = queries + g * padded * columns * 4
                 for d in range(0, padded, 4):
                     if g == 0:
-                        prefetch_rows(following, d * 32, 2)
-                        prefetch_rows(value, d * (16 * value_lines), value_lines)
+                        prefetch_rows(following, d * 32, 2, 1)
+                        prefetch_rows(value, d * (16 * value_lines), value_lines, 1)
                     acc = cross_fma_f16(acc, key, d * 32, query + d * 4 * columns, 4)
                     acc = cross_fma_f16(acc, key, d * 32 + 32, query + d * 4 * columns + 4 * columns, 4)
                     acc = cross_fma_f16(acc, key, d * 32 + 64, query + d * 4 * columns + 8 * columns, 4)
@@ -75,8 +75,11 @@ def scores(columns: int, value_lines: int) -> Any:
     return score
 
 
-def outputs(columns: int) -> Any:
-    """Function that computes outputs [column][D] = weights [column][token] . values of a span."""
+def outputs(columns: int, key_bytes: int) -> Any:
+    """Function that computes outputs [column][D] = weights [column][token] . values of a span.
+
+    Asking for the next span's keys meanwhile, as those of q8_0 do, costs more than it brings: key_bytes is not used.
+    """
     rows, tile = VECTORS // columns, VECTORS
 
     @inner

@@ -130,8 +130,8 @@ def scores(columns: int, value_lines: int) -> Any:
                     integers = zero_tile_i32(tile)
                     for pair in range(block * 16, block * 16 + 16, 4):
                         if g == 0:
-                            prefetch_rows(following, pair * 32, 2)
-                            prefetch_rows(value, pair * (16 * lines), lines)
+                            prefetch_rows(following, pair * 32, 2, 1)
+                            prefetch_rows(value, pair * (16 * lines), lines, 1)
                         to = query + pair * 4 * columns
                         integers = cross_dot2_i8(integers, key, pair * 32, to, 4)
                         integers = cross_dot2_i8(integers, key, pair * 32 + 32, to + 4 * columns, 4)
@@ -200,15 +200,22 @@ def _round_weights(
             store_i16(words + c * _WORDS_BYTES + t * 2, round_i32(weight))
 
 
-def outputs(columns: int) -> Any:
-    """Function that computes outputs [column][D] = weights [column][token] . values of a span."""
+def outputs(columns: int, key_bytes: int) -> Any:
+    """Function that computes outputs [column][D] = weights [column][token] . values of a span.
+
+    Where few columns leave memory the limit, it asks for the next span's keys, so that memory has work meanwhile.
+    key_bytes: of their pages, for each of D.
+    """
     rows = _VALUE_ROWS[columns]
     tile = rows * columns
+    hurries = columns < VECTORS
+    ahead_bytes = 16 * rows * key_bytes
+    ahead_lines = -(-ahead_bytes // 64)
 
     @inner
     def weigh(pages: Any, storage: Any, used: int, group: int, place: Any, weights: int, out: int, memory: int) -> None:
-        table, count, _ = pages
-        _, values, _, value_bytes, padded = storage
+        table, count, left = pages
+        keys, values, page_bytes, value_bytes, padded = storage
         words = memory + MAX_COLUMNS * SPAN_BYTES
         units = words + MAX_COLUMNS * _WORDS_BYTES
         for block in range(padded // SCALED_TOGETHER):
@@ -219,6 +226,10 @@ def outputs(columns: int) -> Any:
                     for p in range(count):
                         page = values + get_i32(table + 4 * p) * value_bytes + j * 256
                         value = spaced_rows(no_rows(rows), page, 256, rows)
+                        if hurries and g == 0:
+                            at = table + 4 * (count + p)
+                            following = page_rows(no_rows(1), at, left - 1 - count - p, keys, page_bytes)
+                            prefetch_rows(following, j // rows * ahead_bytes, ahead_lines, 2)
                         word = words + g * columns * _WORDS_BYTES + p * PAGE_TOKENS * 2
                         for pair in range(0, PAGE_TOKENS // 2, 4):
                             at = pair * 32

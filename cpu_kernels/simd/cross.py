@@ -219,10 +219,11 @@ def cross_store_scaled(context: Any, tile: Any, rows: Any, stride: Any, factors:
 
 
 @intrinsic_of_literals
-def prefetch_rows(context: Any, rows: Any, offset: Any, lines: Any) -> Any:
-    """Ask for `lines` (literal) cache lines from row + offset on, of every row."""
-    if literal_value(lines) is None:
+def prefetch_rows(context: Any, rows: Any, offset: Any, lines: Any, level: Any) -> Any:
+    """Ask for `lines` (literal) cache lines from row + offset on, of every row, in the cache of a level (literal)."""
+    if literal_value(lines) is None or literal_value(level) is None:
         return None
+    locality = I32(4 - level.literal_value)
 
     def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
         pointer = I8.as_pointer()
@@ -230,10 +231,10 @@ def prefetch_rows(context: Any, rows: Any, offset: Any, lines: Any) -> Any:
             for i in range(lines.literal_value):
                 line = builder.add(builder.add(base, args[1]), I64(64 * i))
                 where = builder.inttoptr(line, pointer)
-                call(builder, "llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(3), I32(1))
+                call(builder, "llvm.prefetch.p0", ir.VoidType(), where, I32(0), locality, I32(1))
         return context.get_dummy_value()
 
-    return none(rows, address, lines), codegen
+    return none(rows, address, lines, level), codegen
 
 
 def _store_words(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
