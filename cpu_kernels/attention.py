@@ -20,7 +20,7 @@ from cpu_kernels.attention_shape import (
     SPAN_TOKENS,
     WIDTHS,
 )
-from cpu_kernels.attention_span import TOTAL_BYTES, add_part, clear, softmax
+from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, softmax
 from cpu_kernels.kernel import Kernel, inner
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
 from cpu_kernels.records import Step, argument, field, scratch
@@ -122,7 +122,7 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
         place: (segment, first row in it, rows, first query head, query heads). parts: where the results of all spans
         are gathered, 0 where this call computes them all.
         """
-        segment, first, count, _, mine = place
+        segment, first, count, head0, mine = place
         begin, end, first_span, last_span = spans
         padded, window = argument(op, 6), argument(op, 13)
         position = field(segment, 2) + first
@@ -141,6 +141,8 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
         storage = (key_pages, value_pages, padded * key_bytes, padded * value_bytes, padded)
         last_page = (position + count - 1) // PAGE_TOKENS + 1
         clear(columns, padded, totals, state)
+        if argument(op, 16) != 0:
+            add_sinks(columns, mine, argument(op, 16) + 4 * head0, state)
         for span in range(first_span, last_span):
             page = span * SPAN_PAGES
             pages = (field(segment, 3) + 4 * page, min(SPAN_PAGES, last_page - page), last_page - page)
@@ -187,7 +189,7 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
     Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages,
     4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
     11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 window or 0,
-    14 and 15 bytes from one kv head's pages of keys and of values to the next's.
+    14 and 15 bytes from one kv head's pages of keys and of values to the next's, 16 scores of heads' sinks or 0.
 
     Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
     tiles are dealt to the threads forth and back, since later ones are longer.
