@@ -1,12 +1,15 @@
 """What our engine costs above llama.cpp: the same file, prompts and greedy tokens with and without us.
 
-    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--http [--llama-server PROGRAM]]
+    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--kept 0]
+    overhead.py MODEL.gguf ... --http [--llama-server PROGRAM]
 
 In this process: llama.cpp's C interface and an argmax, llama-cpp-python's Llama, and our engine on our runner. With
 --http: llama-cpp-python's server (or llama.cpp's own llama-server, where --llama-server names the program) and
 `localllm serve --backend llama`, each asked by the same client. One after the other within a round, a second apart,
 every round with a prompt of its own, so that no cache helps; nobody speculates. CPU seconds are those of the whole
-process that computes, which tell more than the clock where other programs run.
+process that computes, which tell more than the clock where other programs run. --kept measures llama.cpp and our engine
+once more when ours keeps so many tokens of another prompt; two instances of one program differ by some percent, so that
+it is the two tables of one run that tell what the kept ones cost.
 """
 
 import argparse
@@ -93,8 +96,7 @@ def ours(path: Path, context: int, threads: int) -> Subject:
     engine.start()
 
     def run(prompt: list[int], count: int) -> Iterator[object]:
-        # In the background, because what is kept of earlier prompts costs attention, which the others do not pay.
-        request = GenerationRequest(tuple(prompt), GREEDY, max_tokens=count, ignore_eos=True, background=True)
+        request = GenerationRequest(tuple(prompt), GREEDY, max_tokens=count, ignore_eos=True)
         return (event for event in engine.submit(request) if event.token_ids)
 
     return run
@@ -122,15 +124,20 @@ def cpu_of(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def draw(random: np.random.Generator, count: int) -> list[int]:
+    """Token ids of a prompt that nobody has seen."""
+    ids: list[int] = random.integers(1000, 9000, count).tolist()
+    return ids
+
+
 def measure(
-    subjects: dict[str, tuple[Subject, psutil.Process]], arguments: argparse.Namespace
+    subjects: dict[str, tuple[Subject, psutil.Process]], arguments: argparse.Namespace, random: np.random.Generator
 ) -> dict[str, list[Measure]]:
     """Every subject in turn, each round with another prompt and another first; the first round does not count."""
     order = deque(subjects.items())
     found: dict[str, list[Measure]] = {name: [] for name in subjects}
-    random = np.random.default_rng(1)
     for at in range(arguments.rounds + 1):
-        prompt = random.integers(1000, 9000, arguments.prompt).tolist()
+        prompt = draw(random, arguments.prompt)
         order.rotate()
         for name, (subject, process) in order:
             time.sleep(SETTLED_S)
@@ -173,20 +180,32 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--kept", type=int, default=0)
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--llama-server", metavar="PROGRAM")
     arguments = parser.parse_args()
+    if arguments.http and arguments.kept:
+        parser.error("--kept is for our engine in this process; leave --http out")
+    random = np.random.default_rng(1)
     context = 2 * (arguments.prompt + arguments.answer) + 256
     sys.stdout.write(f"{arguments.model.name}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f}\n\n")
     if arguments.http:
         with contextlib.ExitStack() as stack:
-            show(measure(_servers(stack, arguments, context), arguments))
+            show(measure(_servers(stack, arguments, context), arguments, random))
         return
+    # Our engine keeps every prompt; half as many tokens may be parked as there are cells.
+    context = 2 * ((arguments.rounds + 1) * context + arguments.kept)
     DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
     here = psutil.Process()
     made = {"llama.cpp": plain, "llama-cpp-python": binding, "our engine": ours}
     subjects = {name: (make(arguments.model, context, arguments.threads), here) for name, make in made.items()}
-    show(measure(subjects, arguments))
+    show(measure(subjects, arguments, random))
+    if arguments.kept:
+        del subjects["llama-cpp-python"]
+        ask, _ = subjects["our engine"]
+        deque(ask(draw(random, arguments.kept), 1), maxlen=0)
+        sys.stdout.write(f"\nOur engine keeps {arguments.kept} tokens of another prompt\n\n")
+        show(measure(subjects, arguments, random))
 
 
 def _servers(
