@@ -5,7 +5,16 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; alone in a terminal, it is the chat."""
+    """Run the command line; alone in a terminal, it is the chat. Ctrl-C ends it without a word, also as it starts."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        from localllm.cli.exit_code import ExitCode
+
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+def _run() -> None:
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     match sys.argv[1:]:
         case [] if in_terminal:
@@ -23,15 +32,12 @@ def main() -> None:
 
 def _chat(model: str | None) -> None:
     """Open the chat without flags: nothing is to be parsed, and what parses takes as long to import as all the rest."""
-    from localllm.cli.exit_code import ExitCode, errors_told
+    from localllm.cli.exit_code import errors_told
     from tui.watcher import go_on_watched
 
     go_on_watched()
     gc.disable()  # what is imported stays; the chat turns it on after its first picture
     with errors_told():
-        try:
-            from tui.start import run_chat
+        from tui.start import run_chat
 
-            sys.exit(run_chat(model, {}))
-        except KeyboardInterrupt:
-            sys.exit(ExitCode.INTERRUPTED)
+        sys.exit(run_chat(model, {}))

@@ -1,12 +1,15 @@
 """How a command ends, for scripts and for people."""
 
 import contextlib
+import errno
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
 
 from localllm.cli import terminal
 from localllm.errors import LocalLLMError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ExitCode(IntEnum):
@@ -30,5 +33,9 @@ def errors_told() -> Iterator[None]:
         terminal.fail(str(error), error)
         sys.exit(ExitCode.REFUSED)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            where = f" for {error.filename}" if error.filename else ""
+            terminal.fail(f"The disk is full{where}. Free some space: `localllm cache` shows what is stored.", error)
+            sys.exit(ExitCode.REFUSED)
         terminal.fail(f"{type(error).__name__}: {error}. This is a defect in localllm; --debug shows where.", error)
         sys.exit(ExitCode.FAILED)

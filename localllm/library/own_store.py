@@ -58,7 +58,8 @@ class OwnStore:
         """
         if name.key == ModelName(BUILT_IN).key:
             raise LibraryError(
-                f"{BUILT_IN} is the model that comes with localllm. It cannot be removed, nor another be called so."
+                f"{BUILT_IN} is the model that comes with localllm. It is neither removed nor copied, and no other is "
+                "called so."
             )
         path = self.manifests
         for part in name.folders:

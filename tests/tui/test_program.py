@@ -89,3 +89,14 @@ def test_what_the_first_picture_does_not_need_is_not_imported() -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(result.stdout)}
     assert loaded.isdisjoint((HEAVY | {"typer", "pydantic", "markdown_it", "httpx", "psutil"}) - {"textual"})
+
+
+def test_ctrl_c_while_it_starts_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["localllm", "list"])
+    monkeypatch.setattr("localllm.cli.main.main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -274,6 +275,15 @@ def test_an_engine_that_fails_exits_1(run: Callable[..., int], capsys: pytest.Ca
     assert capsys.readouterr() == ("On\n", "error: logits are not numbers\n")
     assert run(ScriptedModel([*ANSWER[:2], failed]), "Hi", "--json") == 1
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full here")
+def test_a_full_disk_is_told_and_is_no_defect() -> None:
+    call = [sys.executable, "-c", "from tui.main import main; main()", "list"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: The disk is full. Free some space: `localllm cache`")
 
 
 def test_a_defect_shows_its_traceback_with_debug_alone(
