@@ -4,7 +4,8 @@ Weights are packed so that a vector lane is an output row (see cpu_kernels.forma
 gemv(weights, k, act, tile, y, addend, first, last) for one token, over its groups of rows, and
 tile(zero_i, zero_f, group, k, act, tile, out, scratch, fresh) for a register tile of tokens, where out is (y, its
 stride, addend, its stride) and fresh tells that the group still lies in memory: the first tile asks for it ahead.
-Both add the same products in the same order, so a token's result does not depend on its company.
+Both add the same products in the same order, so a token's result does not depend on its company. On AVX2 super-blocks
+are unpacked for many tiles instead (cpu_kernels.formats.panels).
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
 7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 packed privately, 11 expert segments or 0,
@@ -104,6 +105,12 @@ def tile_kernel(tile: Any, width: int, name: str) -> Kernel:
                         sums,
                         m == m0,
                     )
+
+    return kernel_of_segments(run_segment, width, name)
+
+
+def kernel_of_segments(run_segment: Any, width: int, name: str) -> Kernel:
+    """The kernel that runs a segment of tiles for each expert, or one of all rows."""
 
     def matmul(op: int, step: int, thread: int, threads: int) -> None:
         rows = stage_rows(op, step)

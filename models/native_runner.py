@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels import attention
 from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.formats import panels
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.loader import release_linker
 from cpu_kernels.memory import aligned_zeros
@@ -99,7 +100,8 @@ class NativeRunner:
         self._row_tables = self._field(Step.ROW_TABLES, MAX_ROWS, np.int64)
         self._segments = self._field(Step.SEGMENTS, MAX_ROWS * _SEGMENT_FIELDS, np.int64)
         self._wanted = self._field(Step.WANTED, MAX_ROWS, np.int32)
-        scratch = max(4 * padded(config.longest), attention.scratch_bytes(config.padded_head)) + 4096
+        needs = 4 * padded(config.longest), attention.scratch_bytes(config.padded_head), panels.SCRATCH_BYTES
+        scratch = max(needs) + 4096
         self._scratch = self._field(Step.SCRATCH, scratch * self._threads, np.uint8)
         self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)

@@ -24,6 +24,7 @@ from cpu_kernels.simd.tiles import (
     add_short,
     broadcast_like,
     short_dot4_steps,
+    short_factor,
     start_short,
     tile_scale_add_to_memory,
     tile_store,
@@ -124,9 +125,9 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                 for i in range(4):
                     j = quarter * 4 + i
                     part = short_dot4_steps(zero_i32(), _weights(p + j * 64), q0 + b * 256 + j * 16)
-                    products = add_short(products, part, mask_bits(scales, 15))
+                    products = add_short(products, part, short_factor(mask_bits(scales, 15)))
                     minimum = mask_bits(shift_right(scales, 4), 15)
-                    offsets = add_short(offsets, broadcast_i32(sums0 + (b * 16 + j) * 4), minimum)
+                    offsets = add_short(offsets, broadcast_i32(sums0 + (b * 16 + j) * 4), short_factor(minimum))
                     scales = shift_right(scales, 8)
             scale = broadcast_f32(scales0 + 4 * b)
             total = fma(to_f32(products), mul_f32(load_f16(p + _D), scale), total)
@@ -143,7 +144,7 @@ def _tile_minima(zero: Any, p: int, offset: int) -> Any:
         scales = load_i32(p + _SCALES + quarter * 64)
         for i in range(4):
             sums = broadcast_like(zero, offset + (quarter * 4 + i) * 4 * tile_width(zero), 0)
-            total = add_short(total, sums, mask_bits(shift_right(scales, 4), 15))
+            total = add_short(total, sums, short_factor(mask_bits(shift_right(scales, 4), 15)))
             scales = shift_right(scales, 8)
     return total
 
@@ -176,7 +177,7 @@ def _tile(
             scales = load_i32(p + _SCALES + quarter * 64)
             for i in range(4):
                 part = short_dot4_steps(start_short(zero_i), _weights(p + (quarter * 4 + i) * 64), x)
-                products = add_short(products, part, mask_bits(scales, 15))
+                products = add_short(products, part, short_factor(mask_bits(scales, 15)))
                 scales = shift_right(scales, 8)
                 x += 4 * step
         tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cpu_kernels.formats.panels import Panels, put_scales, put_values
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
@@ -25,6 +26,7 @@ from cpu_kernels.simd.dot import dot2
 from cpu_kernels.simd.tiles import (
     add_short,
     short_dot4_steps,
+    short_factor,
     start_short,
     tile_dot2,
     tile_scale_add_to_memory,
@@ -169,8 +171,8 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     for quarter in range(2):
                         low = short_dot4_steps(low, low_nibbles(nibbles + quarter * 256), x + quarter * 16)
                         high = short_dot4_steps(high, high_nibbles(nibbles + quarter * 256), x + 32 + quarter * 16)
-                    products = add_short(products, low, mask_bits(scales, 0xFF))
-                    products = add_short(products, high, mask_bits(shift_right(scales, 8), 0xFF))
+                    products = add_short(products, low, short_factor(mask_bits(scales, 0xFF)))
+                    products = add_short(products, high, short_factor(mask_bits(shift_right(scales, 8), 0xFF)))
                     scales = shift_right(scales, 16)
             prefetch_lines(p + _SCALES + _AHEAD, 5)
             offsets = minima(p + _MINIMA, pairs0 + b * 16)
@@ -211,10 +213,10 @@ def _tile(
                     prefetch_lines(nibbles + _AHEAD, 8)
                 part = short_dot4_steps(start_short(zero_i), low_nibbles(nibbles), x)
                 part = short_dot4_steps(part, low_nibbles(nibbles + 256), x + 4 * step)
-                products = add_short(products, part, mask_bits(scales, 0xFF))
+                products = add_short(products, part, short_factor(mask_bits(scales, 0xFF)))
                 part = short_dot4_steps(start_short(zero_i), high_nibbles(nibbles), x + 8 * step)
                 part = short_dot4_steps(part, high_nibbles(nibbles + 256), x + 12 * step)
-                products = add_short(products, part, mask_bits(shift_right(scales, 8), 0xFF))
+                products = add_short(products, part, short_factor(mask_bits(shift_right(scales, 8), 0xFF)))
                 scales = shift_right(scales, 16)
                 x += 16 * step
         if fresh:
@@ -227,6 +229,19 @@ def _tile(
     put_tile(zero_i, sums, out)
 
 
+@inner
+def _unpack_block(p: int, to: int) -> None:
+    for j in range(4):
+        nibbles = p + j * 512
+        prefetch_lines(nibbles + _AHEAD, 8)
+        put_values(to, j * 16, low_nibbles(nibbles))
+        put_values(to, j * 16 + 4, low_nibbles(nibbles + 256))
+        put_values(to, j * 16 + 8, high_nibbles(nibbles))
+        put_values(to, j * 16 + 12, high_nibbles(nibbles + 256))
+    prefetch_lines(p + _SCALES + _AHEAD, 5)
+    put_scales(to, p + _SCALES)
+
+
 FORMAT = WeightFormat(
     name="Q4_K",
     form=Form.BLOCKS_256,
@@ -237,4 +252,5 @@ FORMAT = WeightFormat(
     unpack_row=_unpack_row,
     gemv=_gemv,
     tile=_tile,
+    panels=Panels(block_bytes=_BLOCK_BYTES, unpack=_unpack_block, factors=8, sums=8, minima=True),
 )

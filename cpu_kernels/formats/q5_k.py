@@ -17,6 +17,7 @@ from cpu_kernels.formats.five_bits import (
     low_fives,
     pack_pair,
 )
+from cpu_kernels.formats.panels import Panels, put_scales, put_values
 from cpu_kernels.formats.q4_k import minima, pack_scales, tile_minima
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
@@ -190,6 +191,18 @@ def _tile(
     put_tile(zero_i, sums, out)
 
 
+@inner
+def _unpack_block(p: int, to: int) -> None:
+    for j in range(4):
+        values = p + j * _CHUNK
+        prefetch_lines(values + _AHEAD, 10)
+        for quarter in range(2):
+            put_values(to, j * 16 + quarter * 4, low_fives(values + quarter * _HALF_CHUNK))
+            put_values(to, j * 16 + 8 + quarter * 4, _high_fives_shifted(values + quarter * _HALF_CHUNK))
+    prefetch_lines(p + _SCALES + _AHEAD, 5)
+    put_scales(to, p + _SCALES)
+
+
 FORMAT = WeightFormat(
     name="Q5_K",
     form=Form.BLOCKS_256,
@@ -200,4 +213,5 @@ FORMAT = WeightFormat(
     unpack_row=_unpack_row,
     gemv=_gemv,
     tile=_tile,
+    panels=Panels(block_bytes=_BLOCK_BYTES, unpack=_unpack_block, factors=8, sums=16, minima=True),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cpu_kernels.formats.panels import Panels, put_d, put_factors, put_values
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import put_sum, put_tile
@@ -30,6 +31,7 @@ from cpu_kernels.simd.tiles import (
     add_short,
     broadcast_like,
     short_dot4_steps,
+    short_factor,
     tile_scale_add_to_memory,
     tile_store,
     tile_width,
@@ -148,7 +150,7 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
                     prefetch_lines(block + _AHEAD, 3)
                     part = broadcast_i32(sums0 + (b * 16 + quarter * 4 + j) * 4)
                     part = short_dot4_steps(part, _weights(block), x)
-                    products = add_short(products, part, _signed_byte(scales))
+                    products = add_short(products, part, short_factor(_signed_byte(scales)))
                     scales = shift_right(scales, 8)
             prefetch_lines(p + _SCALES + _AHEAD, 5)
             total = fma(to_f32(products), mul_f32(load_f32(p + _D), broadcast_f32(scales0 + 4 * b)), total)
@@ -185,7 +187,7 @@ def _tile(
             for j in range(4):
                 part = broadcast_like(zero_i, offset, 0)
                 part = short_dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x)
-                products = add_short(products, part, _signed_byte(scales))
+                products = add_short(products, part, short_factor(_signed_byte(scales)))
                 scales = shift_right(scales, 8)
                 x += 4 * step
                 offset += step
@@ -195,6 +197,20 @@ def _tile(
         p += _BLOCK_BYTES
         scale += step
     put_tile(zero_i, sums, out)
+
+
+@inner
+def _unpack_block(p: int, to: int) -> None:
+    for quarter in range(4):
+        scales = load_i32(p + _SCALES + quarter * 64)
+        prefetch_lines(p + quarter * 768 + _AHEAD, 12)
+        for i in range(4):
+            j = quarter * 4 + i
+            put_values(to, j * 4, _weights(p + j * 192))
+            put_factors(to, j, _signed_byte(scales))
+            scales = shift_right(scales, 8)
+    prefetch_lines(p + _SCALES + _AHEAD, 5)
+    put_d(to, load_f32(p + _D))
 
 
 FORMAT = WeightFormat(
@@ -207,4 +223,5 @@ FORMAT = WeightFormat(
     unpack_row=_unpack_row,
     gemv=_gemv,
     tile=_tile,
+    panels=Panels(block_bytes=_BLOCK_BYTES, unpack=_unpack_block, factors=16, sums=16, centred=True),
 )

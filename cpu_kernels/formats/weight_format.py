@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from cpu_kernels.formats.panels import Panels, panel_kernel
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.matmul import gemv_kernel, tile_kernel
 from cpu_kernels.packing import embed_kernel, repack_kernel
 from cpu_kernels.records import TILE_WIDTHS, Form
+from cpu_kernels.simd.dot import has_short_sums
 
 
 class WeightFormat:
@@ -28,6 +30,7 @@ class WeightFormat:
         unpack_row: Any,
         gemv: Any,
         tile: Any,
+        panels: Panels | None = None,
     ) -> None:
         self.name = name
         self.form = form
@@ -36,9 +39,12 @@ class WeightFormat:
         self._group_block_bytes = group_block_bytes
         self.repack = repack_kernel(pack_row, name)
         self.embed = embed_kernel(unpack_row, name)
-        self.matmul: dict[int, Kernel] = {
-            width: gemv_kernel(gemv, name) if width == 1 else tile_kernel(tile, width, name) for width in TILE_WIDTHS
-        }
+        self.matmul: dict[int, Kernel] = {1: gemv_kernel(gemv, name)}
+        for width in TILE_WIDTHS[1:]:
+            if panels is not None and has_short_sums():
+                self.matmul[width] = panel_kernel(panels, width, name)
+            else:
+                self.matmul[width] = tile_kernel(tile, width, name)
 
     def group_bytes(self, k: int) -> int:
         """Bytes of a group of rows of k values."""

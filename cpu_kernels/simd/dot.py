@@ -153,15 +153,22 @@ def multiply_short(builder: ir.IRBuilder, short: ir.Value, u: ir.Value, s: ir.Va
 
 
 def widen_short(builder: ir.IRBuilder, short: ir.Value, factor: ir.Value | None = None) -> ir.Value:
-    """The 32-bit sum that a short sum stands for, times a factor (lanes in -32768..32767) if there is one."""
+    """The 32-bit sum that a short sum stands for, times what factor_of_short made of a factor if there is one."""
     if not has_short_sums():
         return short if factor is None else builder.mul(short, factor)
     words = constant(_WORDS, 1)
     if factor is not None:
         words = builder.bitcast(factor, _WORDS)
-        twice = ir.Constant(ir.VectorType(I32, 32), [i // 2 * 2 for i in range(32)])
-        words = builder.shuffle_vector(words, ir.Constant(_WORDS, ir.Undefined), twice)
     return _multiply_words(builder, builder.bitcast(short, _WORDS), words)
+
+
+def factor_of_short(builder: ir.IRBuilder, factor: ir.Value) -> ir.Value:
+    """A factor (lanes in -32768..32767) as widen_short multiplies it."""
+    if not has_short_sums():
+        return factor
+    twice = ir.Constant(ir.VectorType(I32, 32), [i // 2 * 2 for i in range(32)])
+    words = builder.bitcast(factor, _WORDS)
+    return builder.bitcast(builder.shuffle_vector(words, ir.Constant(_WORDS, ir.Undefined), twice), i32x16.llvm)
 
 
 def multiply_biased(builder: ir.IRBuilder, acc: ir.Value, stored: ir.Value, s: ir.Value) -> ir.Value:

@@ -23,6 +23,7 @@ from cpu_kernels.simd.declarations import (
 from cpu_kernels.simd.dot import (
     SHORT_LIMIT,
     biased_start,
+    factor_of_short,
     has_short_sums,
     in_order,
     multiply_biased,
@@ -30,7 +31,7 @@ from cpu_kernels.simd.dot import (
     multiply_short,
     widen_short,
 )
-from cpu_kernels.simd.vectors import F32, I32, I64, broadcast, constant, f32x16, i32x16, load, store
+from cpu_kernels.simd.vectors import F32, I32, I64, broadcast, constant, define, f32x16, i32x16, load, store
 
 Values = list[ir.Value]
 
@@ -146,9 +147,12 @@ def start_short(context: Any, like: Any) -> Any:
     return like(like), codegen
 
 
+short_factor = define("short_factor", i32x16(i32x16), factor_of_short)
+
+
 @intrinsic
 def add_short(context: Any, acc: Any, short: Any, factor: Any) -> Any:
-    """acc[t] += short[t] * factor, whose lanes fit into signed words."""
+    """acc[t] += short[t] * factor, a vector that short_factor has made."""
 
     def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
         pairs = zip(_members(builder, acc, args[0]), _members(builder, acc, args[1]), strict=True)
