@@ -89,7 +89,7 @@ class Parking:
             kept = piece.cells[self._piece_of[piece.cells] == name]
             self.tokens -= len(piece.cells) - len(kept)
             if len(kept):
-                state = self._desk.shorten(piece.state, piece.first, piece.first + len(kept))
+                state = self._desk.part(piece.state, piece.first, piece.first, piece.first + len(kept))
                 self._pieces[name] = replace(piece, cells=kept, state=state)
 
     def bring_back(self, sequence: int, length: int) -> None:
@@ -113,19 +113,21 @@ class Parking:
         return int(parked.argmax()) if parked.any() else len(parked)
 
     def states(self, sequence: int, start: int, stop: int) -> list[State]:
-        """What llama.cpp saves of rows start..stop-1, in pieces; parked ones are given as they are where they fit."""
-        here = self.in_cells(sequence)
-        parked = [piece for piece in self._parked(sequence) if piece.start < stop and piece.stop > start]
-        if parked and (parked[0].start, parked[-1].stop) != (max(start, here), stop):
-            self.bring_back(sequence, stop)
-            parked = []
-        end = parked[0].start if parked else stop
+        """What llama.cpp saves of rows start..stop-1, in pieces, from wherever they lie."""
+        end = min(self.in_cells(sequence), stop)
         states = []
         for first, last in self._desk.cut(start, end) if start < end else ():
             whole = last == self._book.length(sequence)  # the only range that recurrent models copy
             behind = -1 if whole else self._positions.at(sequence, last)
             states.append(self._desk.take(sequence, self._positions.at(sequence, first), behind))
-        return states + [piece.state for piece in parked]
+        for piece in self._parked(sequence):
+            begin, behind = max(start, piece.start), min(stop, piece.stop)
+            if (begin, behind) == (piece.start, piece.stop):
+                states.append(piece.state)
+            elif begin < behind:
+                offset = piece.first - piece.start
+                states.append(self._desk.part(piece.state, piece.first, begin + offset, behind + offset))
+        return states
 
     def check_integrity(self) -> None:
         """Raise RuntimeError where the pieces and llama.cpp's cells are not what the books say."""
@@ -152,17 +154,23 @@ class Parking:
         found = self._parkable(user)
         if sum(stop - start for _, start, stop in found) < LEAST_TOKENS:
             return
-        for sequence, start, stop in found:
-            if self.tokens + stop - start > self.limit:
-                break
-            first = self._positions.at(sequence, start)
-            cells = self._book.cells(sequence)[start:stop].copy()
-            state = self._desk.take(sequence, first, first + stop - start)
-            self._pieces[int(cells[0])] = _Piece(cells, start, first, state)
-            self._piece_of[cells] = cells[0]
-            self.tokens += stop - start
-        for sequence in self._resting:
-            self._sequences.remove(sequence, self._positions.at(sequence, self.in_cells(sequence)))
+        try:
+            for sequence, start, stop in found:
+                if self.tokens + stop - start > self.limit:
+                    break
+                self._park(sequence, start, stop)
+        finally:
+            for sequence in self._resting:
+                self._sequences.remove(sequence, self._positions.at(sequence, self.in_cells(sequence)))
+
+    def _park(self, sequence: int, start: int, stop: int) -> None:
+        """Save a piece; llama.cpp's cells are as before."""
+        first = self._positions.at(sequence, start)
+        cells = self._book.cells(sequence)[start:stop].copy()
+        state = self._desk.take(sequence, first, first + stop - start)
+        self._pieces[int(cells[0])] = _Piece(cells, start, first, state)
+        self._piece_of[cells] = cells[0]
+        self.tokens += stop - start
 
     def _parkable(self, user: int | None) -> list[tuple[int, int, int]]:
         """Rows start..stop-1 of a sequence that may be parked together, a piece each, the last rows first.

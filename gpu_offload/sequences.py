@@ -49,11 +49,11 @@ class Sequences:
         if self._doubled:
             self._lib.llama_memory_seq_cp(self._memory, sequence, self._double(sequence), start, -1)
 
-    def remove(self, sequence: int, start: int) -> bool:
-        """Take positions from `start` on from a sequence, -1 for all; False where it cannot be cut there."""
+    def remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Take positions start..end-1 from a sequence, or all from -1, or up to -1; False where it cannot be cut so."""
         if self._doubled and sequence != self.desk:
-            self._lib.llama_memory_seq_rm(self._memory, self._double(sequence), start, -1)
-        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1))
+            self._lib.llama_memory_seq_rm(self._memory, self._double(sequence), start, end)
+        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def first(self, sequence: int) -> int:
         """The first position of a sequence, -1 if it has none."""

@@ -22,6 +22,14 @@ def packed(states: Iterable[State]) -> bytes:
     return b"".join(part for state in states for part in (_LENGTH.pack(len(state)), state.data))
 
 
+def restores_anywhere() -> bool:
+    """Whether llama.cpp restores a state into any free cells; older ones want them side by side.
+
+    That came with ggml-org/llama.cpp#17982, and is told by a field of its settings that is younger.
+    """
+    return hasattr(llama().llama_context_params, "n_outputs_max")
+
+
 class StateDesk:
     """The sequence number of a context beyond those of its users, on which ranges are laid for export and import.
 
@@ -83,11 +91,12 @@ class StateDesk:
         if position != end or offset != len(data):
             raise ValueError(f"the data is not KV of positions {first}..{end}: it has {len(data)} bytes")
 
-    def shorten(self, state: State, first: int, end: int) -> State:
-        """Return a state that begins at position `first` without its positions from `end` on."""
+    def part(self, state: State, first: int, start: int, end: int) -> State:
+        """Return positions start..end-1 of a state that begins at position `first`."""
         try:
             self._lay(state, first)
             self._sequences.remove(self._number, end)
+            self._sequences.remove(self._number, -1, start)
             return self._saved()
         finally:
             self._clear()
