@@ -1,6 +1,6 @@
 """Norms beside the usual one of a row: layer norm, and norms of queries and keys that rotation's own cannot be.
 
-ISA-independent sums: sums run over sixteen lanes, which are added as a tree at the end.
+Sums run over sixteen lanes, which are added as a tree at the end: the same on every processor.
 """
 
 import math

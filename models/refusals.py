@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
 
-# Keys (without the architecture) and the values with which they change nothing.
+# Keys (without the architecture) and the values with which they change nothing. Of the arrays below, positions of
+# several dimensions or layers that take images; sizes of layers with a window must be those of the others.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "expert_group_count": (0, 1),
 }
-# The same for arrays, and for sizes of layers with a window, which must be those of all layers.
 _SECTIONS = "rope.dimension_sections"
 _DEEP_IMAGES = "deepstack_mapping"
 _LOCAL_SIZES = {
@@ -36,10 +36,9 @@ def refuse_unread(file: ModelFile) -> None:
         value = metadata.get(f"{name}.{key}")
         if value is not None and value != metadata.get(f"{name}.{other}", value):
             raise _refusal(file, f"{name}.{key} is {value} and differs from {other}")
-    if any(metadata.get_list(f"{name}.{_SECTIONS}", int)) if f"{name}.{_SECTIONS}" in metadata else False:
+    if any(_integers(file, _SECTIONS)):
         raise _refusal(file, f"{name}.{_SECTIONS} makes positions of several dimensions")
-    deep = metadata.get_list(f"{name}.{_DEEP_IMAGES}", int) if f"{name}.{_DEEP_IMAGES}" in metadata else []
-    if any(layer >= 0 for layer in deep):
+    if any(layer >= 0 for layer in _integers(file, _DEEP_IMAGES)):
         raise _refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
 
 
@@ -56,6 +55,12 @@ def refuse_unused(file: ModelFile, used: Iterable[str], layers: int, layer: int 
         names = sorted(left)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise _refusal(file, f"the tensor {names[0]}{more} would not be used")
+
+
+def _integers(file: ModelFile, key: str) -> list[int]:
+    """An array of the metadata, empty where there is none."""
+    key = f"{file.architecture}.{key}"
+    return file.metadata.get_list(key, int) if key in file.metadata else []
 
 
 def _layer_of(tensor: str) -> int:
