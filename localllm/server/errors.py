@@ -8,7 +8,7 @@ from localllm.library.errors import LibraryError, PullError
 from localllm.remote.errors import RemoteError
 
 # What a server elsewhere refuses its client with is passed on; all else, our own key among it, is between us and it.
-_PASSED_ON = frozenset({400, 404, 413, 422, 429, 503})
+_PASSED_ON = frozenset({400, 404, 413, 422, 429, 501, 503})
 
 
 class ApiError(LocalLLMError):

@@ -243,7 +243,7 @@ def test_vectors_and_scores(http: httpx2.Client, script: OpenAIServer) -> None:
     assert [row["index"] for row in ranked["results"]] == [1, 0]
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [(404, 404), (400, 400), (429, 429), (401, 502), (500, 502)])
+@pytest.mark.parametrize(("theirs", "ours"), [(404, 404), (400, 400), (429, 429), (501, 501), (401, 502), (500, 502)])
 def test_a_refusal_has_its_words_and_a_status(
     http: httpx2.Client, script: OpenAIServer, theirs: int, ours: int
 ) -> None:

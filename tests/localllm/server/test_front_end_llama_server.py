@@ -122,7 +122,7 @@ def test_what_it_tells_of_its_model(client: ollama.Client, front: str) -> None:
     [
         ("/api/generate", {"prompt": "long " * 4 * SLOT_TOKENS}, 400, "exceeds the available context size"),
         ("/api/generate", {"prompt": "a", "suffix": "b"}, 501, "reads no suffix"),
-        ("/api/embed", {"input": "a"}, 502, "does not support embeddings"),
+        ("/api/embed", {"input": "a"}, 501, "does not support embeddings"),
     ],
 )
 def test_its_refusals_come_through(front: str, route: str, body: dict[str, Any], status: int, words: str) -> None:
