@@ -41,7 +41,7 @@ def completion(
     shell: Annotated[Shell, typer.Argument(help="bash, zsh, fish or powershell.", show_default=False)],
     debug: Debug = False,
 ) -> None:
-    """Print what the Tab key completes by in a shell: commands, options, names of models.
+    """Print what the Tab key completes by. Commands, options, names of models.
 
     For bash, put this into ~/.bashrc: eval "$(localllm completion bash)". For zsh the same, after compinit, into
     ~/.zshrc. For fish, write the output to ~/.config/fish/completions/localllm.fish; for PowerShell, into $PROFILE.

@@ -1,6 +1,8 @@
 """localllm ps, localllm stop: the models that a running server holds."""
 
 import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +11,7 @@ from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, human_bytes, note
 
 TIMEOUT_S = 60.0
+FOREVER_S = 365 * 86400  # servers tell a year in the far future
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # an address to listen on is none to connect to
 
 
@@ -20,12 +23,24 @@ def ps(as_json: AsJson = False, debug: Debug = False) -> None:
     if as_json:
         answer(json.dumps(models, ensure_ascii=False) + "\n")
     elif models:
-        rows = [
-            (row["name"], human_bytes(row["size"]), str(row["context_length"]), row["expires_at"]) for row in models
-        ]
+        now = datetime.now(UTC)
+        rows = [(row["name"], human_bytes(row["size"]), str(row["context_length"]), until(row, now)) for row in models]
         answer(table([("NAME", "SIZE", "CONTEXT", "UNTIL"), *rows]))
     else:
         note("The server has no model in memory.")
+
+
+def until(row: Mapping[str, Any], now: datetime) -> str:
+    """How long a model of /api/ps stays; how far it is, while it still loads."""
+    if loading := row.get("loading"):
+        return f"loading, {loading['share']:.0%}"
+    seconds = max((datetime.fromisoformat(row["expires_at"]) - now).total_seconds(), 0)
+    if seconds > FOREVER_S:
+        return "forever"
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.0f} {unit} from now"
+    return f"{seconds:.0f} s from now"
 
 
 def stop(

@@ -136,7 +136,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         last = completion.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")
-            raise typer.Exit(ExitCode.FAILED)
+            elsewhere = started.backend.backend == "remote"  # whose refusal is no failure of ours
+            raise typer.Exit(ExitCode.REFUSED if elsewhere else ExitCode.FAILED)
         if as_json:
             generation.write_json(completion, model, started.backend, started.load_s)
         if stats:

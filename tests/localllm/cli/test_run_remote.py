@@ -78,7 +78,7 @@ def test_errors_and_what_a_server_cannot_follow(
     run: Callable[..., int], script: OpenAIServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.refusal = (404, {"error": {"message": "no such model"}})
-    assert run("other", "Hi") == 1
+    assert run("other", "Hi") == 2
     assert "refuses: no such model" in capsys.readouterr().err
     assert run("tiny", "Hi", "--ctx", "99", "--n-cpu-moe", "2") == 2
     assert "--ctx, --n-cpu-moe cannot be followed with --remote" in capsys.readouterr().err

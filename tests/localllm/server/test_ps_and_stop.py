@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import pytest
 
+from localllm.cli.remote import until
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 
 Command = Callable[..., int]
@@ -42,13 +45,28 @@ def test_what_is_loaded_is_listed_and_stopped(
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["NAME", "SIZE", "CONTEXT", "UNTIL"]
         (name,) = loaded(server)
-        assert lines[1].startswith(name)
+        assert lines[1].startswith(name) and lines[1].endswith(" from now")
         assert command(server.port, "ps", "--json") == 0
         assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [name]
         assert command(server.port, "stop", name) == 0
         assert loaded(server) == []
         assert command(server.port, "stop", "nothing-of-this-name") == 2
         assert "not found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"expires_at": "2026-01-01T12:00:58.4Z"}, "58 s from now"),
+        ({"expires_at": "2026-01-01T14:04:50.123456789+02:00"}, "5 min from now"),
+        ({"expires_at": "2026-01-02T12:00:00Z"}, "24 h from now"),
+        ({"expires_at": "2318-01-02T12:00:00Z"}, "forever"),
+        ({"expires_at": "2026-01-01T11:00:00Z"}, "0 s from now"),
+        ({"expires_at": "2026-01-01T11:00:00Z", "loading": {"phase": "weights", "share": 0.4}}, "loading, 40%"),
+    ],
+)
+def test_how_long_a_model_stays_is_told_as_people_say_it(row: dict[str, Any], told: str) -> None:
+    assert until(row, datetime(2026, 1, 1, 12, tzinfo=UTC)) == told
 
 
 def test_without_a_server_it_is_said_how_to_start_one(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
