@@ -78,8 +78,8 @@ def gemv_kernel(gemv: Any, name: str) -> Kernel:
     return Kernel(matmul, f"{name}.matmul_1")
 
 
-def tile_kernel(tile: Any, width: int, name: str) -> Kernel:
-    """The kernel for register tiles of `width` tokens, a block of which stays in cache while weights stream past."""
+def tile_segment(tile: Any, width: int) -> Any:
+    """A segment of register tiles of `width` tokens, a block of which stays in cache while weights stream past."""
 
     @inner
     def run_segment(
@@ -106,7 +106,7 @@ def tile_kernel(tile: Any, width: int, name: str) -> Kernel:
                         m == m0,
                     )
 
-    return kernel_of_segments(run_segment, width, name)
+    return run_segment
 
 
 def kernel_of_segments(run_segment: Any, width: int, name: str) -> Kernel:

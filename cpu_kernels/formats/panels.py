@@ -13,8 +13,8 @@ as many.
 from dataclasses import dataclass
 from typing import Any
 
-from cpu_kernels.kernel import Kernel, inner
-from cpu_kernels.matmul import kernel_of_segments, put_sum
+from cpu_kernels.kernel import inner
+from cpu_kernels.matmul import put_sum
 from cpu_kernels.records import Act, argument, field, scratch, share
 from cpu_kernels.simd.arithmetic import mask_bits, neg_f32, shift_right
 from cpu_kernels.simd.tiles import (
@@ -34,6 +34,8 @@ _PANEL_BYTES = 5504
 # A round: tokens whose sums stay in first-level cache, and bytes of packed tokens that stay in half of a second-level
 # cache, while weights stream past.
 _ROUND_TOKENS, _ROUND_BYTES = 96, 256 << 10
+# Tiles that are worth a panel: unpacking takes the time in which one or two would be computed while weights arrive.
+_MANY = 4
 SCRATCH_BYTES = _PANEL_BYTES + 64 * _ROUND_TOKENS
 """Memory that a thread needs for a panel and a round's sums."""
 
@@ -57,8 +59,8 @@ class Panels:
     minima: bool = False
 
 
-def panel_kernel(panels: Panels, width: int, name: str) -> Kernel:
-    """The kernel for tiles of `width` tokens."""
+def panel_segment(panels: Panels, width: int, few: Any) -> Any:
+    """A segment of tiles of `width` tokens; where there are few, `few` computes them."""
     block_bytes, unpack, add = panels.block_bytes, panels.unpack, _add(panels, width)
 
     @inner
@@ -80,9 +82,7 @@ def panel_kernel(panels: Panels, width: int, name: str) -> Kernel:
             put_sum(load_f32(sums + 64 * t), y + row * y_stride + column, at)
 
     @inner
-    def run_segment(
-        op: int, step: int, thread: int, threads: int, act: int, weights: int, start: int, end: int
-    ) -> None:
+    def many(op: int, step: int, thread: int, threads: int, act: int, weights: int, start: int, end: int) -> None:
         groups, group_bytes, k = argument(op, 1), argument(op, 2), argument(op, 4)
         panel = scratch(step, thread)
         most = max(1, min(_ROUND_TOKENS, _ROUND_BYTES // k) // width)
@@ -94,7 +94,16 @@ def panel_kernel(panels: Panels, width: int, name: str) -> Kernel:
                 multiply(weights + g * group_bytes, k, act, first, tiles, panel)
                 put(op, first, tiles, g * 64, panel + _PANEL_BYTES)
 
-    return kernel_of_segments(run_segment, width, name)
+    @inner
+    def run_segment(
+        op: int, step: int, thread: int, threads: int, act: int, weights: int, start: int, end: int
+    ) -> None:
+        if end - start < _MANY:
+            few(op, step, thread, threads, act, weights, start, end)
+        else:
+            many(op, step, thread, threads, act, weights, start, end)
+
+    return run_segment
 
 
 @inner

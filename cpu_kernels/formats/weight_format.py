@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from cpu_kernels.formats.panels import Panels, panel_kernel
+from cpu_kernels.formats.panels import Panels, panel_segment
 from cpu_kernels.kernel import Kernel
-from cpu_kernels.matmul import gemv_kernel, tile_kernel
+from cpu_kernels.matmul import gemv_kernel, kernel_of_segments, tile_segment
 from cpu_kernels.packing import embed_kernel, repack_kernel
 from cpu_kernels.records import TILE_WIDTHS, Form
 from cpu_kernels.simd.dot import has_short_sums
@@ -41,10 +41,10 @@ class WeightFormat:
         self.embed = embed_kernel(unpack_row, name)
         self.matmul: dict[int, Kernel] = {1: gemv_kernel(gemv, name)}
         for width in TILE_WIDTHS[1:]:
+            segment = tile_segment(tile, width)
             if panels is not None and has_short_sums():
-                self.matmul[width] = panel_kernel(panels, width, name)
-            else:
-                self.matmul[width] = tile_kernel(tile, width, name)
+                segment = panel_segment(panels, width, segment)
+            self.matmul[width] = kernel_of_segments(segment, width, name)
 
     def group_bytes(self, k: int) -> int:
         """Bytes of a group of rows of k values."""
