@@ -15,7 +15,7 @@ from cpu_kernels import activations
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import ISA
 from cpu_kernels.kernel import Kernel
-from cpu_kernels.records import argument
+from cpu_kernels.records import Act, argument
 from cpu_kernels.simd.arithmetic import mask_bits, xor_i32
 from cpu_kernels.simd.dot import BYTE_OFFSET, biased_start, dot2, multiply_biased, multiply_short, widen_short
 from cpu_kernels.simd.lookup import lookup
@@ -85,7 +85,7 @@ def results() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(11)
     x = rng.standard_normal((5, 256)).astype(np.float32)
     found = {"primitives": run_primitives()[0]}
-    for name in ("Q5_0", "Q8_0", "Q4_K"):
+    for name in ("Q5_0", "Q8_0", "Q4_K", "Q6_K"):
         matrix = Matrix.pack(WEIGHT_FORMATS[name], random_weights(name, 32, 256), 256)
         found[f"{name} gemv"] = matrix.multiply(x[:1], 1)
         found[f"{name} tile"] = matrix.multiply(x, 4)
@@ -94,7 +94,8 @@ def results() -> dict[str, np.ndarray]:
     act = Activations(256)
     op = operation(address(gate), address(gate), 1024, 256, ALL_FORMS, address(act.descriptors), activations.GATE_GELU)
     run_on_threads(activations.gate_pack, op, act.step(5, 4), 1)
-    found["gate"] = np.concatenate(act.buffers[0])
+    # How a sum of sixteen is kept is each instruction set's own affair; what it does is seen in Q6_K's products.
+    found["gate"] = np.concatenate([buffer for i, buffer in enumerate(act.buffers[0]) if i != Act.SUM16])
     return found
 
 

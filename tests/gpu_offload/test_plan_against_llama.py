@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_io.model_file import open_model
+from gpu_offload import library
 from gpu_offload.loading import output_rows
 from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
@@ -29,6 +30,7 @@ WEIGHTS = re.compile(r"model buffer size = +([\d.]+) MiB")
 def reported(path: Path, options: LlamaOptions, *, simulate: bool) -> dict[str, float]:
     """Return llama.cpp's own sizes in MiB, CPU only. simulate lets it work everything out without allocating."""
     llama = llama_oracle.api()
+    library.llama()  # which takes llama.cpp's log the first time
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
     params.use_extra_bufts = False

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from localllm.cli.main import app
+from localllm.cli.main import main
 from localllm.library import resolve
 from localllm.library.entry import Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
@@ -216,6 +215,13 @@ def test_an_empty_machine_is_told_what_to_do(
 
 
 @pytest.mark.parametrize("command", ["run", "show", "rm", "verify"])
-def test_a_shell_completes_names(full_home: Path, command: str) -> None:
-    asked = {"_LOCALLLM_COMPLETE": "complete_bash", "COMP_WORDS": f"localllm {command} q", "COMP_CWORD": "2"}
-    assert CliRunner().invoke(app, [], env=asked, prog_name="localllm").stdout.split() == ["qwen3:0.6b"]
+def test_a_shell_completes_names(
+    full_home: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"_LOCALLLM_COMPLETE": "complete_bash", "COMP_WORDS": f"localllm {command} q", "COMP_CWORD": "-1"}
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["localllm"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.split() == ["qwen3:0.6b"]

@@ -53,8 +53,10 @@ def test_what_fails_behind_the_first_line_is_a_line(
     start_server: StartServer, model_files: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes((model_files / f"{MODEL}.gguf").read_bytes()[:-20_000])
+    whole = (model_files / f"{MODEL}.gguf").read_bytes()
+    broken.write_bytes(whole)
     with start_server("--model", str(broken)) as server:
+        broken.write_bytes(whole[:-20_000])
         answer = httpx.post(server.url + "/api/generate", json={**BODY, "model": "broken"}, timeout=300)
         assert answer.status_code >= 400 or "error" in json.loads(answer.text.splitlines()[-1])
 
