@@ -189,12 +189,12 @@ def main() -> None:
     random = np.random.default_rng(1)
     context = 2 * (arguments.prompt + arguments.answer) + 256
     sys.stdout.write(f"{arguments.model.name}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f}\n\n")
+    # Our engine keeps every prompt; half as many tokens may be parked as there are cells.
+    context = 2 * ((arguments.rounds + 1) * context + arguments.kept)
     if arguments.http:
         with contextlib.ExitStack() as stack:
             show(measure(_servers(stack, arguments, context), arguments, random))
         return
-    # Our engine keeps every prompt; half as many tokens may be parked as there are cells.
-    context = 2 * ((arguments.rounds + 1) * context + arguments.kept)
     DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
     here = psutil.Process()
     made = {"llama.cpp": plain, "llama-cpp-python": binding, "our engine": ours}
