@@ -179,6 +179,15 @@ def norm_row(x: int, weight: int, k: int, padded: int, epsilon: np.float32, out:
         store_f32(out + i * 4, mul_f32(mul_f32(load_f32(x + i * 4), factor), load_f32(weight + i * 4)))
 
 
+@inner
+def rows_to_pack(rows: int, width: int, thread: int, threads: int) -> tuple[int, int]:
+    """Rows first..last-1 that a thread packs: whole tiles, or its own copy of the only row."""
+    tiles = (rows + width - 1) // width
+    first = share(tiles, thread, threads) * width if rows > 1 else 0
+    last = min(rows, share(tiles, thread + 1, threads) * width) if rows > 1 else 1
+    return first, last
+
+
 @kernel
 def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise rows and pack them.
@@ -193,9 +202,7 @@ def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     padded = (k + 15) // 16 * 16
     act = activation(argument(op, 5), 1, rows, thread)
     epsilon = get_f32(argument(op, 6))
-    tiles = (rows + width - 1) // width
-    first = share(tiles, thread, threads) * width if rows > 1 else 0
-    last = min(rows, share(tiles, thread + 1, threads) * width) if rows > 1 else 1
+    first, last = rows_to_pack(rows, width, thread, threads)
     out = scratch(step, thread)
     for row in range(first, last):
         index = get_i32(field(step, _WANTED) + 4 * row) if argument(op, 7) != 0 else row

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from cpu_kernels.activations import norm_row, pack_row
+from cpu_kernels.activations import norm_row, pack_row, rows_to_pack
 from cpu_kernels.kernel import inner, kernel
 from cpu_kernels.records import Step, activation, argument, field, scratch, share, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
@@ -46,9 +46,7 @@ def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     rows, width, k = stage_rows(op, step), stage_width(op, step), argument(op, 3)
     act = activation(argument(op, 5), 1, rows, thread)
     epsilon = get_f32(argument(op, 6))
-    tiles = (rows + width - 1) // width
-    first = share(tiles, thread, threads) * width if rows > 1 else 0
-    last = min(rows, share(tiles, thread + 1, threads) * width) if rows > 1 else 1
+    first, last = rows_to_pack(rows, width, thread, threads)
     out = scratch(step, thread)
     for row in range(first, last):
         index = get_i32(field(step, _WANTED) + 4 * row) if argument(op, 7) != 0 else row
