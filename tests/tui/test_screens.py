@@ -4,12 +4,15 @@ After a wanted change: `pytest tests/tui/test_screens.py --snapshot-update`, and
 """
 
 import threading
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
+from pytest_textual_snapshot import normalize_svg
 from textual.pilot import Pilot
 from textual.widgets import OptionList
 
@@ -28,6 +31,9 @@ from tui.screens.sessions import SessionsScreen
 
 Compare = Callable[..., bool]
 Flow = Callable[[Pilot[None]], Awaitable[None]]
+
+PICTURES = Path(__file__).parent / "__snapshots__" / "test_screens"
+STILL_SECONDS = 5.0
 
 QUESTION = "Why do trees lose their leaves?"
 ANSWER = """\
@@ -137,6 +143,22 @@ async def inspector(pilot: Pilot[None]) -> None:
     await until(pilot, lambda: "share" in str(picture.render()))
 
 
+async def become(pilot: Pilot[None], stored: Path) -> None:
+    """Wait until the screen is the stored picture: it is painted in several steps, and no event tells of the last one.
+
+    One that never becomes it is left to the comparison, once it has stood still for some seconds.
+    """
+    wanted = normalize_svg(stored.read_text("utf-8")) if stored.exists() else ""
+    last, since = "", time.monotonic()
+    while time.monotonic() - since < STILL_SECONDS:
+        picture = normalize_svg(pilot.app.export_screenshot(title=pilot.app.title, simplify=True))
+        if picture == wanted:
+            return
+        if picture != last:
+            last, since = picture, time.monotonic()
+        await pilot.pause(0.05)
+
+
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
 @pytest.mark.parametrize(
     ("flow", "model", "theme"),
@@ -161,6 +183,7 @@ def test_a_screen(
     size: tuple[int, int],
     make_app: MakeApp,
     snap_compare: Compare,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if theme == "no colour":
@@ -171,4 +194,9 @@ def test_a_screen(
     app = make_app(Machine(), model)
     if theme != "no colour":
         app.theme = theme
-    assert snap_compare(app, terminal_size=size, run_before=flow)
+
+    async def flow_and_picture(pilot: Pilot[None]) -> None:
+        await flow(pilot)
+        await become(pilot, PICTURES / f"{request.node.name}.svg")
+
+    assert snap_compare(app, terminal_size=size, run_before=flow_and_picture)
