@@ -5,8 +5,28 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cpu_kernels.kernel_cache import CACHE_VARIABLE
+
+# The same examples in every run, however slow the machine; `pytest --hypothesis-profile=default` draws new ones.
+settings.register_profile(
+    "steady",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("steady")
+
+# What a user has set for this or other programs of its kind, or for terminals, and proxies that stand before our own
+# servers. Variables that tests are told by stay.
+TOLD_BY = {CACHE_VARIABLE, "LOCALLLM_ISA", "LOCALLLM_LLAMA_SERVER", "LOCALLLM_TEST_DATA"}
+TOLD_BY |= {"LOCALLLM_RANDOM_SEED", "LOCALLLM_RANDOM_STEPS"}
+OTHERS = ("LOCALLLM_", "OLLAMA_", "HF_", "HUGGINGFACE_", "LLAMA_", "OPENAI_", "ANTHROPIC_", "XDG_")
+TERMINALS = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"}
+for _name in set(os.environ) - TOLD_BY:
+    if _name.startswith(OTHERS) or _name in TERMINALS or _name.lower().endswith("_proxy"):
+        del os.environ[_name]
 
 # What starts in the background of a shell ignores Ctrl-C, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -21,6 +41,12 @@ def kernel_cache(request: pytest.FixtureRequest) -> None:
     """
     if CACHE_VARIABLE not in os.environ and request.config.cache is not None:
         os.environ[CACHE_VARIABLE] = str(request.config.cache.mkdir("kernels"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nobody's settings, models, chats and cached keys and values but those of the tests of this process."""
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,7 @@ def template(request: pytest.FixtureRequest) -> ChatTemplate:
 
 
 @given(messages=st.lists(message | anything, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_messages_render_or_are_refused(template: ChatTemplate, messages: list[Any]) -> None:
     before = repr(copy.deepcopy(messages))
     with contextlib.suppress(TemplateError):

@@ -119,7 +119,7 @@ VALUES = st.sampled_from(list(RANGES)).flatmap(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values=st.dictionaries(st.from_regex(r"[a-z_]{1,9}(\.[a-z0-9_]{1,9}){1,3}", fullmatch=True), VALUES, max_size=9))
 def test_whatever_ggufs_writer_writes_is_read_back(values: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     values = {key: value for key, value in values.items() if not key.startswith(("general.", "split."))}

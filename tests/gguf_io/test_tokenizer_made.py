@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_io import load_tokenizer
@@ -93,7 +93,7 @@ def spm_files(tmp_path_factory):
 @pytest.mark.oracle
 @llama_oracle.needs_llama
 @pytest.mark.parametrize("name", ["plain", "gemma", "phi-3", "eos", "untyped", "rounded", "unscored", "jina"])
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(text=st.one_of(TEXTS, SPECIAL_TEXTS), parse_special=st.booleans())
 def test_sentence_pieces(spm_files, name, text, parse_special):
     path = spm_files[name]
@@ -107,7 +107,7 @@ def test_sentence_pieces(spm_files, name, text, parse_special):
 @pytest.mark.oracle
 @llama_oracle.needs_llama
 @pytest.mark.parametrize("lstrip", [False, True])
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(text=SPECIAL_TEXTS, parse_special=st.booleans())
 def test_special_tokens_among_byte_pairs(tmp_path_factory, lstrip, text, parse_special):
     path = tmp_path_factory.getbasetemp() / f"specials-{lstrip}.gguf"

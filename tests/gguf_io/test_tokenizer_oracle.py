@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_io import load_tokenizer, open_model
@@ -41,7 +41,7 @@ def test_published_cases(data_dir, name):
 @pytest.mark.oracle
 @llama_oracle.needs_llama
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(text=TEXTS, add_special=st.booleans(), parse_special=st.booleans())
 def test_random_text_gives_the_oracle_s_ids(data_dir, name, text, add_special, parse_special):
     path = data_dir / name
@@ -116,7 +116,7 @@ def test_text_never_becomes_a_control_token_unasked(data_dir, name):
 
 
 @pytest.mark.parametrize("name", VOCABULARIES[:-1])
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(text=TEXTS)
 def test_decoding_gives_the_text_back(data_dir, name, text):
     tokenizer = cached_tokenizer(data_dir / name)
@@ -127,7 +127,7 @@ def test_decoding_gives_the_text_back(data_dir, name, text):
 
 
 @pytest.mark.parametrize("name", ["vocab/ggml-vocab-gpt-2.gguf", "models/src/stories260K.gguf"])
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(data=st.data())
 def test_streamed_text_is_whole_characters_and_adds_up(data_dir, name, data):
     tokenizer = cached_tokenizer(data_dir / name)

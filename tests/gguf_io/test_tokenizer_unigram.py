@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
@@ -114,7 +114,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.oracle
 @llama_oracle.needs_llama
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120)
 @given(
     text=st.one_of(TEXTS, st.lists(st.sampled_from([*SPECIAL, " ", "  ", "\n", "a", "ﬁ", "hello "])).map("".join)),
     parse_special=st.booleans(),

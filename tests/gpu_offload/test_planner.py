@@ -75,7 +75,7 @@ def test_without_a_gpu_everything_is_in_main_memory(dense):
     assert plan(dense, [gpu(24)], RAM).uses[0].other == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(gib=st.floats(1.0, 12.0), context=st.sampled_from([None, 2048, 16384]))
 def test_no_gpu_overflows_and_no_layer_that_fits_is_left_out(dense, gib, context):
     request = PlanRequest(context_tokens=context)
@@ -94,7 +94,7 @@ def test_no_gpu_overflows_and_no_layer_that_fits_is_left_out(dense, gib, context
         assert not plan(dense, [gpu(gib)], RAM, more).fits
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(gib=st.floats(4.0, 24.0))
 def test_a_mixture_gives_up_no_more_experts_than_it_must(mixture, gib):
     found = plan(mixture, [gpu(gib)], RAM)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -164,7 +164,6 @@ any_params = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(arrays(np.float32, 6, elements=weird), arrays(np.bool_, 6), any_params)
 def test_weird_logits_give_an_allowed_token_or_a_clear_error(
     logits: np.ndarray, allowed: np.ndarray, params: SamplingParams

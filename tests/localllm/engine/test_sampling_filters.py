@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, reject, settings
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from localllm.engine.sampling import filters, temperature
@@ -52,7 +52,6 @@ def smallest_prefix(order: list[int], weights: list[float], reached: Callable[[f
     return len(order)
 
 
-@settings(deadline=None)
 @given(finite_logits, st.integers(1, 70))
 def test_top_k_keeps_the_highest_and_the_lowest_ids_of_a_tie(values: list[float], count: int) -> None:
     expected = sorted(by_falling(values)[:count])
@@ -68,7 +67,6 @@ def test_the_largest_of_many_values_are_those_of_a_sort(levels: int, count: int)
     assert largest(values, count).tolist() == sorted(np.argsort(-values, kind="stable")[:count].tolist())
 
 
-@settings(deadline=None)
 @given(finite_logits, st.floats(0.01, 0.99), min_keeps)
 def test_top_p_keeps_the_smallest_nucleus(values: list[float], mass: float, min_keep: int) -> None:
     probabilities = softmax(values)
@@ -87,7 +85,6 @@ def test_top_p_finds_a_nucleus_larger_than_its_first_look() -> None:
     assert survivors(filters.top_p(candidates(values), 0.01, 3000)) == sorted(order[:3000])
 
 
-@settings(deadline=None)
 @given(finite_logits, st.floats(0.01, 0.99), min_keeps)
 def test_min_p_keeps_what_is_near_the_best(values: list[float], share: float, min_keep: int) -> None:
     probabilities = softmax(values)
@@ -99,7 +96,6 @@ def test_min_p_keeps_what_is_near_the_best(values: list[float], share: float, mi
     assert survivors(filters.min_p(candidates(values), share, min_keep)) == kept
 
 
-@settings(deadline=None)
 @given(finite_logits, st.floats(0.01, 0.99), min_keeps)
 def test_typical_p_keeps_what_surprises_as_expected(values: list[float], mass: float, min_keep: int) -> None:
     probabilities = softmax(values)
@@ -114,7 +110,6 @@ def test_typical_p_keeps_what_surprises_as_expected(values: list[float], mass: f
     assert survivors(filters.typical_p(candidates(values), mass, min_keep)) == sorted(order[:kept])
 
 
-@settings(deadline=None)
 @given(finite_logits, st.floats(0.1, 4))
 def test_top_n_sigma_keeps_a_band_below_the_highest(values: list[float], sigmas: float) -> None:
     mean = math.fsum(values) / len(values)
@@ -125,7 +120,6 @@ def test_top_n_sigma_keeps_a_band_below_the_highest(values: list[float], sigmas:
     assert survivors(filters.top_n_sigma(candidates(values), sigmas)) == kept
 
 
-@settings(deadline=None)
 @given(finite_logits, st.floats(0.01, 0.5), min_keeps, st.floats(0, 1, exclude_max=True), st.floats(0.01, 1))
 def test_xtc_drops_all_top_choices_but_the_least(
     values: list[float], threshold: float, min_keep: int, coin: float, probability: float
@@ -140,14 +134,12 @@ def test_xtc_drops_all_top_choices_but_the_least(
     assert survivors(result) == sorted(order[dropped:])
 
 
-@settings(deadline=None)
 @given(finite_logits, st.floats(0.05, 5))
 def test_temperature_divides(values: list[float], warmth: float) -> None:
     expected = softmax([value / warmth for value in values])
     np.testing.assert_allclose(temperature.scale(candidates(values), warmth).probabilities(), expected, rtol=1e-9)
 
 
-@settings(deadline=None)
 @given(finite_logits, st.floats(0.5, 3), st.floats(0.1, 0.4), st.floats(0.2, 3))
 def test_dynamic_temperature_follows_the_entropy(
     values: list[float], warmth: float, spread: float, exponent: float
@@ -165,7 +157,6 @@ def test_dynamic_temperature_may_reach_zero() -> None:
     assert result.probabilities().tolist() == [1, 0, 0]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 50))
 def test_repeat_lengths_are_the_common_suffixes(tokens: list[int], limit: int) -> None:
     expected = []
