@@ -80,7 +80,8 @@ class LlamaCppRunner:
         self._desk = StateDesk(self._context, self._sequences, window, self._can_truncate)
         can_park = on_cpu and self._can_truncate and restores_anywhere()
         limit = parked_tokens(self._book.total) if can_park else 0
-        self._parking = Parking(self._sequences, (self._book, self._positions), self._desk, limit)
+        books = self._book, self._positions
+        self._parking = Parking(self._sequences, books, self._desk, limit, self._kv_bytes)
 
     @property
     def backend(self) -> str:
@@ -172,12 +173,13 @@ class LlamaCppRunner:
         """Return a new sequence that shares the first `length` tokens of `source`; it takes no cell."""
         self._check_cut(source, length)
         target = self._new_handle()
-        self._parking.bring_back(source, length)
-        if length:
-            self._sequences.share(source, target, 0, self._end(source, length))
+        here = min(self._parking.in_cells(source), length)
+        if here:
+            self._sequences.share(source, target, 0, self._end(source, here))
         self._book.create(target)
         self._book.share(source, target, length)
         self._positions.share(source, target, length)
+        self._parking.awake(target)
         if source in self._chosen:
             self._chosen[target] = self._chosen[source]
         return target
@@ -202,6 +204,11 @@ class LlamaCppRunner:
         """Let a sequence rest until something is appended to it: prompts that do not use it are not to pay for it."""
         self._check_sequence(sequence)
         self._parking.rest(sequence)
+
+    def prepare_sequence(self, sequence: int, rows: int) -> bool:
+        """Do a part of what is to be moved before so many rows are appended; False while there is more."""
+        self._check_sequence(sequence)
+        return self._parking.prepare(sequence, rows)
 
     def pages_parked(self) -> int:
         """Cells that hold nothing now, because what belongs there is parked."""
@@ -237,7 +244,7 @@ class LlamaCppRunner:
         outputs = np.array(wanted, dtype=np.int64)
         appended = check_rows(rows, outputs, self._limits, self._book)
         for sequence, count in appended.items():
-            self._parking.expect(sequence, count)
+            self._prepare(sequence, count)
         before = {sequence: self._book.length(sequence) for sequence in appended}
         for sequence, count in appended.items():
             self._book.append(sequence, count)
@@ -280,7 +287,7 @@ class LlamaCppRunner:
         if stored + count > self._max_context:
             raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
         check_room(count, self._book)
-        self._parking.expect(sequence, count)
+        self._prepare(sequence, count)
         self._book.append(sequence, count)
         try:
             self._decoder.append_image(sequence, image, self._positions.at(sequence, stored), self._chosen)
@@ -306,7 +313,7 @@ class LlamaCppRunner:
         if start != self._book.length(sequence) or stop <= start or (start and not self._can_truncate):
             raise ValueError(f"cannot import positions {start}..{stop} into sequence {sequence}")
         check_room(stop - start, self._book)
-        self._parking.expect(sequence, stop - start)
+        self._prepare(sequence, stop - start)
         first = self._positions.at(sequence, start)
         try:
             self._desk.put_packed(data, sequence, first, first + stop - start)
@@ -356,6 +363,10 @@ class LlamaCppRunner:
             return True
         self._sequences.remove(sequence, -1)
         return start == 0
+
+    def _prepare(self, sequence: int, rows: int) -> None:
+        while not self._parking.prepare(sequence, rows):
+            pass
 
     def _take_back(self, lengths: dict[int, int]) -> None:
         """Cut sequences back to what they held before a computation that failed."""

@@ -7,7 +7,7 @@ from localllm.engine.adapters import AdapterSet, marked
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.generation import Generation
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
-from localllm.engine.runner import Runner
+from localllm.engine.runner import Parks, Runner
 from localllm.engine.spill import Spiller
 from localllm.engine.state_cache import StateCache, mark_places
 
@@ -35,6 +35,7 @@ class KVManager:
         adapters: AdapterSet = (),
     ) -> None:
         self._runner = runner
+        self._parking = runner if isinstance(runner, Parks) else None
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
         self._adapters = adapters
@@ -75,6 +76,11 @@ class KVManager:
         if not self._runner.can_truncate and not generation.request.background:
             generation.marks = mark_places(len(generation.tokens))
         return True
+
+    def prepare(self, generation: Generation) -> bool:
+        """Do a part of what a started generation has to wait for before its next rows; False while there is more."""
+        assert generation.sequence is not None
+        return self._parking is None or self._parking.prepare_sequence(generation.sequence, generation.pending)
 
     def keep_state(self, generation: Generation) -> None:
         """Keep a copy of the state that a generation has reached, if it is at a mark."""

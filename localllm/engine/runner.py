@@ -153,6 +153,12 @@ class Parks(Protocol):
         Its pages stay its own, and it is forked, cut, exported and freed like any other.
         """
 
+    def prepare_sequence(self, sequence: int, rows: int) -> bool:
+        """Do a part of what is to be moved before so many rows are appended; False while there is more.
+
+        Appending does all of it at once where nobody asked for parts, between which others can be computed.
+        """
+
     def pages_parked(self) -> int:
         """Pages whose keys and values are elsewhere now."""
 

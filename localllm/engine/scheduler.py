@@ -50,7 +50,9 @@ class Scheduler:
         self._admit()
         plan = Plan()
         active = [generation for generation in self.running if not generation.stream.full]
-        ready = [generation for generation in active if self._started(generation)]
+        started = [generation for generation in active if self._started(generation)]
+        ready = [generation for generation in started if self._kv.prepare(generation)]
+        plan.again = len(ready) < len(started)
         for generation in ready:
             if generation.restoring:
                 self._kv.restore(generation)

@@ -109,8 +109,9 @@ def test_what_never_rested_stays(runner):
 def test_a_fork_brings_it_back(runner, expected, length):
     kept = parked(runner, FIRST)
     fork = runner.fork_sequence(kept, length)
-    assert runner.pages_parked() == len(FIRST) // 32 * 32 + 24 - min(-(-length // 32) * 32, 120)
+    assert runner.pages_parked() == len(FIRST)  # until it is needed
     same(append(runner, fork, SECOND[:9]), expected(FIRST[:length] + SECOND[:9]))
+    assert runner.pages_parked() == len(FIRST) // 32 * 32 + 24 - min(-(-length // 32) * 32, 120)
 
 
 def test_whoever_goes_on_with_it_finds_it_in_place(runner, expected):
@@ -128,8 +129,8 @@ def test_a_shared_prefix_is_parked_once_and_comes_back_for_all(runner, expected)
     append(runner, runner.create_sequence(), THIRD[:30])
     assert runner.pages_parked() == 120 + 60
     fork = runner.fork_sequence(second, 130)
-    assert runner.pages_parked() == 50  # the other's own end
     same(append(runner, fork, [9]), expected([*FIRST[:70], *SECOND[:60], 9]))
+    assert runner.pages_parked() == 50  # the other's own end
     same(append(runner, runner.fork_sequence(first, 120), [9]), expected([*FIRST, 9]))
 
 
@@ -167,6 +168,60 @@ def test_appending_wakes_it(runner, expected):
     assert runner.pages_parked() == 0
 
 
+@pytest.fixture
+def piecewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is moved at a time."""
+    monkeypatch.setattr(parking, "PART_BYTES", 1)
+    monkeypatch.setattr(parking, "LEAST_TOKENS", 8)
+
+
+def test_a_prompt_is_prepared_in_parts(piecewise, path, expected):
+    runner = opened(path)
+    kept = resting(runner, FIRST)
+    short = runner.create_sequence()
+    moved = []
+    while not runner.prepare_sequence(short, len(SECOND)):
+        runner.check_parked()
+        moved.append(runner.pages_parked())
+    assert moved == [24, 56, 88]  # from its end, whose cells are free by then
+    assert runner.pages_parked() == 120
+    same(append(runner, short, SECOND), expected(SECOND))
+    fork = runner.fork_sequence(kept, 70)
+    assert not runner.prepare_sequence(fork, 1)
+    assert not runner.prepare_sequence(fork, 1)
+    runner.check_parked()
+    assert runner.pages_parked() == 120 - 64
+    assert runner.prepare_sequence(fork, 1)
+    assert runner.pages_parked() == 24
+    same(append(runner, fork, [9]), expected([*FIRST[:70], 9]))
+    runner.close()
+
+
+def test_what_is_on_its_way_back_is_not_parked_for_others(piecewise, path, expected):
+    runner = opened(path)
+    kept = parked(runner, FIRST)
+    fork, other = runner.fork_sequence(kept, 120), runner.create_sequence()
+    assert not runner.prepare_sequence(fork, 1)
+    for _ in range(2):
+        append(runner, other, SECOND[:30])
+        assert runner.pages_parked() == 88
+    same(append(runner, fork, [9]), expected([*FIRST, 9]))
+    runner.close()
+
+
+def test_a_sequence_on_its_way_back_may_be_let_go(piecewise, path):
+    runner = opened(path)
+    kept = parked(runner, FIRST)
+    fork = runner.fork_sequence(kept, 100)
+    assert not runner.prepare_sequence(fork, 1)
+    runner.free_sequence(fork)
+    assert not runner.prepare_sequence(kept, 1)
+    runner.park_sequence(kept)
+    append(runner, runner.create_sequence(), SECOND)
+    assert runner.pages_parked() == 120
+    runner.close()
+
+
 @pytest.mark.parametrize(("start", "stop"), [(0, 32), (32, 120), (0, 120), (10, 120), (0, 90), (40, 60)])
 def test_it_is_exported_from_where_it_lies(runner, expected, start, stop):
     kept = parked(runner, FIRST)
@@ -200,13 +255,14 @@ class Machine:
         self.held: dict[int, list[int]] = {}
         self.rest: set[int] = set()
         self.most = 0
+        self.happened_in_parts = False
 
     def act(self) -> None:
         actions: list[Callable[[int], None]] = [self.append, self.append, self.fork, self.cut, self.park, self.park]
         if not self.held or (len(self.held) < 4 and self.chance.random() < 0.3):
             self.held[self.runner.create_sequence()] = []
         chosen = list(self.held)[int(self.chance.integers(len(self.held)))]
-        actions.extend([self.free, self.move])
+        actions.extend([self.free, self.move, self.prepare])
         actions[int(self.chance.integers(len(actions)))](chosen)
         self.runner.check_parked()
         assert {one: self.runner.sequence_length(one) for one in self.held} == {
@@ -239,6 +295,11 @@ class Machine:
     def park(self, sequence: int) -> None:
         self.runner.park_sequence(sequence)
 
+    def prepare(self, sequence: int) -> None:
+        """What is then appended is another matter."""
+        if not self.runner.prepare_sequence(sequence, int(self.chance.integers(1, 60))):
+            self.happened_in_parts = True
+
     def free(self, sequence: int) -> None:
         self.runner.free_sequence(sequence)
         del self.held[sequence]
@@ -258,12 +319,12 @@ class Machine:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_work(path, monkeypatch, seed):
-    monkeypatch.setattr(parking, "LEAST_TOKENS", 8)
+def test_random_work(piecewise, path, seed):
     machine = Machine(path, seed)
     for _ in range(250):
         machine.act()
     assert machine.most > 128
+    assert machine.happened_in_parts
     machine.close()
 
 
