@@ -11,6 +11,7 @@ import pytest
 
 from gguf_io.chat_template import ChatTemplate, limits
 from gguf_io.errors import TemplateError
+from tests.waiting import PATIENCE_S, eventually
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -71,18 +72,24 @@ def rejection(source: str) -> str:
 
 
 @pytest.mark.parametrize("attack", TOO_LONG)
-def test_time_is_bounded(attack: str) -> None:
+def test_time_is_bounded(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CPU_SECONDS", 0.2)  # before a fast machine has filled its memory
+    monkeypatch.setattr(limits, "WALL_GRACE_SECONDS", PATIENCE_S)
     assert "CPU time" in rejection(TOO_LONG[attack])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's address space")
 @pytest.mark.parametrize("attack", TOO_LARGE)
-def test_memory_is_bounded(attack: str) -> None:
+def test_memory_is_bounded(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CPU_SECONDS", "MAX_CPU_SECONDS"):  # pages may cost more time than is allowed
+        monkeypatch.setattr(limits, name, PATIENCE_S)
     assert "MiB of memory" in rejection(TOO_LARGE[attack])
 
 
 @pytest.mark.parametrize("attack", REFUSED)
-def test_reaching_out_is_refused_with_the_line(attack: str) -> None:
+def test_reaching_out_is_refused_with_the_line(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CPU_SECONDS", PATIENCE_S)
+    monkeypatch.setattr(limits, "MAX_CPU_SECONDS", PATIENCE_S)
     message = rejection("first line\n" + REFUSED[attack])
     assert "line 2" in message or "grew beyond" in message
 
@@ -103,6 +110,7 @@ def test_waiting_without_cpu_time_is_bounded_too(monkeypatch: pytest.MonkeyPatch
     template.render(USER)
     (worker,) = set(psutil.Process().children()) - others
     worker.suspend()
+    monkeypatch.setattr(limits, "CPU_SECONDS", 0.1)
     monkeypatch.setattr(limits, "WALL_GRACE_SECONDS", 0.0)
     with pytest.raises(TemplateError, match="had not answered"):
         template.render(USER)
@@ -158,14 +166,24 @@ def test_the_process_ends_with_the_program() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     worker = int(done.stdout)
-    psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], timeout=10)
-    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+    eventually(lambda: has_ended(worker))
 
 
-def test_long_conversations_have_time_in_proportion(data_dir: Path) -> None:
-    source = (data_dir / "templates/google-gemma-4-31B-it.jinja").read_text("utf-8")
-    turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}] * 600
-    assert ChatTemplate(source).render(turns).count("<|turn>model\nA<turn|>") == 600
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for somebody to hear of its end."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_long_conversations_have_time_in_proportion(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This template looks back over all messages for each of them."""
+    template = ChatTemplate((data_dir / "templates/google-gemma-4-31B-it.jinja").read_text("utf-8"))
+    turn = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    template.render(turn)
+    monkeypatch.setattr(limits, "CPU_SECONDS", 0.05)
+    assert template.render(turn * 150).count("<|turn>model\nA<turn|>") == 150
 
 
 def test_the_parent_does_not_load_jinja() -> None:
