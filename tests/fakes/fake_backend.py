@@ -63,6 +63,7 @@ class FakeBackend:
         self.scripts = deque(scripts)
         self.requests: list[ChatRequest] = []
         self.answers: list[FakeAnswer] = []
+        self.asked: list[str] = []
         self.loaded: list[str] = []
         self.closed = False
         self.snapshot: EngineSnapshot | None = None
@@ -77,11 +78,13 @@ class FakeBackend:
         self.unavailable: set[str] = set()
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+        self.asked.append(name)
         if self.load_error or name in self.unavailable:
             raise LocalLLMError(self.load_error or f"{name} cannot be had.")
         progress("loading weights", 0.5)
         while not self.gate.wait(0.01):
             progress("loading weights", 0.5)
+        progress("loading weights", 0.5)  # one that was stopped as the gate opened ends here
         self.loaded.append(name)
         self.info = ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True, sees=self.sees)
         return self.info

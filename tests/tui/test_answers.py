@@ -68,7 +68,7 @@ def test_typing_goes_on_while_an_answer_comes(make_app: MakeApp) -> None:
             await say(pilot, "Go")
             await until(pilot, lambda: backend.answers)
             await pilot.press("n", "e", "x", "t")
-            assert chat.prompt.text == "next"
+            await until(pilot, lambda: chat.prompt.text == "next")
             await pilot.press("enter")
             assert len(backend.requests) == 1
             assert chat.prompt.text == "next"
@@ -115,8 +115,8 @@ def test_thinking_is_folded_and_kept_apart(make_app: MakeApp) -> None:
             view = chat.transcript.views[-1]
             assert view.query_one(Collapsible).collapsed
             await pilot.press("ctrl+t")
-            assert not view.query_one(Collapsible).collapsed
-            assert str(view.query_one(".reasoning", Static).content) == "Let me see"
+            await until(pilot, lambda: not view.query_one(Collapsible).collapsed)
+            await until(pilot, lambda: str(view.query_one(".reasoning", Static).content) == "Let me see")
 
     asyncio.run(flow())
 

@@ -165,7 +165,7 @@ def test_a_load_that_another_one_replaces_does_not_count(make_app: MakeApp) -> N
             chat = chat_of(pilot)
             await until(pilot, lambda: chat.status_line.facts.activity == ("loading weights", 0.5))
             await say(pilot, "/load quick")
-            await pilot.pause(0.1)
+            await until(pilot, lambda: backend.asked == ["slow", "quick"])
             backend.gate.set()
             await until(pilot, lambda: chat.info and chat.info.name == "quick")
             assert chat.conversation.model == "quick"

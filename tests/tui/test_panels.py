@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from textual.command import CommandPalette
+from textual.command import CommandList, CommandPalette
 from textual.widgets import Input, Static
 
 from tests.fakes.fake_backend import FakeBackend, ended, said
@@ -43,10 +43,10 @@ def test_parameters_are_edited_checked_and_sent(make_app: MakeApp) -> None:
             await until(pilot, lambda: isinstance(pilot.app.screen, ParametersScreen))
             panel = pilot.app.screen
             await pilot.click("#preset-precise")
-            assert panel.query_one("#temperature", Input).value == "0.2"
+            await until(pilot, lambda: panel.query_one("#temperature", Input).value == "0.2")
             panel.query_one("#top_p", Input).value = "2"
             await pilot.press("ctrl+s")
-            assert "top_p lies between 0 and 1" in str(panel.query_one(".error", Static).content)
+            await until(pilot, lambda: "top_p lies between 0 and 1" in str(panel.query_one(".error", Static).content))
             panel.query_one("#top_p", Input).value = "0.5"
             await pilot.press("ctrl+s")
             await until(pilot, lambda: pilot.app.screen is chat_of(pilot))
@@ -91,10 +91,10 @@ def test_slash_commands_complete(make_app: MakeApp) -> None:
         async with make_app(FakeBackend()).run_test() as pilot:
             chat = await loaded(pilot)
             await pilot.press("/", "e", "x")
-            assert chat.prompt.completion.display
+            await until(pilot, lambda: chat.prompt.completion.display)
             await pilot.press("tab")
-            assert chat.prompt.text == "/export "
-            assert not chat.prompt.completion.display
+            await until(pilot, lambda: chat.prompt.text == "/export ")
+            await until(pilot, lambda: not chat.prompt.completion.display)
 
     asyncio.run(flow())
 
@@ -110,7 +110,7 @@ def test_files_complete_and_go_with_the_message(
         async with make_app(backend).run_test() as pilot:
             chat = await loaded(pilot)
             await pilot.press(*"sum @no", "tab")
-            assert chat.prompt.text == "sum @notes.txt"
+            await until(pilot, lambda: chat.prompt.text == "sum @notes.txt")
             await ask(pilot, "")
             assert "notes.txt · 3 tokens" in str(chat.query_one(".attachment", Static).content)
 
@@ -126,9 +126,9 @@ def test_the_history_comes_back_also_after_a_restart(make_app: MakeApp) -> None:
         async with make_app(FakeBackend()).run_test() as pilot:
             chat = await loaded(pilot)
             await pilot.press(*"dra", "up")
-            assert chat.prompt.text == "First"
+            await until(pilot, lambda: chat.prompt.text == "First")
             await pilot.press("down")
-            assert chat.prompt.text == "dra"
+            await until(pilot, lambda: chat.prompt.text == "dra")
 
     asyncio.run(flow())
 
@@ -140,8 +140,8 @@ def test_a_new_line_grows_the_prompt(make_app: MakeApp) -> None:
             before = chat.prompt.size.height
             await pilot.press("a", "ctrl+j", "b")
             await pilot.pause()
-            assert chat.prompt.text == "a\nb"
-            assert chat.prompt.size.height == before + 1
+            await until(pilot, lambda: chat.prompt.text == "a\nb")
+            await until(pilot, lambda: chat.prompt.size.height == before + 1)
 
     asyncio.run(flow())
 
@@ -154,7 +154,9 @@ def test_the_palette_offers_every_command(make_app: MakeApp) -> None:
             await pilot.press("ctrl+p")
             await until(pilot, lambda: isinstance(pilot.app.screen, CommandPalette))
             await pilot.press(*"/new")
-            await pilot.pause(0.3)
+            hits = pilot.app.screen.query_one(CommandList)
+            searches = pilot.app.screen.workers
+            await until(pilot, lambda: hits.option_count and all(search.is_finished for search in searches))
             await pilot.press("enter", "enter")
             await until(pilot, lambda: chat.conversation.messages == [])
 

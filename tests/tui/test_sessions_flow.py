@@ -32,8 +32,8 @@ def test_a_new_chat_leaves_the_old_one_in_the_list(make_app: MakeApp, store: Ses
             await ask(pilot, "First question")
             assert facts.counts.prompt == 12
             await pilot.press("ctrl+n")
-            assert contents(pilot) == [] == on_screen(pilot)
-            assert facts.counts == Counts()
+            await until(pilot, lambda: contents(pilot) == [] == on_screen(pilot))
+            await until(pilot, lambda: facts.counts == Counts())
             await ask(pilot, "Second question")
             await pilot.press("f3")
             await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen))
@@ -82,11 +82,11 @@ def test_rename_delete_and_undo_in_the_list(make_app: MakeApp, store: SessionSto
             await pilot.press("f3", "ctrl+e")
             pilot.app.screen.query_one(Input).value = "A better title"
             await pilot.press("enter")
-            assert [session.title for session in store.sessions()] == ["A better title"]
+            await until(pilot, lambda: [session.title for session in store.sessions()] == ["A better title"])
             await pilot.press("ctrl+d")
-            assert store.sessions() == []
+            await until(pilot, lambda: store.sessions() == [])
             await pilot.press("ctrl+z")
-            assert [session.title for session in store.sessions()] == ["A better title"]
+            await until(pilot, lambda: [session.title for session in store.sessions()] == ["A better title"])
             await pilot.press("ctrl+d", "escape")
             await until(pilot, lambda: on_screen(pilot) == [])  # what is shown is not what was deleted
 
@@ -122,7 +122,7 @@ def test_editing_an_earlier_message_begins_another_path(make_app: MakeApp, store
             chat = await loaded(pilot)
             await ask(pilot, "A colour?")
             await pilot.press("ctrl+up", "up", "e")
-            assert chat.prompt.text == "A colour?"
+            await until(pilot, lambda: chat.prompt.text == "A colour?")
             chat.prompt.put("A tree?")
             await pilot.press("enter")
             await until(pilot, lambda: on_screen(pilot) == ["A tree?", "Oak."])

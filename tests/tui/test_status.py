@@ -79,7 +79,7 @@ def test_small_things() -> None:
 
 def test_another_models_defaults_replace_those_that_nobody_changed() -> None:
     old = Parameters()
-    chosen = old.with_text("temperature", "0.2")
+    chosen = old.with_text("temperature", "0.2", old)
     new = Parameters.from_settings(Settings(temperature=0.6, top_k=20))
     rebased = chosen.rebased(old, new)
     assert (rebased.temperature, rebased.top_k) == (0.2, 20)
@@ -87,6 +87,6 @@ def test_another_models_defaults_replace_those_that_nobody_changed() -> None:
 
 def test_a_parameter_that_is_misspelt_is_told_the_nearest() -> None:
     with pytest.raises(RequestError, match=r"no parameter 'presense_penalty'. Did you mean presence_penalty\?"):
-        Parameters().with_text("presense_penalty", "1")
+        Parameters().with_text("presense_penalty", "1", Parameters())
     with pytest.raises(RequestError, match=r"no parameter 'colour'. There are: system, temperature, .*mirostat_eta"):
-        Parameters().with_text("colour", "1")
+        Parameters().with_text("colour", "1", Parameters())
