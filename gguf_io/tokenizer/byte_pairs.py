@@ -51,7 +51,9 @@ class BytePairs:
         return ids
 
     def _merge(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Of the library's ways this one alone lets other threads run meanwhile; a long text takes seconds.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -2,6 +2,8 @@
 """Made vocabularies: SentencePiece and word-piece specifics, special tokens, end-of-generation names, damaged files."""
 
 import re
+import threading
+import time
 from collections import Counter
 from functools import cache
 
@@ -231,6 +233,19 @@ def test_long_runs_take_no_time_by_their_square(tmp_path, pre):
     for run in ("1", " ", "\n", "a", "aB", "!", "'", "é", "中", "\u0301", "a ", "1 "):
         text = run * 10_000
         assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
+
+
+def test_other_threads_run_while_a_long_text_is_cut(tmp_path):
+    tokens, merges = trained_pairs(True)
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "long.gguf", tokens, merges=merges))
+    tokenizer.encode("first")
+    text, turns = "hello world 12 " * 20_000, 0
+    work = threading.Thread(target=tokenizer.encode, args=(text,))
+    work.start()
+    while work.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert turns > 10
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\ud83d"])
