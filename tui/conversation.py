@@ -1,5 +1,6 @@
 """The conversation on the screen: which messages are shown, and what becomes of them. Knows no widget."""
 
+from localllm.engine.request import FinishReason
 from tui.backend import ChatRequest, Recipe, Turn
 from tui.parameters import NAMES, Parameters
 from tui.sessions import Attachment, Message, Role, SessionStore
@@ -30,7 +31,7 @@ class Conversation:
         summary = self.store.summary(session_id)
         self.session_id = session_id
         self.parameters = Parameters.from_stored(summary.parameters, self.parameters)
-        self.messages = self.store.path(session_id)
+        self._read()
 
     def clear(self) -> None:
         """Begin anew, with the same parameters. What was said stays stored."""
@@ -85,13 +86,13 @@ class Conversation:
         if not 0 <= index < len(variants):
             return False
         self.store.select(message.session_id, variants[index])
-        self.messages = self.store.path(message.session_id)
+        self._read()
         return True
 
     def fork(self, message: Message) -> None:
         """Go on in a copy that ends with this message."""
         self.session_id = self.store.fork(message.session_id, message.id)
-        self.messages = self.store.path(self.session_id)
+        self._read()
 
     @property
     def picture_names(self) -> tuple[str, ...]:
@@ -147,6 +148,14 @@ class Conversation:
         return ChatRequest(
             (*said, Turn("user", TITLE_PROMPT)), max_tokens=TITLE_TOKENS, thinking=False, background=True
         )
+
+    def _read(self) -> None:
+        """Take the messages from the store. An answer without an end was cut off by the program's: it can go on."""
+        assert self.session_id is not None
+        self.messages = self.store.path(self.session_id)
+        for message in self.messages:
+            if message.role is Role.ASSISTANT and message.finish_reason is None:
+                message.finish_reason = FinishReason.CANCELLED
 
     def _append(self, role: Role, content: str = "", attachments: tuple[Attachment, ...] = ()) -> Message:
         if self.session_id is None:

@@ -135,7 +135,7 @@ class ModelLoader:
         except LocalLLMError as error:
             chat.show_error(str(error))
         if info.notice:
-            chat.notify(info.notice, markup=False)
+            chat.transcript.tell(info.notice)
         if not info.sees and chat.conversation.picture_names:
             chat.notify(f"{info.name} reads text only: it answers without this chat's pictures.", markup=False)
 

@@ -55,14 +55,15 @@ class Parameters:
         names = [name for name in NAMES if getattr(self, name) == getattr(old, name)]
         return dataclasses.replace(self, **{name: getattr(new, name) for name in names})
 
-    def with_text(self, name: str, text: str) -> "Parameters":
-        """Set one by its text, as /set does; "default" or an empty text gives the default. Raises RequestError."""
+    def with_text(self, name: str, text: str, defaults: "Parameters") -> "Parameters":
+        """Set one by its text, as /set does; "default" or an empty text gives that of defaults. Raises RequestError."""
         if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(NAMES)}."
+            begun = [known for known in NAMES if known.startswith(name)]
+            near = begun or difflib.get_close_matches(name, NAMES, n=1)
+            hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(NAMES)}."
             raise RequestError(f"There is no parameter {name!r}. {hint}")
         if not text or text == "default":
-            return dataclasses.replace(self, **{name: getattr(Parameters(), name)})
+            return dataclasses.replace(self, **{name: getattr(defaults, name)})
         return dataclasses.replace(self, **{name: _parsed(name, text)})
 
     def text(self, name: str) -> str:

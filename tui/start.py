@@ -1,6 +1,7 @@
 """Puts the chat together, runs it, and frees everything afterwards."""
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ from tempfile import TemporaryDirectory
 from textual.logging import TextualHandler
 
 from localllm.cli.terminal import warn
+from localllm.errors import RequestError
 from localllm.settings import Settings, load_settings, read_key, sessions_path
 from tui.app import ChatApp
 from tui.backend import Backend
@@ -25,8 +27,13 @@ def run_chat(
 
     model None takes the one used last. flags are settings by name, as in load_settings. host is the address of a server
     that answers in place of an engine in here. Raises SessionError where sessions cannot be kept, SettingsError for
-    wrong settings or keys.
+    wrong settings or keys, RequestError for a terminal that draws nothing.
     """
+    if os.environ.get("TERM") == "dumb":
+        raise RequestError(
+            "The chat needs a terminal that can be drawn on, and TERM says it is dumb. `localllm run` answers in plain "
+            "lines; set TERM, such as TERM=xterm-256color, if it can do more."
+        )
     # A line on stderr would tear the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
     keys = load_keys(keys_path())

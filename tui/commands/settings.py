@@ -13,15 +13,20 @@ if TYPE_CHECKING:
 
 
 NOTED_RIVALS = 5
+_SWITCHES = {"think": "on", "nothink": "off"}  # as Ollama has them
 
 
 async def set_parameter(chat: "ChatScreen", argument: str) -> None:
-    """Set one parameter: /set temperature 0.2, /set parameter top_k 20, /set system You are terse."""
+    """Set one parameter: /set temperature 0.2, /set parameter top_k 20, /set system You are terse, /set nothink."""
     name, _, text = argument.removeprefix("parameter ").strip().partition(" ")
     if not name:
         await show(chat, "")
         return
-    chat.conversation.set_parameters(chat.conversation.parameters.with_text(name, text.strip().strip('"')))
+    if not text and name in _SWITCHES:
+        name, text = "think", _SWITCHES[name]
+    conversation = chat.conversation
+    new = conversation.parameters.with_text(name, text.strip().strip('"'), conversation.defaults)
+    conversation.set_parameters(new)
     chat.notify(f"{name} is {chat.conversation.parameters.text(name) or 'empty'}.", markup=False)
 
 
@@ -70,7 +75,7 @@ async def edit_parameters(chat: "ChatScreen", _argument: str) -> None:
         if parameters is not None:
             chat.conversation.set_parameters(parameters)
 
-    chat.app.push_screen(ParametersScreen(chat.conversation.parameters), changed)
+    chat.app.push_screen(ParametersScreen(chat.conversation.parameters, chat.conversation.defaults), changed)
 
 
 async def inspect(chat: "ChatScreen", _argument: str) -> None:

@@ -1,5 +1,7 @@
 """All commands in one table: slash commands, keys, the palette and the help are made from it."""
 
+import difflib
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,6 +67,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("bye", "Leave", sessions.leave),
 )
 
+_NAMES = [command.name for command in COMMANDS]
+
 # Keys without a command: the binding's name, its usual keys, what they do.
 _KEYS = (
     ("prompt.send", "enter", "Send"),
@@ -79,7 +83,23 @@ _KEYS = (
 )
 
 
+# Ollama's other names.
+_ALSO = {"?": "help", "exit": "bye"}
+_COMMAND = re.compile(r"/([\w?-]+)(?:\s+(.*))?", re.DOTALL)
+
+
 def find_command(text: str) -> tuple[str, str] | None:
     """The command's name and argument that a line begins with, or None."""
-    name, _, argument = text.removeprefix("/").partition(" ")
-    return (name, argument.strip()) if any(command.name == name for command in COMMANDS) else None
+    match = _COMMAND.fullmatch(text)
+    name = _ALSO.get(match[1].lower(), match[1].lower()) if match else ""
+    return (name, match[2] or "") if match and name in _NAMES else None
+
+
+def unknown_command(text: str) -> str | None:
+    """What is wrong with a line that looks like a command and is none. A blank before it makes it a message."""
+    match = _COMMAND.fullmatch(text.rstrip())
+    if match is None:
+        return None
+    near = difflib.get_close_matches(match[1].lower(), _NAMES, n=1)
+    hint = f"Did you mean /{near[0]}?" if near else "/help lists them."
+    return f"There is no command /{match[1]}. {hint} A blank before the slash sends it as a message."

@@ -19,7 +19,7 @@ from tui.answering import FLUSH_S, follow, note_end
 from tui.attachments import find_attachments
 from tui.backend import Answer, ModelInfo
 from tui.background import in_thread
-from tui.commands.table import COMMANDS, find_command
+from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
 from tui.latency import Latency
 from tui.loading import ModelLoader
@@ -79,7 +79,7 @@ class ChatScreen(Screen[None]):
         self.loader = ModelLoader(self)
         self._answer: Answer | None = None
         self._writing: Message | None = None
-        self._stopping = False
+        self._begun = self._stopping = False
         self._work: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
@@ -115,8 +115,8 @@ class ChatScreen(Screen[None]):
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is on its way."""
-        return self.status_line.facts.answering
+        """Whether an answer is on its way, from the moment it was asked for."""
+        return self._begun
 
     async def show_conversation(self) -> None:
         """Draw the conversation as it is now, from its end on."""
@@ -129,12 +129,13 @@ class ChatScreen(Screen[None]):
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
         """Run a command or ask the model."""
         text = event.text.strip()
-        if text.startswith("/") and (found := find_command(text)):
+        if found := find_command(text):
             self.prompt.accept(text)
             self._remember(text)
             self.run_worker(self.run_command(*found))
-        elif text.startswith("/") and "\n" not in text and " " not in text:
-            self.show_error(f"There is no command {text}. /help lists them.")
+            return
+        if unknown := unknown_command(event.text):
+            self.show_error(unknown)
         elif self.busy:
             self.notify("An answer is on its way. Esc stops it.", severity="warning")
         elif self.info is None and not self.loader.busy:
@@ -143,6 +144,8 @@ class ChatScreen(Screen[None]):
             self.prompt.accept(text)
             self._remember(text)
             self._begin(self._send(text))
+            return
+        self.prompt.give_back(event.text)
 
     async def action_command(self, name: str) -> None:
         """Run a command of the table without an argument."""
@@ -169,7 +172,8 @@ class ChatScreen(Screen[None]):
                 message = self.conversation.ask(text, files)
                 await self.transcript.append(message)
         except LocalLLMError as error:
-            self.prompt.put(text)
+            self.editing = editing
+            self.prompt.give_back(text)
             self.show_error(str(error))
             return
         self.title_bar.title = self.conversation.title
@@ -180,8 +184,15 @@ class ChatScreen(Screen[None]):
         self._begin(self.answer(view))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
-        self._stopping = False
-        self._work = self.run_worker(work)
+        async def whole() -> None:
+            try:
+                await work
+            finally:
+                self._begun = False
+                self.refresh_bindings()
+
+        self._begun, self._stopping = True, False
+        self._work = self.run_worker(whole())
 
     async def stop(self) -> None:
         """Stop the answer on its way and wait until it is saved; one that waits for its model waits no longer."""
@@ -280,7 +291,7 @@ class ChatScreen(Screen[None]):
         self.transcript.query(Note).remove()
         if self.editing:
             self.editing = None
-            self.prompt.accept("")
+            self.prompt.empty()
             self.notify("Editing was given up.")
         self.prompt.focus()
 

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from localllm.cli.terminal import harmless, human_bytes, human_count
+from localllm.cli.terminal import harmless, human_bytes
 from localllm.errors import LocalLLMError
 from tui.backend import Backend, ModelChoice
 from tui.background import in_thread
@@ -114,7 +114,7 @@ def _option(choice: ModelChoice, free: int, width: int) -> Option:
     if choice.loaded:
         right = ("● loaded", "$success")
     facts = [choice.parameters, choice.quantization, human_bytes(choice.size) if choice.size else ""]
-    facts.append(f"{human_count(choice.context)} tokens" if choice.context else "")
+    facts.append(f"{_context(choice.context)} tokens" if choice.context else "")
     facts.append(choice.licence)
     needs = ("", "")
     if choice.memory:
@@ -131,8 +131,13 @@ def _option(choice: ModelChoice, free: int, width: int) -> Option:
     )
 
 
+def _context(tokens: int) -> str:
+    """As models' cards have it: 32K is 32768."""
+    return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
+
+
 def _line(left: tuple[str, str], right: tuple[str, str], width: int) -> Content:
     """One line, a part at each end; the left one gives way."""
-    room = max(width - len(right[0]) - 2, 8)
-    text = left[0] if len(left[0]) <= room else f"{left[0][: room - 1]}…"
-    return Content.assemble((text, left[1]), " " * max(width - len(text) - len(right[0]), 2), right)
+    end = Content.styled(*right)
+    text = Content.styled(*left).truncate(max(width - end.cell_length - 2, 8), ellipsis=True)
+    return Content.assemble(text, " " * max(width - text.cell_length - end.cell_length, 2), end)

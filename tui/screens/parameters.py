@@ -33,16 +33,16 @@ _HINTS = {
 
 
 class ParametersScreen(ModalScreen[Parameters | None]):
-    """Returns the new parameters, or None. An empty field is the default."""
+    """Returns the new parameters, or None. An empty field takes that of defaults, which are the model's."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="list.back", priority=True),
         Binding("ctrl+s", "keep", "Keep", id="parameters.keep", priority=True),
     ]
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, defaults: Parameters) -> None:
         super().__init__()
-        self._parameters = parameters
+        self._parameters, self._defaults = parameters, defaults
         self._system = TextArea(parameters.system, id="system", show_line_numbers=False, tab_behavior="focus")
         texts = {name: parameters.text(name) for name in _HINTS}
         self._fields = {
@@ -84,7 +84,7 @@ class ParametersScreen(ModalScreen[Parameters | None]):
         for name in NAMES:
             text = self._system.text if name == "system" else self._fields[name].value
             try:
-                parameters = parameters.with_text(name, text.strip())
+                parameters = parameters.with_text(name, text.strip(), self._defaults)
             except RequestError as error:
                 self._error.update(str(error))
                 self._fields[name].focus()

@@ -140,7 +140,8 @@ class SessionsScreen(ModalScreen[int | None]):
 
 
 def _row(session: SessionSummary) -> Content:
-    detail = f"{_age(time.time() - session.updated)} · {session.messages} messages · {session.model.rpartition('/')[2]}"
+    messages = "1 message" if session.messages == 1 else f"{session.messages} messages"
+    detail = f"{_age(time.time() - session.updated)} · {messages} · {session.model.rpartition('/')[2]}"
     return Content.assemble((harmless(session.title), "bold"), "\n", (harmless(detail), "$foreground 60%"))
 
 

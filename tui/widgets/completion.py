@@ -11,7 +11,8 @@ from tui.commands.table import COMMANDS
 
 MOST_SHOWN = 8
 
-_PATH = re.compile(r"(?<!\S)@(\S*)$")
+# What has been written of a mention: a path, or in quotes one that may have blanks.
+_PATH = re.compile(r"""(?<!\S)@(?:"([^"]*)|([^"\s]\S*)?)$""")
 
 
 class Completion(OptionList, can_focus=False):
@@ -38,11 +39,13 @@ class Completion(OptionList, can_focus=False):
                     for command in fitting
                 ]
         elif mention := _PATH.search(before):
-            self._length = len(mention[1])
-            self._values = matching_paths(mention[1], MOST_SHOWN)
-            rows = [Content(value) for value in self._values]
-            if self._values == [mention[1]]:
-                self._values = []
+            self._length = len(mention[0]) - 1
+            begun = mention[1] or mention[2] or ""
+            paths = matching_paths(begun, MOST_SHOWN)
+            rows = [Content(path) for path in paths]
+            quoted = mention[1] is not None
+            whole_already = paths == [begun] and not quoted
+            self._values = [] if whole_already else [_mentioned(path, quoted) for path in paths]
         self.display = bool(self._values)
         self.clear_options()
         if self._values:
@@ -65,3 +68,10 @@ class Completion(OptionList, can_focus=False):
     def shut(self) -> None:
         """Offer nothing until the text changes."""
         self._values, self.display = [], False
+
+
+def _mentioned(path: str, quoted: bool) -> str:
+    """A path as a mention has it behind the at sign: blanks need quotes, which a folder's name leaves open."""
+    if not quoted and not any(letter.isspace() for letter in path):
+        return path
+    return f'"{path}' if path.endswith("/") else f'"{path}"'

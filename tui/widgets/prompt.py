@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
-from textual.events import Paste
+from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
 
@@ -16,6 +16,8 @@ from tui.widgets.completion import Completion
 # A longer text that is pasted would push the question out of the field.
 PASTED_LINES = 12
 PASTED_CHARS = 2000
+
+_JOINERS = frozenset("\u200c\u200d")
 
 
 class Prompt(TextArea):
@@ -68,20 +70,30 @@ class Prompt(TextArea):
         before = self.document.get_line(row)[:column]
         self.insert(f"{' ' if before and not before.endswith(' ') else ''}{mention} ")
 
+    async def _on_key(self, event: Key) -> None:
+        """Take joiners, which Persian, Hindi and families of emoji are written with, and which Textual leaves out."""
+        if event.character in _JOINERS:
+            event.stop()
+            event.prevent_default()
+            self.insert(event.character)
+        else:
+            await super()._on_key(event)
+
     def on_text_area_changed(self) -> None:
         """Offer completions for the word that is being written."""
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
 
     def action_send(self) -> None:
-        """Hand the text over. The screen clears it when it is accepted."""
+        """Hand the text over. What is written from now on is the next prompt's; the screen may give this one back."""
         # Keys with priority overtake the characters before them; a callback queues up behind.
         self.call_later(self._send)
 
     def _send(self) -> None:
         self.completion.shut()
         if self.text.strip():
-            self.post_message(self.Sent(self.text))
+            text, self.text = self.text, ""
+            self.post_message(self.Sent(text))
 
     def action_newline(self) -> None:
         """Begin a new line."""
@@ -102,9 +114,17 @@ class Prompt(TextArea):
         self.completion.shut()
 
     def accept(self, text: str) -> None:
-        """Empty the field, and keep the text in the history."""
-        if text and self.sent[-1:] != [text]:
+        """Keep a text that was sent in the history."""
+        if self.sent[-1:] != [text]:
             self.sent.append(text)
+        self._place = None
+
+    def give_back(self, text: str) -> None:
+        """Take a text back that was sent and could not be taken, before what was written since."""
+        self.put(f"{text}\n{self.text}" if self.text else text)
+
+    def empty(self) -> None:
+        """Throw away what is written."""
         self._place = None
         self.text = ""
 

@@ -76,6 +76,14 @@ class Transcript(VerticalScroll, can_focus=False):
             self._messages, self._first = (), 0
             await self.mount(Welcome())
 
+    def tell(self, notice: str) -> None:
+        """Say something in passing: where nothing has been said yet, it stands there and covers nothing."""
+        welcome = self.query(Welcome)
+        if welcome:
+            welcome.first().tell(notice)
+        else:
+            self.app.notify(notice, markup=False)
+
     def on_resize(self) -> None:
         """A lower screen may be the first that is too low for the messages."""
         self._anchor_if_full()

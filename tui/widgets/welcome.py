@@ -19,6 +19,10 @@ _KEYS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "everythi
 class Welcome(Vertical):
     """The name, and where to begin."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._notice = Static("", classes="notice", markup=False)
+
     def compose(self) -> ComposeResult:
         """Logo and hints, centred."""
         yield Center(Static(LOGO, markup=False, classes="logo"))
@@ -28,3 +32,8 @@ class Welcome(Vertical):
                 *(piece for key, what in _KEYS for piece in ((f"  {key}", "bold $accent"), (f" {what} ", MUTED)))
             )
         )
+        yield self._notice
+
+    def tell(self, text: str) -> None:
+        """Say below the hints what is to be known of the model."""
+        self._notice.update(text)
