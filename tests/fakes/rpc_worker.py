@@ -4,13 +4,11 @@ import ctypes
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpu_offload.library import ggml, llama
-
-START_SECONDS = 60
+from tests.waiting import eventually
 
 
 @contextmanager
@@ -28,15 +26,15 @@ def rpc_worker() -> Iterator[str]:
 
 
 def _wait(process: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + START_SECONDS
-    while True:
+    def answers() -> bool:
         assert process.poll() is None, "the worker ended"
-        assert time.monotonic() < end, "the worker does not answer"
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
+            socket.create_connection(("127.0.0.1", port)).close()
         except OSError:
-            time.sleep(0.05)
+            return False
+        return True
+
+    eventually(answers, "the worker does not answer")
 
 
 def main(port: str) -> None:

@@ -9,6 +9,7 @@ from localllm.engine.inspection import depth_first
 from localllm.engine.request import GenerationRequest, SamplingParams
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.waiting import PATIENCE_S
 
 
 def greedy(prompt: tuple[int, ...], tokens: int) -> GenerationRequest:
@@ -22,7 +23,7 @@ def test_a_snapshot_shows_steps_pages_and_shared_prefixes() -> None:
         common = tuple(range(1, 11))
         engine.submit(greedy((*common, 20, 21), 3)).collect()
         engine.submit(greedy((*common, 30), 3)).collect()
-        snapshot = engine.inspect().result(20)
+        snapshot = engine.inspect().result(PATIENCE_S)
         assert sum(step.prefill for step in snapshot.steps) == 12 + 1  # the common part is computed once
         assert sum(step.decode for step in snapshot.steps) == 2 * 2  # the first token of each comes with its prompt
         nodes = list(depth_first(snapshot.prefixes))
@@ -41,4 +42,4 @@ def test_who_asks_a_closing_engine_is_not_left_waiting() -> None:
     engine.close()
     for future in (asked, engine.inspect()):
         with pytest.raises(CancelledError):
-            future.result(20)
+            future.result(PATIENCE_S)

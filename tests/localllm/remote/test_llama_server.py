@@ -1,7 +1,6 @@
 """llama.cpp's own llama-server, a server that is not ours, as the one that answers."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from localllm.settings import Settings
 from tests.fakes.llama_server import CALL, SLOT_TOKENS, llama_stories, needs_program
 from tests.gpu_offload.projector_files import PATCHES, png, write_projector
 from tests.oracle import llama_oracle
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_program]
 PROMPT = "Once upon a time"
@@ -120,10 +120,7 @@ def test_leaving_frees_its_slot(server: RemoteServer, address: str) -> None:
         updates.append(update)
         answer.cancel()
     assert updates[-1].finish_reason is FinishReason.CANCELLED
-    end = time.monotonic() + 20
-    while working(address):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    eventually(lambda: not working(address))
 
 
 def test_refusals_come_in_its_words(server: RemoteServer, address: str) -> None:

@@ -15,6 +15,7 @@ from localllm.remote.errors import RemoteError
 from localllm.remote.server import RemoteServer, RemoteUpdate, remote_server, sampling_options
 from localllm.settings import Settings
 from tests.fakes.openai_server import OpenAIServer, openai_server
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_cancelling_ends_the_connection_at_any_moment(script: OpenAIServer) -> N
         updates.append(update)
         threading.Thread(target=answer.cancel).start()
     assert updates[-1].finish_reason is FinishReason.CANCELLED
-    assert script.gone.wait(20)
+    assert script.gone.wait(PATIENCE_S)
     early = remote_server(script.address, Settings()).chat("tiny", [], {})
     early.cancel()
     assert [update.finish_reason for update in early] == [FinishReason.CANCELLED]

@@ -3,28 +3,38 @@
 import contextlib
 import os
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S, eventually
+
 MODEL = "stories260K-Q8_0"
 OTHER = "tinystories656K-Q8_0"
-START_SECONDS = 120
+
+# A program's beginning that lets its engine take ten steps a second, each of a token, so that work is not done before a
+# test has seen it, however busy the machine.
+SLOWLY = """
+import time
+from localllm.engine.engine import Engine
+from localllm.engine.speculation import DraftLength
+DraftLength.choose = lambda *_: 0
+step = Engine.step
+Engine.step = lambda engine: (time.sleep(0.1), step(engine))[1]
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running `localllm serve`."""
+    """A running `localllm serve`, and the file to which its log goes."""
 
     url: str
     process: subprocess.Popen[bytes]
+    log: Path
 
     @property
     def port(self) -> int:
@@ -53,7 +63,10 @@ def start_server(model_files: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Start a server away from this user's settings, models and cached keys and values."""
 
     @contextlib.contextmanager
-    def start(*arguments: str, models: tuple[str, ...] = (MODEL, OTHER), **environment: str) -> Iterator[Server]:
+    def start(
+        *arguments: str, models: tuple[str, ...] = (MODEL, OTHER), begins: str = "", **environment: str
+    ) -> Iterator[Server]:
+        """begins: Python code that the program runs first."""
         home = tmp_path_factory.mktemp("home")
         kernels = os.environ.get("LOCALLLM_KERNEL_CACHE", str(Path.home() / ".cache" / "localllm" / "kernels"))
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("LOCALLLM_", "OLLAMA_"))}
@@ -69,43 +82,35 @@ def start_server(model_files: Path, tmp_path_factory: pytest.TempPathFactory) ->
             **environment,
         }
         served = [flag for name in models for flag in ("--model", str(model_files / f"{name}.gguf"))]
-        command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "serve"]
-        process = subprocess.Popen(
-            [*command, "--port", "0", *served, *arguments],
-            env=variables,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-c", f"{begins}\nfrom localllm.cli.main import main\nmain()", "serve"]
+        log = home / "log"
+        with log.open("wb") as told:
+            process = subprocess.Popen(
+                [*command, "--port", "0", *served, *arguments], env=variables, stderr=told, stdin=subprocess.DEVNULL
+            )
         try:
-            yield Server(_address(process), process)
+            yield Server(_address(process, log), process, log)
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             try:
-                process.wait(timeout=60)
+                process.wait(PATIENCE_S)
             finally:
                 process.kill()
                 process.wait()
-                assert process.stderr
-                process.stderr.close()
 
     return start
 
 
-def _address(process: subprocess.Popen[bytes]) -> str:
-    """The URL that the server announces on stderr."""
-    assert process.stderr
-    said = b""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        readable, _, _ = select.select([process.stderr], [], [], 1.0)
-        if readable:
-            piece = os.read(process.stderr.fileno(), 4096)
-            said += piece
-            if found := re.search(rb"(http://\S+)\n", said):
-                return found[1].decode()
-            if not piece:
-                break
-    pytest.fail(f"the server did not start: {said.decode(errors='replace')}")
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The URL that the server announces."""
+
+    def announced() -> re.Match[str] | None:
+        return re.search(r"(http://\S+)\n", log.read_text(encoding="utf-8", errors="replace"))
+
+    eventually(lambda: announced() or process.poll() is not None, "the server does not start")
+    found = announced()
+    assert found, f"the server did not start: {log.read_text(encoding='utf-8', errors='replace')}"
+    return found[1]
 
 
 @pytest.fixture(scope="session")

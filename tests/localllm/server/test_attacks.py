@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import socket
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 MODEL = "stories260K-Q8_0"
 SHORT = {"model": MODEL, "prompt": "Hi", "stream": False, "options": {"num_predict": 2}}
 
 
 def post(server: Any, path: str, **arguments: Any) -> httpx.Response:
-    return httpx.post(server.url + path, timeout=60, **arguments)
+    return httpx.post(server.url + path, timeout=PATIENCE_S, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -33,14 +36,14 @@ def post(server: Any, path: str, **arguments: Any) -> httpx.Response:
 )
 @pytest.mark.parametrize("path", ["/", "/api/tags", "/v1/models", "/health", "/metrics", "/docs"])
 def test_rebound_host_is_refused(server: Any, host: str, path: str) -> None:
-    assert httpx.get(server.url + path, headers={"Host": host}).status_code == 403
+    assert httpx.get(server.url + path, headers={"Host": host}, timeout=PATIENCE_S).status_code == 403
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:80", "127.0.0.1:11434", "127.8.9.1", "[::1]:11434", "x.localhost"]
 )
 def test_names_of_this_machine_are_served(server: Any, host: str) -> None:
-    assert httpx.get(server.url + "/api/version", headers={"Host": host}).status_code == 200
+    assert httpx.get(server.url + "/api/version", headers={"Host": host}, timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ def test_foreign_origin_is_refused(server: Any, origin: str) -> None:
     answer = post(server, "/api/generate", json=SHORT, headers={"Origin": origin})
     assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
     preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-    assert httpx.options(server.url + "/api/generate", headers=preflight).status_code == 403
+    assert httpx.options(server.url + "/api/generate", headers=preflight, timeout=PATIENCE_S).status_code == 403
 
 
 def test_named_origins_and_hosts_may_call(start_server: Any) -> None:
@@ -58,14 +61,21 @@ def test_named_origins_and_hosts_may_call(start_server: Any) -> None:
         OLLAMA_ORIGINS="https://app.example, vscode-webview://x", LOCALLLM_ALLOW_HOSTS="llm.lan"
     ) as server:
         allowed = {"Origin": "https://app.example"}
-        answer = httpx.get(server.url + "/api/tags", headers=allowed)
+        answer = httpx.get(server.url + "/api/tags", headers=allowed, timeout=PATIENCE_S)
         assert answer.headers["access-control-allow-origin"] == "https://app.example"
         preflight = httpx.options(
-            server.url + "/api/chat", headers={**allowed, "Access-Control-Request-Method": "POST"}
+            server.url + "/api/chat", headers={**allowed, "Access-Control-Request-Method": "POST"}, timeout=PATIENCE_S
         )
         assert preflight.status_code == 200
-        assert httpx.get(server.url + "/api/tags", headers={"Origin": "https://other.example"}).status_code == 403
-        assert httpx.get(server.url + "/api/tags", headers={"Host": "llm.lan:80"}).status_code == 200
+        assert (
+            httpx.get(
+                server.url + "/api/tags", headers={"Origin": "https://other.example"}, timeout=PATIENCE_S
+            ).status_code
+            == 403
+        )
+        assert (
+            httpx.get(server.url + "/api/tags", headers={"Host": "llm.lan:80"}, timeout=PATIENCE_S).status_code == 200
+        )
 
 
 def test_key_is_asked_for_everywhere(start_server: Any, tmp_path: Path) -> None:
@@ -73,12 +83,22 @@ def test_key_is_asked_for_everywhere(start_server: Any, tmp_path: Path) -> None:
     file.write_text("sesame\n", encoding="utf-8")
     with start_server("--api-key-file", str(file)) as server:
         for path in ("/", "/api/tags", "/v1/models", "/metrics", "/docs", "/openapi.json"):
-            assert httpx.get(server.url + path).status_code == 401
-            assert httpx.get(server.url + path, headers={"Authorization": "Bearer sesam"}).status_code == 401
-            assert httpx.get(server.url + path, headers={"Authorization": "Bearer sesame"}).status_code == 200
-        assert httpx.get(server.url + "/api/tags", headers={"X-Api-Key": "sesame"}).status_code == 200
-        assert httpx.get(server.url + "/health").status_code == 200
-        assert httpx.get(server.url + "/v1/models").json()["error"]["type"] == "authentication_error"
+            assert httpx.get(server.url + path, timeout=PATIENCE_S).status_code == 401
+            assert (
+                httpx.get(server.url + path, headers={"Authorization": "Bearer sesam"}, timeout=PATIENCE_S).status_code
+                == 401
+            )
+            assert (
+                httpx.get(server.url + path, headers={"Authorization": "Bearer sesame"}, timeout=PATIENCE_S).status_code
+                == 200
+            )
+        assert (
+            httpx.get(server.url + "/api/tags", headers={"X-Api-Key": "sesame"}, timeout=PATIENCE_S).status_code == 200
+        )
+        assert httpx.get(server.url + "/health", timeout=PATIENCE_S).status_code == 200
+        assert (
+            httpx.get(server.url + "/v1/models", timeout=PATIENCE_S).json()["error"]["type"] == "authentication_error"
+        )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
@@ -186,10 +206,10 @@ def test_large_and_compressed_bodies(server: Any) -> None:
 def test_oversized_headers(server: Any) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n")
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE_S)
         with contextlib.suppress(ConnectionResetError):  # cut off before all was read
             assert b" 4" in connection.recv(64)
-    assert httpx.get(server.url + "/health").status_code == 200
+    assert httpx.get(server.url + "/health", timeout=PATIENCE_S).status_code == 200
 
 
 def test_half_open_connections_do_not_block(server: Any) -> None:
@@ -200,7 +220,7 @@ def test_half_open_connections_do_not_block(server: Any) -> None:
                 connection.sendall(b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
             else:
                 connection.sendall(b"GET /api/ta")
-        assert httpx.get(server.url + "/health", timeout=5).status_code == 200
+        assert httpx.get(server.url + "/health", timeout=PATIENCE_S).status_code == 200
         assert post(server, "/api/generate", json=SHORT).status_code == 200
     finally:
         for connection in held:
@@ -220,6 +240,16 @@ async def asked_raw(port: int, gate: asyncio.Event, held: asyncio.Semaphore) -> 
     return int(answer.split(b" ", 2)[1]), b"\r\nretry-after: " in answer.lower()
 
 
+@pytest.fixture
+def many_files() -> None:
+    """Room for a thousand connections in this process, where its owner may have it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@pytest.mark.usefixtures("many_files")
 def test_a_thousand_at_once_get_an_answer_each(server: Any) -> None:
     assert post(server, "/api/generate", json=SHORT).status_code == 200
 
@@ -229,7 +259,7 @@ def test_a_thousand_at_once_get_an_answer_each(server: Any) -> None:
         for _ in asked:
             await held.acquire()
         gate.set()  # all connections are open, and all requests come at once
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             assert (await client.get(server.url + "/health")).status_code == 200
         return await asyncio.gather(*asked)
 
@@ -241,16 +271,16 @@ def test_a_thousand_at_once_get_an_answer_each(server: Any) -> None:
 
 
 def test_wrong_methods_and_routes(server: Any) -> None:
-    assert httpx.get(server.url + "/api/generate").status_code == 405
-    assert httpx.get(server.url + "/api/nothing").json() == {"error": "Not Found"}
-    assert httpx.get(server.url + "/v1/nothing").json()["error"]["type"] == "not_found_error"
-    assert httpx.request("HEAD", server.url + "/").status_code == 200
+    assert httpx.get(server.url + "/api/generate", timeout=PATIENCE_S).status_code == 405
+    assert httpx.get(server.url + "/api/nothing", timeout=PATIENCE_S).json() == {"error": "Not Found"}
+    assert httpx.get(server.url + "/v1/nothing", timeout=PATIENCE_S).json()["error"]["type"] == "not_found_error"
+    assert httpx.request("HEAD", server.url + "/", timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.mark.slow
 def test_connections_that_say_nothing_are_cut_off(server: Any) -> None:
     for said in (b"", b"GET /api/ta"):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
             connection.sendall(said)
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(64) == b""

@@ -11,6 +11,7 @@ import pytest
 
 from tests.gpu_offload import lora_files
 from tests.localllm.server.made_models import split
+from tests.waiting import PATIENCE_S
 
 GREEDY = {"temperature": 0, "num_predict": 8}
 F16, Q8 = "stories260K-F16", "stories260K-Q8_0"
@@ -81,9 +82,11 @@ def test_a_model_in_another_format(client: ollama.Client, store: Path) -> None:
     ],
 )
 def test_refusals_say_why(library: Any, store: Path, changes: dict[str, Any], words: str) -> None:
-    answer = httpx.post(f"{library.url}/api/create", json={"model": "x", "stream": False, **changes}, timeout=60)
+    answer = httpx.post(
+        f"{library.url}/api/create", json={"model": "x", "stream": False, **changes}, timeout=PATIENCE_S
+    )
     assert answer.status_code == 400 and words in answer.json()["error"]
-    streamed = httpx.post(f"{library.url}/api/create", json={"model": "x", **changes}, timeout=60)
+    streamed = httpx.post(f"{library.url}/api/create", json={"model": "x", **changes}, timeout=PATIENCE_S)
     assert words in streamed.text and "success" not in streamed.text
     assert not list((store / "manifests").rglob("x"))
 
@@ -108,10 +111,10 @@ def test_a_models_own_parameters_sample_on_every_protocol(client: ollama.Client,
     wanted = client.generate(Q8, "Once", raw=True, options={**most, **own}).response
     assert client.generate("own", "Once", raw=True, options=most).response == wanted != plain
     usual = {"top_p": 0.9, "temperature": 0.8, "prompt": "Once", "max_tokens": 24}
-    openai = httpx.post(f"{library.url}/v1/completions", json={"model": "own", **usual}, timeout=60).json()
+    openai = httpx.post(f"{library.url}/v1/completions", json={"model": "own", **usual}, timeout=PATIENCE_S).json()
     assert openai["choices"][0]["text"] == wanted
     off = {"frequency_penalty": 0, "presence_penalty": 0}
-    told = httpx.post(f"{library.url}/v1/completions", json={"model": "own", **usual, **off}, timeout=60).json()
+    told = httpx.post(f"{library.url}/v1/completions", json={"model": "own", **usual, **off}, timeout=PATIENCE_S).json()
     assert told["choices"][0]["text"] != wanted  # what a request says comes first
     client.delete("own")
 
@@ -152,7 +155,7 @@ def test_kill_9_loses_nothing_that_was_stored(start_server: Any, model_files: Pa
         client.create("kept", files={"model.gguf": digest})
         answer = client.generate("kept", "Once upon a time", options=GREEDY).response
         body = {"model": "kept", "prompt": "Once", "options": {"num_predict": 500}}
-        with httpx.stream("POST", f"{server.url}/api/generate", json=body, timeout=60) as stream:
+        with httpx.stream("POST", f"{server.url}/api/generate", json=body, timeout=PATIENCE_S) as stream:
             next(stream.iter_lines())
             os.kill(server.process.pid, 9)
             server.process.wait()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.llama_server import llama_server, needs_server
 from tests.oracle import llama_oracle
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_server]
 PROMPT = "Once upon a time"
@@ -56,13 +57,13 @@ def test_chats_stream_and_leave_the_server_free(front: str) -> None:
 
 
 def test_its_refusals_come_through(front: str) -> None:
-    assert httpx2.get(f"{front}/health").json()["ready"] is True
+    assert httpx2.get(f"{front}/health", timeout=PATIENCE_S).json()["ready"] is True
     body = {"model": "stories", "prompt": "long " * 900, "stream": False}
-    refused = httpx2.post(f"{front}/api/generate", json=body, timeout=60)
+    refused = httpx2.post(f"{front}/api/generate", json=body, timeout=PATIENCE_S)
     assert refused.status_code >= 400 and refused.json()["error"]
     asked = {"model": "stories", "messages": [{"role": "user", "content": "Tom"}], "stream": False}
     # It knows no schemas by the protocol's own name for them.
-    schema = httpx2.post(f"{front}/api/chat", json=asked | {"format": {"type": "object"}}, timeout=60)
+    schema = httpx2.post(f"{front}/api/chat", json=asked | {"format": {"type": "object"}}, timeout=PATIENCE_S)
     assert schema.status_code == 502 and "'json_object'" in schema.json()["error"]
-    plain = httpx2.post(f"{front}/api/chat", json=asked | {"options": {"num_predict": 8}}, timeout=60)
+    plain = httpx2.post(f"{front}/api/chat", json=asked | {"options": {"num_predict": 8}}, timeout=PATIENCE_S)
     assert plain.status_code == 200 and plain.json()["eval_count"] > 0

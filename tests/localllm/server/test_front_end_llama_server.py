@@ -14,6 +14,7 @@ import pytest
 from tests.fakes.llama_server import CALL, SLOT_TOKENS, llama_stories, needs_program
 from tests.gpu_offload.projector_files import PATCHES, png, write_projector
 from tests.oracle import llama_oracle
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_program]
 KEY = "sesame"
@@ -113,7 +114,7 @@ def test_an_answer_goes_on(client: ollama.Client) -> None:
 
 def test_what_it_tells_of_its_model(client: ollama.Client, front: str) -> None:
     assert client.show("stories").modelinfo["remote.context_length"] == SLOT_TOKENS
-    health = httpx2.get(f"{front}/health").json()
+    health = httpx2.get(f"{front}/health", timeout=PATIENCE_S).json()
     assert health["ready"] is True
 
 
@@ -126,5 +127,5 @@ def test_what_it_tells_of_its_model(client: ollama.Client, front: str) -> None:
     ],
 )
 def test_its_refusals_come_through(front: str, route: str, body: dict[str, Any], status: int, words: str) -> None:
-    answer = httpx2.post(f"{front}{route}", json={"model": "stories", "stream": False, **body}, timeout=60)
+    answer = httpx2.post(f"{front}{route}", json={"model": "stories", "stream": False, **body}, timeout=PATIENCE_S)
     assert answer.status_code == status and words in answer.json()["error"]

@@ -9,7 +9,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tests.waiting import PATIENCE_S, eventually
 
 MODEL = "stories260K-Q8_0"
 GREEDY = {
@@ -75,16 +76,16 @@ def test_uploads_that_are_no_sound_model_are_refused_and_leave_no_name(
 ) -> None:
     data = made((model_files / f"{MODEL}.gguf").read_bytes())
     digest = "sha256:" + hashlib.sha256(data).hexdigest()
-    assert httpx.post(f"{library.url}/api/blobs/{digest}", content=data, timeout=60).status_code == 201
+    assert httpx.post(f"{library.url}/api/blobs/{digest}", content=data, timeout=PATIENCE_S).status_code == 201
     body = {"model": "evil", "files": {"model.gguf": digest}, "stream": False}
-    answer = httpx.post(f"{library.url}/api/create", json=body, timeout=60)
+    answer = httpx.post(f"{library.url}/api/create", json=body, timeout=PATIENCE_S)
     if answer.status_code == 200:  # what only loading finds out
-        answer = httpx.post(f"{library.url}/api/generate", json={**GREEDY, "model": "evil"}, timeout=60)
-        httpx.request("DELETE", f"{library.url}/api/delete", json={"model": "evil"})
+        answer = httpx.post(f"{library.url}/api/generate", json={**GREEDY, "model": "evil"}, timeout=PATIENCE_S)
+        httpx.request("DELETE", f"{library.url}/api/delete", json={"model": "evil"}, timeout=PATIENCE_S)
     assert 400 <= answer.status_code <= 500 and len(answer.json()["error"]) > 20, answer.text
     assert "localllm; its log" not in answer.text  # said by name, not a defect
     assert not list((store / "manifests").rglob("evil*/*"))
-    assert httpx.post(f"{library.url}/api/generate", json=GREEDY, timeout=60).status_code == 200
+    assert httpx.post(f"{library.url}/api/generate", json=GREEDY, timeout=PATIENCE_S).status_code == 200
 
 
 def bomb() -> str:
@@ -106,14 +107,17 @@ def bomb() -> str:
 def test_images_that_unfold_keep_nobody_else_waiting(server: Any) -> None:
     part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{bomb()}"}}
     body = {"model": MODEL, "messages": [{"role": "user", "content": [part] * 4}], "max_tokens": 1}
+    assert httpx.post(f"{server.url}/api/generate", json=GREEDY, timeout=PATIENCE_S).status_code == 200  # it is loaded
     answers: list[httpx.Response] = []
     path = f"{server.url}/v1/chat/completions"
-    asking = threading.Thread(target=lambda: answers.append(httpx.post(path, json=body, timeout=120)))
+    asking = threading.Thread(target=lambda: answers.append(httpx.post(path, json=body, timeout=PATIENCE_S)))
     asking.start()
+    meanwhile = 0
     while asking.is_alive():
-        assert httpx.get(server.url + "/health", timeout=1).status_code == 200
-        time.sleep(0.05)
+        assert httpx.get(server.url + "/health", timeout=PATIENCE_S).status_code == 200
+        meanwhile += 1
     asking.join()
+    assert meanwhile > 4
     assert answers[0].status_code == 400  # this model sees nothing
 
 
@@ -124,7 +128,7 @@ def test_a_file_that_changes_under_a_loaded_model_changes_no_answer(
     path = tmp_path / f"{MODEL}.gguf"
     shutil.copyfile(model_files / path.name, path)
     with start_server("--model", str(path), models=()) as server:
-        before = httpx.post(f"{server.url}/api/generate", json=GREEDY, timeout=120).json()["response"]
+        before = httpx.post(f"{server.url}/api/generate", json=GREEDY, timeout=PATIENCE_S).json()["response"]
         if change == "overwritten":
             path.write_bytes(bytes(path.stat().st_size))
         elif change == "truncated":
@@ -134,10 +138,10 @@ def test_a_file_that_changes_under_a_loaded_model_changes_no_answer(
         else:
             shutil.copyfile(model_files / "tinystories656K-Q8_0.gguf", tmp_path / "other")
             (tmp_path / "other").rename(path)
-        answer = httpx.post(f"{server.url}/api/generate", json=GREEDY, timeout=120)
+        answer = httpx.post(f"{server.url}/api/generate", json=GREEDY, timeout=PATIENCE_S)
         assert before and answer.json().get("response") == before
         for route in ("/api/tags", "/api/ps", "/health"):
-            assert httpx.get(server.url + route, timeout=60).status_code == 200
+            assert httpx.get(server.url + route, timeout=PATIENCE_S).status_code == 200
         assert server.process.poll() is None
 
 
@@ -146,18 +150,25 @@ def test_a_server_that_is_killed_while_it_takes_a_file_keeps_what_it_had(start_s
     large = bytes(2**20)
     cut = hashlib.sha256(large).hexdigest()
     with start_server(LOCALLLM_MODEL_STORE=str(tmp_path)) as server:
-        assert httpx.post(f"{server.url}/api/blobs/sha256:{whole}", content=b"whole").status_code == 201
+        assert (
+            httpx.post(f"{server.url}/api/blobs/sha256:{whole}", content=b"whole", timeout=PATIENCE_S).status_code
+            == 201
+        )
         made = {"model": "kept", "from": MODEL, "system": "Be brief.", "stream": False}
-        assert httpx.post(f"{server.url}/api/create", json=made, timeout=60).json() == {"status": "success"}
+        assert httpx.post(f"{server.url}/api/create", json=made, timeout=PATIENCE_S).json() == {"status": "success"}
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             head = f"POST /api/blobs/sha256:{cut} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(large)}\r\n\r\n"
             connection.sendall(head.encode() + large[: len(large) // 2])
-            while not list((tmp_path / "partial").glob(".*.tmp")):
-                time.sleep(0.01)
+            eventually(lambda: list((tmp_path / "partial").glob(".*.tmp")))
             server.process.send_signal(signal.SIGKILL)
-            server.process.wait(timeout=30)
+            server.process.wait()
     with start_server(LOCALLLM_MODEL_STORE=str(tmp_path)) as server:
         blobs = f"{server.url}/api/blobs/sha256:"
-        assert httpx.head(blobs + whole).status_code == 200 and httpx.head(blobs + cut).status_code == 404
-        assert "kept:latest" in {model["name"] for model in httpx.get(f"{server.url}/api/tags").json()["models"]}
-        assert httpx.post(blobs + cut, content=large, timeout=60).status_code == 201
+        assert (
+            httpx.head(blobs + whole, timeout=PATIENCE_S).status_code == 200
+            and httpx.head(blobs + cut, timeout=PATIENCE_S).status_code == 404
+        )
+        assert "kept:latest" in {
+            model["name"] for model in httpx.get(f"{server.url}/api/tags", timeout=PATIENCE_S).json()["models"]
+        }
+        assert httpx.post(blobs + cut, content=large, timeout=PATIENCE_S).status_code == 201

@@ -14,6 +14,7 @@ import pytest
 
 from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
@@ -34,7 +35,7 @@ def server(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def client(server: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=120) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         yield client
 
 

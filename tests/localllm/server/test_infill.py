@@ -1,7 +1,6 @@
 """Filling in the middle, on a model whose vocabulary has the tokens for it; pictures, which no model here reads."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import openai
 import pytest
 
 from tests.localllm.server.made_models import with_metadata
+from tests.waiting import PATIENCE_S, eventually
 
 PREFIX, SUFFIX = "Once upon a time", "the end."
-PATIENCE_S = 300  # a busy machine takes its time to load a model
 MARKS = {"fim_pre": 400, "fim_suf": 401, "fim_mid": 402}
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 DATA_URL = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
@@ -76,10 +75,7 @@ def test_infill_whole_and_streamed(filler: Any, middle: str) -> None:
 
 def test_infill_tells_its_load_and_its_progress(filler: Any) -> None:
     httpx.post(f"{filler.url}/api/generate", json={"model": "filler", "keep_alive": 0}, timeout=PATIENCE_S)
-    deadline = time.monotonic() + PATIENCE_S
-    while httpx.get(f"{filler.url}/api/ps").json()["models"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: not httpx.get(f"{filler.url}/api/ps", timeout=PATIENCE_S).json()["models"])
     body = {"model": "filler", "input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 2}
     asked = body | {"stream": True, "progress": True}
     lines = httpx.post(f"{filler.url}/infill", json=asked, timeout=PATIENCE_S).text.splitlines()

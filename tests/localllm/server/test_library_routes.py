@@ -9,6 +9,8 @@ import httpx
 import ollama
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 MODEL = "stories260K-Q8_0"
 
 
@@ -69,20 +71,24 @@ def test_system_text_of_a_model_is_used(client: ollama.Client) -> None:
 )
 def test_digests_are_checked_before_any_path(library: Any, digest: str) -> None:
     for method in ("HEAD", "POST"):
-        assert httpx.request(method, f"{library.url}/api/blobs/{digest}", content=b"x").status_code in (400, 404)
+        assert httpx.request(
+            method, f"{library.url}/api/blobs/{digest}", content=b"x", timeout=PATIENCE_S
+        ).status_code in (400, 404)
 
 
 def test_blobs_must_have_their_digest(library: Any) -> None:
     right = hashlib.sha256(b"hello").hexdigest()
     url = f"{library.url}/api/blobs/sha256:"
-    assert httpx.head(url + right).status_code == 404
-    assert httpx.post(url + "0" * 64, content=b"hello").status_code == 400
-    assert httpx.head(url + "0" * 64).status_code == 404
-    assert httpx.post(url + right, content=b"hello").status_code == 201
-    assert httpx.post(url + right, content=b"hello").status_code == 200
-    assert httpx.head(url + right).status_code == 200
+    assert httpx.head(url + right, timeout=PATIENCE_S).status_code == 404
+    assert httpx.post(url + "0" * 64, content=b"hello", timeout=PATIENCE_S).status_code == 400
+    assert httpx.head(url + "0" * 64, timeout=PATIENCE_S).status_code == 404
+    assert httpx.post(url + right, content=b"hello", timeout=PATIENCE_S).status_code == 201
+    assert httpx.post(url + right, content=b"hello", timeout=PATIENCE_S).status_code == 200
+    assert httpx.head(url + right, timeout=PATIENCE_S).status_code == 200
     made = httpx.post(
-        f"{library.url}/api/create", json={"model": "bad", "files": {"x": f"sha256:{right}"}, "stream": False}
+        f"{library.url}/api/create",
+        json={"model": "bad", "files": {"x": f"sha256:{right}"}, "stream": False},
+        timeout=PATIENCE_S,
     )
     assert made.status_code >= 400 and "GGUF" in made.json()["error"]
 
@@ -106,10 +112,10 @@ def test_blobs_must_have_their_digest(library: Any) -> None:
     ],
 )
 def test_refusals(library: Any, path: str, body: dict[str, Any], status: int) -> None:
-    answer = httpx.post(library.url + path, json=body, timeout=30)
+    answer = httpx.post(library.url + path, json=body, timeout=PATIENCE_S)
     assert answer.status_code == status and answer.json()["error"]
 
 
 def test_deleting_what_others_own(library: Any) -> None:
-    answer = httpx.request("DELETE", f"{library.url}/api/delete", json={"model": MODEL})
+    answer = httpx.request("DELETE", f"{library.url}/api/delete", json={"model": MODEL}, timeout=PATIENCE_S)
     assert answer.status_code == 404

@@ -3,7 +3,6 @@
 import json
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,22 @@ import httpx
 import pytest
 
 from tests.localllm.server.conftest import MODEL, StartServer
+from tests.waiting import PATIENCE_S, eventually
 
 BODY = {"model": MODEL, "prompt": "Hi", "progress": True, "options": {"num_predict": 2}}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def lines(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with httpx.stream("POST", url + path, json=body, timeout=300) as answer:
+    with httpx.stream("POST", url + path, json=body, timeout=PATIENCE_S) as answer:
         assert answer.status_code == 200
         data = [line.removeprefix("data: ") for line in answer.iter_lines()]
         return [json.loads(line) for line in data if line.startswith("{")]
+
+
+def in_memory(url: str) -> list[dict[str, Any]]:
+    models: list[dict[str, Any]] = httpx.get(url + "/api/ps", timeout=PATIENCE_S).json()["models"]
+    return models
 
 
 @pytest.mark.parametrize(
@@ -36,11 +41,8 @@ def lines(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     ],
 )
 def test_a_load_is_told(server: Any, path: str, body: dict[str, Any]) -> None:
-    httpx.post(server.url + "/api/generate", json={"model": MODEL, "keep_alive": 0}, timeout=60)
-    deadline = time.monotonic() + 60
-    while any(model["name"] == MODEL for model in httpx.get(server.url + "/api/ps").json()["models"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    httpx.post(server.url + "/api/generate", json={"model": MODEL, "keep_alive": 0}, timeout=PATIENCE_S)
+    eventually(lambda: MODEL not in [model["name"] for model in in_memory(server.url)])
     told = [line["progress"] for line in lines(server.url, path, body) if "progress" in line]
     loads = [progress for progress in told if "phase" in progress]
     assert loads[0]["phase"] == "loading weights" and all(0 <= progress["share"] <= 1 for progress in loads)
@@ -57,7 +59,7 @@ def test_what_fails_behind_the_first_line_is_a_line(
     broken.write_bytes(whole)
     with start_server("--model", str(broken)) as server:
         broken.write_bytes(whole[:-20_000])
-        answer = httpx.post(server.url + "/api/generate", json={**BODY, "model": "broken"}, timeout=300)
+        answer = httpx.post(server.url + "/api/generate", json={**BODY, "model": "broken"}, timeout=PATIENCE_S)
         assert answer.status_code >= 400 or "error" in json.loads(answer.text.splitlines()[-1])
 
 
@@ -69,16 +71,13 @@ def test_a_stop_does_not_wait_for_a_load(start_server: StartServer, tmp_path: Pa
 
         def ask() -> None:
             body = {**BODY, "progress": False, "stream": False}
-            answers.append(httpx.post(server.url + "/api/generate", json=body, timeout=300))
+            answers.append(httpx.post(server.url + "/api/generate", json=body, timeout=PATIENCE_S))
 
         asking = threading.Thread(target=ask)
         asking.start()
-        deadline = time.monotonic() + 120
-        while not [model for model in httpx.get(server.url + "/api/ps").json()["models"] if model.get("loading")]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert httpx.get(server.url + "/health").json()["models_loading"] == 1
+        eventually(lambda: [model for model in in_memory(server.url) if model.get("loading")])
+        assert httpx.get(server.url + "/health", timeout=PATIENCE_S).json()["models_loading"] == 1
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(timeout=120)
+        server.process.wait(PATIENCE_S)
         asking.join()
         assert answers[0].status_code == 503 and "shutting down" in answers[0].json()["error"]

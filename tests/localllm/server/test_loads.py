@@ -15,8 +15,7 @@ from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadState
 from localllm.server.models_manager import ModelManager
 from localllm.server.options import ServerOptions
-
-PATIENCE_S = 20
+from tests.waiting import PATIENCE_S
 
 
 class FakeLoader:

@@ -8,6 +8,7 @@ import pytest
 from tests.gpu_offload import lora_files
 from tests.localllm.server.conftest import StartServer
 from tests.oracle import llama_oracle
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama]
 MODEL = "stories260K-F32"
@@ -34,7 +35,7 @@ def test_each_request_is_computed_with_its_own(start_server: StartServer, model_
 
         def ask(**more: object) -> httpx.Response:
             body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **more}
-            return httpx.post(f"{server.url}/v1/completions", json=body, timeout=300)
+            return httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
         asked = [
             ("usual", {}),
@@ -50,7 +51,7 @@ def test_each_request_is_computed_with_its_own(start_server: StartServer, model_
         body = {"model": MODEL, "prompt": PROMPT, "stream": False}
         for name, lora in (("plain", []), ("other", [{"id": 1}])):
             options = {"temperature": 0, "num_predict": 12, "lora": lora}
-            answer = httpx.post(f"{server.url}/api/generate", json={**body, "options": options}, timeout=300)
+            answer = httpx.post(f"{server.url}/api/generate", json={**body, "options": options}, timeout=PATIENCE_S)
             assert answer.json()["response"].strip() == expected[name], name
-        (row,) = httpx.get(f"{server.url}/api/ps").json()["models"]
+        (row,) = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]
         assert row["backend"] == "llama.cpp"

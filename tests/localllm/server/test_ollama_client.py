@@ -9,6 +9,8 @@ from typing import Any
 import ollama
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 MODEL, OTHER = "stories260K-Q8_0", "tinystories656K-Q8_0"
 GREEDY = {"temperature": 0, "num_predict": 12}
 
@@ -127,10 +129,10 @@ def test_a_long_chat_says_what_it_dropped(server: Any) -> None:
 
     turns = [{"role": role, "content": "word " * 20} for _ in range(20) for role in ("user", "assistant")]
     body = {"model": MODEL, "messages": [*turns, {"role": "user", "content": "And?"}], "stream": False}
-    answer = httpx.post(f"{server.url}/api/chat", json=body | {"options": {"num_predict": 1}}, timeout=60)
+    answer = httpx.post(f"{server.url}/api/chat", json=body | {"options": {"num_predict": 1}}, timeout=PATIENCE_S)
     assert answer.status_code == 200
     assert answer.json()["dropped_messages"] > 0 and answer.json()["dropped_tokens"] > 0
-    refused = httpx.post(f"{server.url}/api/chat", json=body | {"truncate": False}, timeout=60)
+    refused = httpx.post(f"{server.url}/api/chat", json=body | {"truncate": False}, timeout=PATIENCE_S)
     assert refused.status_code == 400 and "context" in refused.json()["error"]
 
 
@@ -138,7 +140,10 @@ def test_progress_comes_before_the_first_token(server: Any) -> None:
     import httpx
 
     body = {"model": MODEL, "prompt": "a story of cats " * 20, "progress": True, "options": {"num_predict": 1}}
-    lines = [json.loads(line) for line in httpx.post(f"{server.url}/api/generate", json=body).text.splitlines()]
+    lines = [
+        json.loads(line)
+        for line in httpx.post(f"{server.url}/api/generate", json=body, timeout=PATIENCE_S).text.splitlines()
+    ]
     told = [line["progress"] for line in lines if "progress" in line]
     assert told and all(0 <= step["completed"] <= step["total"] for step in told)
     assert "progress" in lines[0] and lines[-1]["done"]

@@ -6,12 +6,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 MODEL = "stories260K-Q8_0"
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
 def post(server: Any, path: str, **body: Any) -> Any:
-    answer = httpx.post(server.url + path, json={"model": MODEL, **body}, timeout=60)
+    answer = httpx.post(server.url + path, json={"model": MODEL, **body}, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -28,7 +30,7 @@ def test_a_prompt_is_rendered_and_nothing_computed(server: Any) -> None:
 def test_the_list_tells_what_models_can_do(server: Any) -> None:
     listed: list[dict[str, Any]] = [{}]
     while not all("capabilities" in model for model in listed):  # each list knows more than the one before
-        listed = httpx.get(f"{server.url}/api/tags", timeout=60).json()["models"]
+        listed = httpx.get(f"{server.url}/api/tags", timeout=PATIENCE_S).json()["models"]
     assert all(model["capabilities"] == ["completion"] for model in listed if model["name"] == MODEL)
     assert all(model["details"]["context_length"] for model in listed)
 
@@ -44,7 +46,7 @@ def test_show_takes_what_a_user_would_add(server: Any) -> None:
 @pytest.mark.parametrize(("names", "value"), [(("quantize",), "Q9"), (("quantization",), "Q9")])
 def test_older_names_of_fields(server: Any, names: tuple[str, ...], value: str) -> None:
     body = {"name": "x", "from": MODEL, "stream": False, **dict.fromkeys(names, value)}
-    answer = httpx.post(f"{server.url}/api/create", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/api/create", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 400 and "no type 'Q9'" in answer.json()["error"]
 
 
@@ -53,7 +55,7 @@ def test_a_template_of_a_manifest_is_in_the_recipe(start_server: Any, tmp_path: 
     template += "{{ if .Prompt }}<|im_start|>user\n{{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
     with start_server(LOCALLLM_MODEL_STORE=str(tmp_path)) as server:
         made = {"model": "shaped", "from": MODEL, "template": template, "stream": False}
-        assert httpx.post(f"{server.url}/api/create", json=made, timeout=60).json() == {"status": "success"}
+        assert httpx.post(f"{server.url}/api/create", json=made, timeout=PATIENCE_S).json() == {"status": "success"}
         told = post(server, "/api/show", model="shaped")
         assert f'TEMPLATE """{template}"""\n' in told["modelfile"]
         info = post(server, "/api/chat", model="shaped", messages=HELLO, _debug_render_only=True)["_debug_info"]

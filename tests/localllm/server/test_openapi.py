@@ -14,6 +14,7 @@ from tests.gpu_offload import lora_files
 from tests.gpu_offload.projector_files import png, write_projector
 from tests.gpu_offload.reranker_files import bert_reranker
 from tests.oracle import llama_oracle
+from tests.waiting import PATIENCE_S
 
 MODEL = "stories260K-Q8_0"
 PICTURE = base64.b64encode(png(1)).decode()
@@ -80,7 +81,7 @@ def with_what_this_server_has(body: dict[str, Any], path: str) -> dict[str, Any]
 def test_no_image_adapter_or_document_meets_a_defect(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict):
         with_what_this_server_has(case.body, case.path)
-    answer = case.call(timeout=60)
+    answer = case.call(timeout=PATIENCE_S)
     assert answer.status_code < 500 or answer.status_code == 503, (answer.status_code, answer.text[:500], case.body)
 
 
@@ -90,6 +91,6 @@ def test_no_image_adapter_or_document_meets_a_defect(case: schemathesis.Case) ->
 def test_no_request_meets_a_defect(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict) and "model" in case.body:
         case.body["model"] = MODEL
-    answer = case.call(timeout=60)
+    answer = case.call(timeout=PATIENCE_S)
     # 503 says that there is too much to do or too little memory, which is no defect.
     assert answer.status_code < 500 or answer.status_code == 503, (answer.status_code, answer.text[:500], case.body)

@@ -9,6 +9,8 @@ import httpx
 import openai
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 MODEL = "stories260K-Q8_0"
 GREEDY = {"temperature": 0}
 HELLO: list[Any] = [{"role": "user", "content": "Tell me of Tom."}]
@@ -99,7 +101,7 @@ def test_response_whole_and_streamed(server: Any) -> None:
 
 def test_tokens_there_and_back(server: Any) -> None:
     def post(path: str, **body: Any) -> httpx.Response:
-        return httpx.post(server.url + path, json={"model": MODEL, **body}, timeout=60)
+        return httpx.post(server.url + path, json={"model": MODEL, **body}, timeout=PATIENCE_S)
 
     # llama.cpp's ids for this text on this vocabulary
     tokens = post("/tokenize", content="Once upon a time", add_special=True).json()["tokens"]
@@ -113,7 +115,7 @@ def test_tokens_there_and_back(server: Any) -> None:
 
 
 def test_documented_routes_exist(server: Any) -> None:
-    paths = httpx.get(server.url + "/openapi.json").json()["paths"]
+    paths = httpx.get(server.url + "/openapi.json", timeout=PATIENCE_S).json()["paths"]
     assert {"/api/generate", "/v1/responses", "/v1/messages", "/infill", "/health", "/metrics"} <= set(paths)
-    page = httpx.get(server.url + "/docs")
+    page = httpx.get(server.url + "/docs", timeout=PATIENCE_S)
     assert page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]

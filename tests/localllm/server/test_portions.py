@@ -13,6 +13,7 @@ from localllm.server.portions import embed_all, rank_all
 from localllm.settings import Settings
 from tests.gpu_offload.reranker_files import bert_reranker
 from tests.oracle import llama_oracle
+from tests.waiting import PATIENCE_S
 
 
 class FakeModel:
@@ -36,7 +37,7 @@ class FakeModel:
     def _computed(self, portion: list[Any], rows: list[Any], tokens: int) -> Any:
         self.portions.append(portion)
         self.begun.set()
-        assert self.let.wait(20)
+        assert self.let.wait(PATIENCE_S)
         return np.array(rows, np.float32), tokens
 
 
@@ -60,7 +61,7 @@ def test_who_leaves_ends_the_work_behind_the_portion_that_is_computed() -> None:
 
     async def leave() -> None:
         work = asyncio.create_task(embed_all(fake, [[1] * 8] * 5, truncate=True, dimensions=None))
-        assert await asyncio.to_thread(fake.begun.wait, 20)
+        assert await asyncio.to_thread(fake.begun.wait, PATIENCE_S)
         work.cancel()
         await asyncio.sleep(0)
         fake.let.set()

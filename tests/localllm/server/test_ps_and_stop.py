@@ -10,6 +10,7 @@ import pytest
 
 from localllm.cli.remote import until
 from tests.localllm.server.conftest import MODEL, Server, StartServer
+from tests.waiting import PATIENCE_S, eventually
 
 Command = Callable[..., int]
 
@@ -29,7 +30,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def loaded(server: Server) -> list[str]:
-    return [model["name"] for model in httpx.get(f"{server.url}/api/ps").json()["models"]]
+    return [model["name"] for model in httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]]
 
 
 @pytest.mark.slow
@@ -40,7 +41,7 @@ def test_what_is_loaded_is_listed_and_stopped(
         assert command(server.port, "ps") == 0
         assert "no model in memory" in capsys.readouterr().err
         body = {"model": MODEL, "prompt": "Once", "options": {"num_predict": 2}, "stream": False}
-        assert httpx.post(f"{server.url}/api/generate", json=body, timeout=120).status_code == 200
+        assert httpx.post(f"{server.url}/api/generate", json=body, timeout=PATIENCE_S).status_code == 200
         assert command(server.port, "ps") == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["NAME", "SIZE", "CONTEXT", "UNTIL"]
@@ -49,7 +50,7 @@ def test_what_is_loaded_is_listed_and_stopped(
         assert command(server.port, "ps", "--json") == 0
         assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [name]
         assert command(server.port, "stop", name) == 0
-        assert loaded(server) == []
+        eventually(lambda: loaded(server) == [])
         assert command(server.port, "stop", "nothing-of-this-name") == 2
         assert "not found" in capsys.readouterr().err
 

@@ -12,6 +12,7 @@ from localllm.library.errors import PullError
 from localllm.library.pull import PullStatus
 from localllm.server.ollama import library
 from localllm.settings import Settings
+from tests.waiting import PATIENCE_S
 
 DIGEST = "sha256:" + "0" * 64
 Progress = Callable[[PullStatus], None]
@@ -65,4 +66,4 @@ def test_a_pull_that_nobody_reads_stops(monkeypatch: pytest.MonkeyPatch) -> None
         await lines.aclose()
 
     asyncio.run(leave())
-    assert ended.wait(10)
+    assert ended.wait(PATIENCE_S)

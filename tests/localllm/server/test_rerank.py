@@ -12,6 +12,7 @@ from gpu_offload.options import LlamaOptions
 from gpu_offload.reranker import LlamaReranker
 from tests.gpu_offload.reranker_files import bert_reranker
 from tests.oracle import llama_oracle
+from tests.waiting import PATIENCE_S
 
 QUERY = "what is a panda"
 DOCUMENTS = ["snow falls", "the panda is a bear", "hi", "a bear eats bamboo"]
@@ -28,7 +29,10 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(start_server: Any, reranker: Path) -> Iterator[httpx.Client]:
-    with start_server("--model", str(reranker)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with (
+        start_server("--model", str(reranker)) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
         yield client
 
 

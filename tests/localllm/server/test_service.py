@@ -9,6 +9,7 @@ import pytest
 
 from localllm.errors import QueueFullError
 from localllm.server.service import Service
+from tests.waiting import PATIENCE_S
 
 
 class SlowEngine:
@@ -20,7 +21,7 @@ class SlowEngine:
 
     def submit(self, request: str) -> Any:
         self.begun.set()
-        assert self.let.wait(20)
+        assert self.let.wait(PATIENCE_S)
         if request == "one too many":
             raise QueueFullError("full")
         stream = SimpleNamespace(cancelled=threading.Event())
@@ -42,7 +43,7 @@ def test_who_leaves_while_it_is_submitted_leaves_nothing_behind() -> None:
 
     async def leave() -> None:
         task = asyncio.create_task(submission(engine, "hello"))
-        await asyncio.to_thread(engine.begun.wait, 20)
+        await asyncio.to_thread(engine.begun.wait, PATIENCE_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -50,7 +51,7 @@ def test_who_leaves_while_it_is_submitted_leaves_nothing_behind() -> None:
         while not (engine.streams and engine.streams[0].cancelled.is_set()):
             await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(leave(), 20))
+    asyncio.run(asyncio.wait_for(leave(), PATIENCE_S))
 
 
 def test_one_refused_choice_ends_the_others() -> None:

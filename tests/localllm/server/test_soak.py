@@ -11,6 +11,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 MODEL = "stories260K-Q8_0"
 WARM_S, MEASURED_S = 10, 30
 CLIENTS = 6
@@ -24,7 +26,7 @@ FIXED = {
 
 def client_at_work(url: str, number: int, stop: threading.Event, expected: str, wrong: list[str]) -> None:
     dice = random.Random(number)
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         while not stop.is_set():
             kind = dice.random()
             if kind < 0.4:
@@ -55,7 +57,7 @@ def client_at_work(url: str, number: int, stop: threading.Event, expected: str, 
 @pytest.mark.slow
 def test_mixed_load_leaves_nothing_behind(start_server: Any) -> None:
     with start_server(LOCALLLM_DISK_CACHE="false") as server:
-        expected = httpx.post(server.url + "/api/generate", json=FIXED, timeout=60).json()["response"]
+        expected = httpx.post(server.url + "/api/generate", json=FIXED, timeout=PATIENCE_S).json()["response"]
         process = psutil.Process(server.process.pid)
         stop, wrong = threading.Event(), []
         work = (server.url, stop, expected, wrong)
@@ -72,7 +74,7 @@ def test_mixed_load_leaves_nothing_behind(start_server: Any) -> None:
         for thread in threads:
             thread.join()
         time.sleep(1)
-        metrics = httpx.get(server.url + "/metrics").text
+        metrics = httpx.get(server.url + "/metrics", timeout=PATIENCE_S).text
         assert wrong == []
         assert grown < 8 * 2**20
         assert process.num_fds() < 30

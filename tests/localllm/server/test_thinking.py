@@ -14,6 +14,7 @@ import pytest
 from localllm.engine.answer_parts import PartKind
 from localllm.server.thinking import ThinkingFirst
 from tests.localllm.server.made_models import rename_token, with_metadata
+from tests.waiting import PATIENCE_S
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 SPACE = 35  # <0x20>
@@ -66,7 +67,7 @@ def thinker(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="module")
 def bias(thinker: Any) -> dict[str, float]:
     """Against blanks, which JSON allows between its tokens, and this model would write little else; for </think>."""
-    told = httpx.post(f"{thinker.url}/tokenize", json={"model": "thinker", "content": " \n\r\t"}, timeout=300)
+    told = httpx.post(f"{thinker.url}/tokenize", json={"model": "thinker", "content": " \n\r\t"}, timeout=PATIENCE_S)
     return {str(token): -100.0 for token in [*told.json()["tokens"], SPACE]} | {str(END): 5.5}
 
 
@@ -99,7 +100,7 @@ def test_tools_reach_the_prompt_and_calls_come_back(
     assert found[0].function and found[0].function.arguments == call.function.arguments
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     body = {"model": "thinker", "messages": HELLO, "tools": [WEATHER]}
-    prompt = httpx.post(f"{thinker.url}/apply-template", json=body).json()["prompt"]
+    prompt = httpx.post(f"{thinker.url}/apply-template", json=body, timeout=PATIENCE_S).json()["prompt"]
     assert '"name": "weather"' in prompt and prompt.endswith("<|im_start|>assistant\n")
 
 

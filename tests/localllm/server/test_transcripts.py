@@ -6,6 +6,8 @@ from typing import Any
 
 import httpx
 
+from tests.waiting import PATIENCE_S
+
 MODEL = "stories260K-Q8_0"
 
 GENERATE = """\
@@ -57,7 +59,7 @@ def masked(text: str) -> str:
 
 def test_ndjson_of_generate(server: Any) -> None:
     body = {"model": MODEL, "prompt": "Once upon a time", "options": {"temperature": 0, "num_predict": 3}}
-    answer = httpx.post(server.url + "/api/generate", json=body, timeout=60)
+    answer = httpx.post(server.url + "/api/generate", json=body, timeout=PATIENCE_S)
     assert answer.headers["content-type"] == "application/x-ndjson"
     lines = [json.loads(line) for line in masked(answer.text).replace(":N", ":0").splitlines()]
     expected = [json.loads(line) for line in GENERATE.replace(":N", ":0").splitlines()]
@@ -72,7 +74,7 @@ def joined(lines: list[dict[str, Any]], key: str) -> str:
 
 def test_events_of_completions(server: Any) -> None:
     body = {"model": MODEL, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 2, "stream": True}
-    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=PATIENCE_S)
     assert answer.headers["content-type"].startswith("text/event-stream")
     # How tokens share events depends on time, what they say does not.
     one_event = re.sub(r'","index".*?\n\ndata: .*?"text":"(?= there)', "", masked(answer.text), flags=re.DOTALL)
@@ -88,13 +90,13 @@ def test_events_of_chat(server: Any) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    answer = masked(httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60).text)
+    answer = masked(httpx.post(server.url + "/v1/chat/completions", json=body, timeout=PATIENCE_S).text)
     assert re.sub(r'"delta":{"content":"[^"]+"}', '"delta":{"content":"TEXT"}', answer) == CHAT
 
 
 def test_errors_in_three_protocols(server: Any) -> None:
     def post(path: str) -> Any:
-        return httpx.post(server.url + path, content=b"{").json()
+        return httpx.post(server.url + path, content=b"{", timeout=PATIENCE_S).json()
 
     reason = "the body is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     assert post("/api/chat") == {"error": reason}

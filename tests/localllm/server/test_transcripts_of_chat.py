@@ -5,9 +5,10 @@ from typing import Any
 
 import httpx
 
+from tests.waiting import PATIENCE_S
+
 MODEL = "stories260K-Q8_0"
 HELLO = [{"role": "user", "content": "Hi"}]
-PATIENCE_S = 300
 
 OLLAMA = """\
 {"model":"stories260K-Q8_0","created_at":"T","message":{"role":"assistant","content":"TEXT"},"done":false}

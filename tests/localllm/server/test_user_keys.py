@@ -12,6 +12,7 @@ from localllm.server.keys import Key, KeyRing, current_namespace, read_keys
 from localllm.server.options import server_options
 from localllm.settings import Settings
 from tests.localllm.server.conftest import MODEL, StartServer
+from tests.waiting import PATIENCE_S
 
 SEVERAL = "# who may ask\nalice: wonderland\n\nbob:  builder # 1\n"
 
@@ -76,7 +77,7 @@ def test_users_do_not_share_prefixes(start_server: StartServer, tmp_path: Path) 
 
         def ask(key: str) -> Any:
             headers = {"Authorization": f"Bearer {key}"}
-            return httpx.post(f"{server.url}/api/generate", json=body, headers=headers, timeout=120).json()
+            return httpx.post(f"{server.url}/api/generate", json=body, headers=headers, timeout=PATIENCE_S).json()
 
         answers = [ask(key) for key in ("wonderland", "builder", "wonderland", "builder")]
         cached = [answer["prompt_eval_cached_count"] for answer in answers]
