@@ -16,6 +16,7 @@ from tui.parameters import Parameters
 from tui.sessions import SessionStore
 from tui.start import run_chat
 from tui.widgets.answer_view import AnswerView
+from tui.widgets.notes import Note
 
 
 def test_lines_that_come_faster_than_they_are_taken_become_one_message(make_app: MakeApp) -> None:
@@ -193,3 +194,21 @@ def test_a_terminal_that_draws_nothing_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TERM", "dumb")
     with pytest.raises(RequestError, match="localllm run"):
         run_chat(None, {})
+
+
+def test_what_a_model_says_of_itself_covers_nothing(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            chat.transcript.tell("It tells stories.")
+            welcome = chat.query_one("Welcome .notice", Static)
+            assert welcome.display and str(welcome.content) == "It tells stories."
+            await ask(pilot, "Go")
+            chat.transcript.tell("It tells stories.")
+            await until(pilot, lambda: chat.query(Note))
+            assert str(chat.query_one(Note).content) == "It tells stories."
+            assert not pilot.app._notifications
+
+    asyncio.run(flow())

@@ -82,7 +82,7 @@ class Transcript(VerticalScroll, can_focus=False):
         if welcome:
             welcome.first().tell(notice)
         else:
-            self.app.notify(notice, markup=False)
+            self.run_worker(self.note(Note(notice)))
 
     def on_resize(self) -> None:
         """A lower screen may be the first that is too low for the messages."""

@@ -22,6 +22,7 @@ class Welcome(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self._notice = Static("", classes="notice", markup=False)
+        self._notice.display = False
 
     def compose(self) -> ComposeResult:
         """Logo and hints, centred."""
@@ -37,3 +38,4 @@ class Welcome(Vertical):
     def tell(self, text: str) -> None:
         """Say below the hints what is to be known of the model."""
         self._notice.update(text)
+        self._notice.display = True
