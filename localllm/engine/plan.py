@@ -99,10 +99,14 @@ class ChunkSize:
         """Rows of the next step where nobody else is served."""
         return self._rows_in(self.ALONE_S)
 
-    @property
-    def rows_patient(self) -> int:
-        """Rows of the next step where nobody else is served and it can be given up."""
-        return max(self._rows_in(self.PATIENT_S) // self.WHOLE_TILES * self.WHOLE_TILES, self.LEAST_PATIENT)
+    def rows_patient(self, ahead: int) -> int:
+        """Rows of the next step where nobody else is served, it can be given up, and so many rows are ahead.
+
+        They are shared out evenly: a step of a few that are left over would take as long as one of many.
+        """
+        most = max(self._rows_in(self.PATIENT_S) // self.WHOLE_TILES * self.WHOLE_TILES, self.LEAST_PATIENT)
+        share = -(-ahead // max(-(-ahead // most), 1))
+        return min(-(-share // self.WHOLE_TILES) * self.WHOLE_TILES, most)
 
     def _rows_in(self, seconds: float) -> int:
         return min(max(int(self._rows_per_s * seconds), self.SMALLEST), self._largest)

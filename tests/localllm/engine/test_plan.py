@@ -32,3 +32,18 @@ def test_chunks_grow_to_the_target_time() -> None:
     assert chunk.rows == 512
     chunk.observe(1, 60.0)
     assert chunk.rows == 512
+
+
+@given(st.integers(0, 2000), st.integers(10, 1000))
+def test_a_patient_prompt_has_no_short_step_at_its_end(ahead: int, rows_per_s: int) -> None:
+    chunk = ChunkSize(largest=512)
+    chunk.observe(rows_per_s, 1.0)
+    most = max(rows_per_s * ChunkSize.PATIENT_S, ChunkSize.LEAST_PATIENT)
+    steps = []
+    while ahead:
+        steps.append(min(chunk.rows_patient(ahead), ahead))
+        ahead -= steps[-1]
+    assert all(0 < step <= most for step in steps)
+    whole = max(min(most, 512) // ChunkSize.WHOLE_TILES * ChunkSize.WHOLE_TILES, ChunkSize.LEAST_PATIENT)
+    assert len(steps) == -(-sum(steps) // whole)  # no more than there must be
+    assert not steps or max(steps) - min(steps) < len(steps) * ChunkSize.WHOLE_TILES
