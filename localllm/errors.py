@@ -23,15 +23,17 @@ class RequestError(LocalLLMError):
 class ContextOverflowError(RequestError):
     """A prompt longer than the context. Carries the counts, so that front ends can show them.
 
-    prompt_tokens and context_tokens are numbers of tokens.
+    prompt_tokens and context_tokens are numbers of tokens. remedy: what would make room for more.
     """
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+    def __init__(
+        self, prompt_tokens: int, context_tokens: int, remedy: str = "raise the context limit (--ctx)"
+    ) -> None:
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
         super().__init__(
             f"The prompt has {prompt_tokens} tokens and the context holds {context_tokens}. "
-            f"Shorten the prompt or raise the context limit (--ctx)."
+            f"Shorten the prompt or {remedy}."
         )
 
 

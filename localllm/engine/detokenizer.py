@@ -17,6 +17,11 @@ class Detokenizer:
         self._held = ""
         self.stopped: str | None = None
 
+    @property
+    def held(self) -> int:
+        """Characters that are kept back, those that are not whole yet left out."""
+        return len(self._held)
+
     def push(self, piece: bytes) -> str:
         """Add one token's bytes; return the text that is now certain. Sets `stopped` at a complete stop string."""
         self._held += self._utf8.decode(piece)

@@ -7,6 +7,7 @@ complete or not at all and carry a checksum; several processes may share the fol
 temporary file behind. A full or broken disk turns the cache off, with one warning.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -184,8 +185,9 @@ class DiskCache:
 
     def _remove_stale(self) -> None:
         for path in self._folder.glob("*.tmp"):
-            if path.stat().st_mtime < time.time() - _STALE_S:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # its writer has just given it its name
+                if path.stat().st_mtime < time.time() - _STALE_S:
+                    path.unlink()
 
     def _turn_off(self, error: OSError) -> None:
         if self.enabled:

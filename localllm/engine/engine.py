@@ -25,10 +25,12 @@ from localllm.engine.runner import Interruptible, Runner
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.stream import GenerationStream
-from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError, RequestError
+from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError, RequestError
 
-# While requests run, KV is copied out for the disk only between so many steps; when idle, at once.
-SPILL_EVERY = 16
+# While requests run, KV is copied out for the disk only once so many rows were computed, a step being so many at least:
+# no faster than by a small share of the time, and no slower than it comes. When idle, at once.
+SPILL_ROWS = 256
+LEAST_ROWS = 16
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ class Engine:
         self._submissions: deque[Generation] = deque()
         self._journal = Journal()
         self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
-        self._steps = 0
+        self._rows_unspilled = 0
         self._closing = self._closed = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -115,8 +117,11 @@ class Engine:
         self._check(request, text)
         if request.images and request.context_policy is ContextPolicy.ROLLING:
             request = replace(request, context_policy=ContextPolicy.REFUSE)
-        context = min(self.context, request.context_limit or self.context, self._context_in_memory())
-        prompt = fit_prompt(request, context)
+        context, remedy = self._context_of(request)
+        try:
+            prompt = fit_prompt(request, context)
+        except ContextOverflowError as error:
+            raise ContextOverflowError(error.prompt_tokens, context, remedy) from None
         stream = GenerationStream(self._wake, self._interrupt)
         sampler = Sampler(request.sampling, self.runner.vocab_size, text, self._vocabulary.token_bytes)
         generation = Generation(request, prompt, context, sampler, self._vocabulary, stream, self._adapters_of(request))
@@ -144,8 +149,9 @@ class Engine:
         if logits is None:
             return True
         self._commit(plan, logits)
-        self._steps += 1
-        if self._steps % SPILL_EVERY == 0:
+        self._rows_unspilled += max(len(plan), LEAST_ROWS)
+        if self._rows_unspilled >= SPILL_ROWS:
+            self._rows_unspilled = 0
             self._spill()
         return True
 
@@ -265,6 +271,15 @@ class Engine:
         if request.adapters is None:
             return self._adapters
         return adapter_set(request.adapters, self.runner.adapter_count)
+
+    def _context_of(self, request: GenerationRequest) -> tuple[int, str]:
+        """The longest sequence that a request may have, and what would allow a longer one."""
+        allowed, in_memory = min(self.context, request.context_limit or self.context), self._context_in_memory()
+        if in_memory < allowed:
+            return in_memory, "load the model with more memory for keys and values (kv_mib)"
+        if allowed < self.context:
+            return allowed, "raise the request's own limit (num_ctx)"
+        return allowed, "load a model with more context (--ctx, as far as the model was made for it)"
 
     def _context_in_memory(self) -> int:
         """Longest sequence that the KV budget holds, a page for copying left."""

@@ -72,6 +72,7 @@ class Generation:
         self.marks: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
+        self.cause: Exception | None = None
         self._lookup = PromptLookup(self.images.without(self.tokens))
         self._lookup_length = LookupLength()
         self._model_length = DraftLength()
@@ -89,8 +90,10 @@ class Generation:
         self._vocabulary = vocabulary
         self._eog = np.array(sorted(vocabulary.eog_ids), dtype=np.intp)
         self._detokenizer = Detokenizer(request.stop)
-        self._unsent: list[tuple[int, TokenLogprob | None]] = []
+        self._unsent: list[int] = []
+        self._logprobs: list[tuple[int, TokenLogprob]] = []  # not sent yet, by where in the text their tokens begin
         self._text = ""
+        self._shown = 0  # characters of text that are certain
         self._progress: Progress | None = None
         self.submitted = time.monotonic()
         self._admitted: float | None = None
@@ -198,11 +201,13 @@ class Generation:
             self._lookup_length.guessed(expected)
         self._model_length.token()
         self.generated += 1
-        self._unsent.append((token_id, logprob))
+        self._unsent.append(token_id)
         if token_id in self._vocabulary.eog_ids:
             self.finish_reason = FinishReason.STOP
             return
-        self._text += self._detokenizer.push(self._vocabulary.token_bytes(token_id))
+        if logprob:
+            self._logprobs.append((self._shown + self._detokenizer.held, logprob))
+        self._show(self._detokenizer.push(self._vocabulary.token_bytes(token_id)))
         if self._constraint:
             self._constraint.accept(token_id)
         if self._detokenizer.stopped or (self._constraint and self._constraint.is_finished):
@@ -210,10 +215,14 @@ class Generation:
         elif self.tokens_left <= 0:
             self.finish_reason = FinishReason.LENGTH
 
+    def _show(self, text: str) -> None:
+        self._text += text
+        self._shown += len(text)
+
     def fail(self, error: Exception) -> None:
         """End with an error, which the last event shows."""
         self.finish_reason = FinishReason.ERROR
-        self.error = str(error)
+        self.error, self.cause = str(error), error
 
     def roll_if_full(self) -> bool:
         """Under ContextPolicy.ROLLING, shorten a full window; True if the stored KV no longer fits the tokens."""
@@ -240,22 +249,27 @@ class Generation:
 
     def send_last(self) -> None:
         """Send the final event; finish_reason must be set."""
-        self._text += self._detokenizer.flush()
+        self._show(self._detokenizer.flush())
         self.stream.push(
             replace(
                 self._event(),
                 finish_reason=self.finish_reason,
                 seed=self._sampler.seed,
                 error=self.error,
+                cause=self.cause,
                 stop_string=self._detokenizer.stopped,
             )
         )
 
     def _event(self) -> TokenEvent:
+        # What ends in nothing, such as the first byte of a character, is told at the end.
+        whole = self.finish_reason is not None and self._detokenizer.stopped is None
+        told = [logprob for begins, logprob in self._logprobs if whole or begins < self._shown]
+        del self._logprobs[: len(told)]
         event = TokenEvent(
             text=self._text,
-            token_ids=tuple(token_id for token_id, _ in self._unsent),
-            logprobs=tuple(logprob for _, logprob in self._unsent if logprob),
+            token_ids=tuple(self._unsent),
+            logprobs=tuple(told),
             counts=self.counts,
             timings=self.timings(),
         )

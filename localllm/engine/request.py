@@ -184,8 +184,9 @@ class TokenEvent:
     """One step of a generation.
 
     text is whole UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
-    token_ids. progress is set on events before the first token; finish_reason (and seed, error, stop_string, the one
-    that ended the text) on the last event only.
+    token_ids. logprobs are those of tokens of which some text has come; what ends the answer, a stop string's tokens
+    too, has none. progress is set on events before the first token; finish_reason (and seed, error, cause, the
+    exception behind it where it is known, stop_string, the one that ended the text) on the last event only.
     """
 
     text: str = ""
@@ -197,4 +198,5 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     seed: int | None = None
     error: str | None = None
+    cause: Exception | None = None
     stop_string: str | None = None

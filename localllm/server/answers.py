@@ -8,6 +8,7 @@ from localllm.engine.answer_parts import AnswerPart, PartKind
 from localllm.engine.request import FinishReason, Progress, TokenEvent, TokenLogprob
 from localllm.engine.stream import GenerationStream
 from localllm.engine.tool_calls import ToolCall
+from localllm.errors import LocalLLMError
 from localllm.server.errors import ApiError
 from localllm.server.front.stream import PartsEvent
 
@@ -69,8 +70,13 @@ class AnswerReader:
         self._splitter = splitter
 
     def push(self, event: TokenEvent) -> Piece:
-        """The piece that an event stands for. Raises ApiError for a generation that failed or was stopped by us."""
+        """The piece that an event stands for.
+
+        Raises what a generation failed with, where that is known, and else ApiError, as where it was stopped by us.
+        """
         if event.finish_reason is FinishReason.ERROR:
+            if isinstance(event.cause, LocalLLMError):
+                raise event.cause
             status = 502 if isinstance(event, PartsEvent) else 500
             raise ApiError(status, event.error or "the engine stopped without a reason")
         if event.finish_reason is FinishReason.CANCELLED:

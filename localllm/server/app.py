@@ -17,6 +17,7 @@ from localllm.server.catalog import Catalog
 from localllm.server.counting import Counting
 from localllm.server.errors import error_body, status_of
 from localllm.server.front.catalog import ForeignCatalog
+from localllm.server.json_body import what_is_wrong
 from localllm.server.metrics import Metrics
 from localllm.server.models_manager import Loader, ModelManager
 from localllm.server.ollama import embed, generate, library, models
@@ -40,11 +41,11 @@ def create_app(options: ServerOptions, catalog: Catalog | ForeignCatalog, load: 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         manager = ModelManager(options, load)
         metrics.watch(
-            lambda: [
-                (slot.entry.name, slot.model.engine.stats())
+            lambda: {
+                slot.entry.name: slot.model.engine.stats()
                 for slot in manager.slots()
                 if isinstance(slot.model, LoadedModel)
-            ]
+            }
         )
         app.state.service = Service(options, catalog, manager, metrics)
         yield
@@ -89,11 +90,9 @@ async def _show_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _show_invalid(request: Request, error: Exception) -> JSONResponse:
-    """A body of the wrong shape: where and what, without repeating what was sent."""
+    """A body of the wrong shape."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:])
-    return _body(request, 400, f"{where}: {first['msg']}" if where else str(first["msg"]))
+    return _body(request, 400, what_is_wrong(error.errors(), error.body))
 
 
 async def _show_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -1,7 +1,7 @@
 """Request bodies as JSON, whatever their content type says: `curl -d` calls it a form."""
 
 import json
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from anyio import to_thread
@@ -13,6 +13,7 @@ from localllm.server.limits import MAX_JSON_DEPTH
 # Larger bodies are parsed on another thread, so that nobody else waits.
 INLINE_BYTES = 64 * 1024
 
+_SHOULD_BE = "Input should be "
 _TOO_DEEP = f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels"
 
 
@@ -20,10 +21,14 @@ def parse_json(body: bytes) -> Any:
     """Parse strict JSON in UTF-8, at most MAX_JSON_DEPTH levels deep. Raises ValueError saying what is wrong."""
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except _NoConstantError:
+        raise
     except UnicodeDecodeError as error:
         raise ValueError(f"the body is not UTF-8 (byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"the body is not JSON: {error}") from error
+    except ValueError as error:  # Python's limit on the digits of an integer
+        raise ValueError("the body holds a number of too many digits") from error
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     _check_depth(parsed)
@@ -43,8 +48,45 @@ def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return node.values() if isinstance(node, dict) else node
 
 
+class _NoConstantError(ValueError):
+    """NaN and infinities, which Python reads and JSON has not."""
+
+
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise _NoConstantError(f"{name} is not JSON")
+
+
+def what_is_wrong(faults: Sequence[Mapping[str, Any]], body: Any) -> str:
+    """Say where a body has a wrong shape and which would be right, without repeating what was sent.
+
+    faults: pydantic's. A field that may be of several types has one for each: those that got furthest are told.
+    """
+    if faults[0]["loc"] == ("body",):
+        return "missing request body; send a JSON object" if body is None else "the body must be a JSON object"
+    located = [(_place(fault, body), str(fault["msg"])) for fault in faults]
+    first, _ = located[0]
+    alike = [(place, words) for place, words in located if place[: len(first)] == first]
+    deepest = max(alike, key=lambda found: len(found[0]))[0]
+    words = dict.fromkeys(words.removeprefix(_SHOULD_BE) for place, words in alike if place == deepest)
+    begin = _SHOULD_BE if any(fault["msg"].startswith(_SHOULD_BE) for fault in faults[:1]) else ""
+    return f"{'.'.join(map(str, deepest))}: {begin}{' or '.join(words)}"
+
+
+def _steps(body: dict[str, Any] | list[Any]) -> Iterable[int | str]:
+    return body if isinstance(body, dict) else range(len(body))
+
+
+def _place(fault: Mapping[str, Any], body: Any) -> tuple[int | str, ...]:
+    """Where in the body a fault is. Its own place has the names of types among the steps."""
+    place: list[int | str] = []
+    steps = fault["loc"][1:]
+    for step in steps:
+        if isinstance(body, dict if isinstance(step, str) else list) and step in _steps(body):
+            body = body[step]
+        elif not (fault["type"] == "missing" and step is steps[-1]):
+            continue
+        place.append(step)
+    return tuple(place or steps[:1])
 
 
 class _JsonRequest(Request):

@@ -1,7 +1,7 @@
 """Figures for Prometheus. Nothing in them tells what was asked or answered."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,7 +14,7 @@ from localllm.engine.request import TokenEvent
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
-LoadedStats = Callable[[], Iterable[tuple[str, EngineStats]]]
+LoadedStats = Callable[[], Mapping[str, EngineStats]]
 
 
 class Metrics:
@@ -83,7 +83,7 @@ class _Engines(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        loaded = list(self._loaded())
+        loaded = self._loaded().items()
         for field, (name, text) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=["model"])
             for model, stats in loaded:

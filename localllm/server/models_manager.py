@@ -137,10 +137,13 @@ class ModelManager:
         """Unload a model as soon as nobody uses it."""
         for slot in self._slots.values():
             if slot.entry.path == entry.path:
-                slot.keep_alive_s = 0.0
-                if slot.timer:
-                    slot.timer.cancel()
-                self._plan_unload(slot)
+                self._expire(slot)
+
+    def _expire(self, slot: Slot) -> None:
+        slot.keep_alive_s = 0.0
+        if slot.timer:
+            slot.timer.cancel()
+        self._plan_unload(slot)
 
     def discard(self, slot: Slot) -> None:
         """Stop handing out a model that has broken; the next request loads it anew."""
@@ -173,6 +176,9 @@ class ModelManager:
         if self._closed:
             raise ApiError(503, STOPPING)
         if slot is None:
+            for replaced in self._slots.values():  # made anew under its name: nobody can ask for it any more
+                if replaced.entry.name == entry.name and replaced.embeds == embeds:
+                    self._expire(replaced)
             slot = self._slots[key] = Slot(entry, embeds, self._options.keep_alive_s)
             slot.loading = asyncio.create_task(self._load(key, slot))
             slot.loading.add_done_callback(_retrieve)

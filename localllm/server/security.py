@@ -45,8 +45,10 @@ class Gate:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get(b"origin")
         refusal = self._refusal(scope, headers, origin)
+        if origin and refusal is None:
+            send = _with_origin(send, origin)
         if refusal is None and scope["method"] == "OPTIONS" and origin and b"access-control-request-method" in headers:
-            await _preflight(origin, headers)(scope, receive, send)
+            await _preflight(headers)(scope, receive, send)
             return
         if refusal is None and not self._has_key(scope["path"], headers):
             refusal = (401, "an API key is needed: send it as Authorization: Bearer ...")
@@ -58,7 +60,7 @@ class Gate:
         if refusal:
             await _refuse(scope["path"], *refusal)(scope, receive, send)
             return
-        await self._app(scope, receive, _with_origin(send, origin) if origin else send)
+        await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str], origin: str | None) -> tuple[int, str] | None:
         if not self._knows_host(headers.get(b"host", ""), scope):
@@ -166,13 +168,8 @@ def _refuse(path: str, status: int, message: str) -> JSONResponse:
     return JSONResponse(error_body(path, status, message), status, headers={"Connection": "close"})
 
 
-def _preflight(origin: str, headers: dict[bytes, str]) -> JSONResponse:
-    answer = {
-        "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Methods": _CORS_METHODS,
-        "Access-Control-Max-Age": "600",
-        "Vary": "Origin",
-    }
+def _preflight(headers: dict[bytes, str]) -> JSONResponse:
+    answer = {"Access-Control-Allow-Methods": _CORS_METHODS, "Access-Control-Max-Age": "600"}
     wanted = headers.get(b"access-control-request-headers")
     if wanted:
         answer["Access-Control-Allow-Headers"] = wanted

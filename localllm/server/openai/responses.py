@@ -3,12 +3,13 @@
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
 from localllm.engine.loaded_model import LoadedModel
-from localllm.engine.request import FinishReason
+from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.library.behaviour import Behaviour
 from localllm.server.answers import Answer
 from localllm.server.chat import TEXT_ONLY, Chat, with_defaults
@@ -86,6 +87,8 @@ def _prepare(
     sampled = translate.sampled_of(body, body.temperature, body.top_p)
     sampling = translate.sampling_of(sampled, None, behaviour)
     limits = translate.limits_of(body, sampling, body.max_output_tokens, behaviour)
+    if body.truncation == "auto":
+        limits = replace(limits, policy=ContextPolicy.DROP_MESSAGES)
     return [translate.prepare_chosen(model, with_defaults(asked, behaviour), limits, body.tool_choice)]
 
 
@@ -166,7 +169,7 @@ def _begun(body: ResponsesBody) -> Item:
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "auto" if body.truncate else "disabled",
+        "truncation": "auto" if body.truncate else body.truncation or "disabled",
         "usage": None,
     }
 

@@ -175,6 +175,7 @@ class ResponsesBody(Extensions):
     max_output_tokens: Count | None = None
     reasoning: Reasoning | None = None
     text: Object | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None

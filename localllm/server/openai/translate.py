@@ -196,6 +196,8 @@ def prepare_completion(model: LoadedModel | ForeignModel, behaviour: Behaviour, 
     """Completions of one or several prompts, n of each. Raises ApiError 400."""
     if body.best_of not in (None, body.n or 1):
         raise ApiError(400, "best_of is not supported; leave it out or set it to n")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(400, "log-probabilities of a prompt are not told: ask for echo or logprobs, not both")
     limits = limits_of(body, sampling_of(body, body.logprobs, behaviour), body.max_tokens, behaviour, body.stop)
     prompts = _prompts(model, body)
     if isinstance(model, ForeignModel) and body.echo:
