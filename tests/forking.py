@@ -126,6 +126,8 @@ def _become(order: dict[str, Any]) -> None:
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

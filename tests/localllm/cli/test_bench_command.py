@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.main import main
+from tests.waiting import PATIENCE_S
 
 # The command, which says when it has begun to measure.
 ANNOUNCED = """
@@ -100,7 +101,7 @@ def test_ctrl_c_ends_it_at_once(model: Path, environment: dict[str, str]) -> Non
     try:
         assert process.stdout.readline() == "measuring\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130

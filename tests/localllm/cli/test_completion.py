@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.completion import BASH, PROGRAM, VARIABLE, Shell, completion
-
-PATIENCE_S = 60
+from tests.waiting import PATIENCE_S
 
 NEEDS_BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 

@@ -281,7 +281,7 @@ def test_an_engine_that_fails_exits_1(run: Callable[..., int], capsys: pytest.Ca
 def test_a_full_disk_is_told_and_is_no_defect() -> None:
     call = [sys.executable, "-c", "from tui.main import main; main()", "list"]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: The disk is full. Free some space: `localllm cache`")
 

@@ -141,23 +141,25 @@ def send(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
 
 def cut(times: int, after: int, part: str = "/blobs/") -> Fault:
     """Close the connection early, so many times, then behave."""
-    left = [times]
+    left, lock = [times], threading.Lock()
 
     def fault(path: str, answer: Answer) -> None:
-        if part in path and left[0] > 0 and len(answer.body) > after:
-            left[0] -= 1
-            answer.cut_after = after
+        with lock:
+            if part in path and left[0] > 0 and len(answer.body) > after:
+                left[0] -= 1
+                answer.cut_after = after
 
     return fault
 
 
 def refuse(times: int, status: int, headers: dict[str, str] | None = None, part: str = "") -> Fault:
     """Answer with a status instead, so many times."""
-    left = [times]
+    left, lock = [times], threading.Lock()
 
     def fault(path: str, answer: Answer) -> None:
-        if part in path and left[0] > 0:
-            left[0] -= 1
-            answer.status, answer.body, answer.headers = status, b"", dict(headers or {})
+        with lock:
+            if part in path and left[0] > 0:
+                left[0] -= 1
+                answer.status, answer.body, answer.headers = status, b"", dict(headers or {})
 
     return fault

@@ -28,7 +28,7 @@ def test_a_disk_that_fills_up_keeps_what_came(
 ) -> None:
 
     server.add_ollama("library/x", "latest", {"model": big_gguf})
-    real, left = os.pwrite, [1 << 20]
+    real, left = os.pwrite, [2 << 20]
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:
         left[0] -= len(data)
@@ -143,3 +143,57 @@ def test_a_bad_manifest_is_told_of_and_can_be_removed(
     assert "is not a model's manifest" in capsys.readouterr().err
     assert command("rm", f"{server.host}/library/x") == 0
     assert find("mine", SETTINGS).path.read_bytes() == tiny_gguf
+
+
+@pytest.fixture
+def read_only(server: ModelServer, home: Path, tiny_gguf: bytes) -> str:
+    """The name of a model in a store that cannot be changed: a folder stands where the lock would be, which stops root.
+
+    What the store has can still be read.
+    """
+    server.add_ollama("library/x", "latest", {"model": tiny_gguf})
+    name = f"{server.host}/library/x"
+    pull(name, SETTINGS)
+    lock = home / ".local/share/localllm/models/.lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    return name
+
+
+def test_a_store_that_cannot_be_changed_says_so(
+    read_only: str, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for call in (("rm", read_only), ("rm", "--unfinished"), ("cp", read_only, "other")):
+        assert command(*call) == 2
+        err = capsys.readouterr().err
+        assert "cannot be changed" in err and "defect" not in err
+    assert command("rm", "nothing") == 2
+    assert "nothing:latest is not in localllm's own store" in capsys.readouterr().err
+    assert command("show", read_only) == 0
+
+
+def test_a_folder_that_may_only_be_read_is_noticed_before_anything_comes(
+    server: ModelServer, home: Path, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = server.add_ollama("library/x", "latest", {"model": tiny_gguf})["model"]
+    for folder in ("manifests", "blobs", "partial"):
+        (home / ".local/share/localllm/models" / folder).mkdir(parents=True)
+    monkeypatch.setattr("localllm.library.own_store.os.access", lambda _path, _mode: False)
+    with pytest.raises(LibraryError, match=r"cannot be written\. Name another folder by the setting model_store"):
+        pull(f"{server.host}/library/x", SETTINGS)
+    assert server.fetched(digest) == []
+
+
+def test_nothing_is_removed_from_a_store_that_is_not_there(home: Path, command: Callable[..., int]) -> None:
+    assert command("rm", "--unfinished") == 0
+    assert not (home / ".local").exists()
+
+
+def test_no_second_name_for_a_model_whose_files_are_gone(
+    server: ModelServer, home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": tiny_gguf})
+    name = f"{server.host}/library/x"
+    pull(name, SETTINGS).path.unlink()
+    assert command("cp", name, "other") == 2
+    assert "--repair" in capsys.readouterr().err

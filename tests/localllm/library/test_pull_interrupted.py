@@ -3,6 +3,7 @@
 import random
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from localllm.library.lookup import users_models
 from localllm.settings import Settings
 from tests.forking import Forked, Nursery, nursery
 from tests.localllm.library.model_server import Answer, ModelServer, cut
+from tests.waiting import PATIENCE_S
 
 # As the command does it, but with small chunks that are noted often.
 SCRIPT = """
@@ -123,11 +125,19 @@ def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_
 
 
 def test_ctrl_c_says_how_to_go_on(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
-    server.faults.append(slowly)
+    stopped = threading.Event()
+
+    def hold(_path: str, _answer: Answer) -> None:
+        """Let some chunks through, and no more before the pull has stopped."""
+        if len(server.fetched("/blobs/")) > 10:
+            stopped.wait(PATIENCE_S)
+
+    server.faults.append(hold)
     server.add_ollama("library/big", "latest", {"model": big_gguf})
     process = start(f"{server.host}/library/big")
-    wait_for_bytes(server, process, 10)
+    wait_for_bytes(server, process, 11)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
+    stopped.set()
     assert process.returncode == 130
     assert b"goes on where it was" in err
