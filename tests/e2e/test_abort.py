@@ -61,7 +61,7 @@ def test_stored_chats_and_their_keys_and_values_survive(data_dir: Path, tmp_path
     crash = [sys.executable, "-c", CRASH, str(path), str(tmp_path), TEXT]
     root = Path(__file__).parents[2]
     variables = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # it would start a debugger
-    process = subprocess.run(crash, capture_output=True, text=True, timeout=300, cwd=root, env=variables, check=False)
+    process = subprocess.run(crash, capture_output=True, text=True, cwd=root, env=variables, check=False)
     assert process.returncode == -signal.SIGABRT, process.stderr
     assert "on purpose" in process.stderr
     told = tuple(map(int, process.stdout.split()))

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.waiting import PATIENCE_S
 
-# A bound so wide that only a defect meets it: kernels are compiled where no test has used such a model before.
-WAIT_S = 600.0
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,16 +35,16 @@ class Terminal:
     def screen(self) -> str:
         return subprocess.run([*self._tmux, "capture-pane", "-p"], check=True, capture_output=True, text=True).stdout
 
-    def wait_for(self, text: str, seconds: float = WAIT_S) -> str:
+    def wait_for(self, text: str) -> str:
         """Return the screen once the text is on it."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE_S
         while text not in (screen := self.screen()):
             assert time.monotonic() < end, f"no {text!r} on the screen:\n{screen}"
             time.sleep(0.1)
         return screen
 
-    def wait_until_gone(self, text: str, seconds: float = WAIT_S) -> None:
-        end = time.monotonic() + seconds
+    def wait_until_gone(self, text: str) -> None:
+        end = time.monotonic() + PATIENCE_S
         while text in (screen := self.screen()):
             assert time.monotonic() < end, f"{text!r} stays on the screen:\n{screen}"
             time.sleep(0.1)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import PATIENCE_S, eventually
 from tui.sessions import SessionStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,9 +49,9 @@ class Chat:
         )
         self.seen = ""
 
-    def read_until(self, text: str, seconds: float = 60) -> None:
-        """Take in what comes until the text has come; a bound so wide that only a defect meets it."""
-        end = time.monotonic() + seconds
+    def read_until(self, text: str) -> None:
+        """Take in what comes until the text has come."""
+        end = time.monotonic() + PATIENCE_S
         while text not in self.seen:
             assert time.monotonic() < end, f"no {text!r} in:\n{self.seen[-3000:]}"
             if select.select([self.master], [], [], 0.1)[0]:
@@ -61,7 +62,7 @@ class Chat:
 
     def wait(self) -> int:
         """Its exit code, with everything that it still writes taken in."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while self.process.poll() is None:
             assert time.monotonic() < end, "it does not end"
             if select.select([self.master], [], [], 0.1)[0]:
@@ -138,7 +139,7 @@ def test_a_terminal_that_goes_away_keeps_the_answer(start: StartChat, how: str) 
     chat.type("Go on\r")
     chat.read_until("Half an answer")
     chat.hang_up()
-    chat.process.wait(60)
+    chat.process.wait(PATIENCE_S)
     assert chat.stored() == [("Go on", None), ("Half an answer", "cancelled")]
 
 
@@ -195,10 +196,7 @@ def test_a_chat_that_is_suspended_suspends_the_one_who_watches(start: StartChat)
     watcher = psutil.Process(chat.process.pid)
     (child,) = watcher.children()
     child.send_signal(signal.SIGSTOP)
-    end = time.monotonic() + 60
-    while watcher.status() != psutil.STATUS_STOPPED:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    eventually(lambda: watcher.status() == psutil.STATUS_STOPPED)
     for process in (watcher, child):
         process.send_signal(signal.SIGCONT)
     chat.type("Go on\r")

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ import pytest
 from localllm.remote.errors import RemoteError
 from localllm.remote.server import remote_server
 from localllm.settings import Settings
+from tests.fakes.ports import free_port
 from tests.waiting import eventually
 
 MISSING = [
@@ -68,8 +68,7 @@ def llama_stories(data_dir: Path, projector: Path, key: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], key: str) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     quiet = subprocess.DEVNULL
     with subprocess.Popen([*command, "--port", str(port)], stdout=quiet, stderr=quiet) as process:
         try:

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpu_offload.library import ggml, llama
+from tests.fakes.ports import free_port
 from tests.waiting import eventually
 
 
 @contextmanager
 def rpc_worker() -> Iterator[str]:
     """Run a worker as a process, and give its address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.fakes.rpc_worker", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
