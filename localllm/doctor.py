@@ -16,7 +16,8 @@ from localllm.library.hub import endpoint
 from localllm.library.lookup import users_models
 from localllm.library.names import OLLAMA_HOST
 from localllm.library.own_store import free_bytes
-from localllm.settings import Settings, config_path
+from localllm.library.web import reason
+from localllm.settings import Settings, config_path, sessions_path
 from localllm.stored import size_of
 
 LITTLE_MEMORY_BYTES = 2 << 30
@@ -48,25 +49,55 @@ def examine(settings: Settings) -> Iterator[Check]:
     yield check_processor()
     yield check_memory()
     yield check_gpu()
-    for what, folder in folders(settings).items():
-        yield check_folder(what, folder)
+    for written in written_folders(settings):
+        yield check_folder(written)
+    yield check_kernels()
+    yield check_settings()
     yield check_disk(places.own_store(settings))
     yield check_unfinished(places.own_store(settings) / "partial")
     yield check_models(settings)
+    yield from map(check_model_folder, places.configured_folders(settings))
     for address in (endpoint(), f"https://{OLLAMA_HOST}"):
         yield check_network(address)
 
 
-def folders(settings: Settings) -> dict[str, Path]:
-    """What localllm writes, and where."""
-    from cpu_kernels.kernel_cache import cache_directory
+@dataclass(frozen=True, slots=True)
+class WrittenFolder:
+    """A folder that localllm writes to. otherwise: what happens, and what to do, where it cannot, which is how bad."""
 
-    return {
-        "models": places.own_store(settings),
-        "kernels": cache_directory(),
-        "KV cache": disk_cache_folder(),
-        "settings": config_path().parent,
-    }
+    what: str
+    folder: Path
+    otherwise: str
+    state: State = State.ADVICE
+
+
+def written_folders(settings: Settings) -> tuple[WrittenFolder, ...]:
+    """All of them."""
+    from cpu_kernels.kernel_cache import cache_root
+
+    return (
+        WrittenFolder(
+            "models",
+            places.own_store(settings),
+            "No model can be pulled or made. Name another folder by model_store (LOCALLLM_MODEL_STORE).",
+            State.BAD,
+        ),
+        WrittenFolder(
+            "KV cache",
+            disk_cache_folder(),
+            "Long prompts are computed again after each start. Name another folder by XDG_CACHE_HOME.",
+        ),
+        WrittenFolder(
+            "chats",
+            sessions_path().parent,
+            "Chats are gone when they end. localllm chat --sessions FILE keeps them elsewhere.",
+        ),
+        WrittenFolder(
+            "kernels",
+            cache_root(),
+            "Each start compiles its kernels again. Name another folder by LOCALLLM_KERNEL_CACHE.",
+        ),
+    )
 
 
 def check_python() -> Check:
@@ -110,14 +141,30 @@ def check_gpu() -> Check:
     return Check("GPU", State.GOOD, "; ".join(shown))
 
 
-def check_folder(what: str, folder: Path) -> Check:
+def check_folder(written: WrittenFolder) -> Check:
     """Whether a folder can be written, or made, and how much is in it. Nothing is made."""
-    nearest = folder
+    nearest = written.folder
     while not nearest.exists():
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        return Check(what, State.BAD, f"{folder} cannot be written", f"Allow it, or set another place; see {nearest}.")
-    return Check(what, State.GOOD, f"{size_of(folder) / 2**20:,.1f} MiB in {folder}")
+        return Check(written.what, written.state, f"{written.folder} cannot be written", written.otherwise)
+    return Check(written.what, State.GOOD, f"{size_of(written.folder) / 2**20:,.1f} MiB in {written.folder}")
+
+
+def check_kernels() -> Check:
+    """Whether there are kernels for this processor and version, or the first answer waits for them."""
+    from cpu_kernels.kernel_cache import cache_directory
+
+    folder = cache_directory()
+    count = sum(1 for _ in folder.glob("*")) if folder.is_dir() else 0
+    advice = "" if count else "The first answer waits, once, while those that its model needs are compiled."
+    return Check("compiled kernels", State.GOOD, f"{count} for this processor and version" if count else "none", advice)
+
+
+def check_settings() -> Check:
+    """The file of settings, which need not be there. That it can be read has been seen by now."""
+    path = config_path()
+    return Check("settings", State.GOOD, str(path) if path.is_file() else f"the defaults; there is no {path}")
 
 
 def check_disk(folder: Path) -> Check:
@@ -147,6 +194,13 @@ def check_models(settings: Settings) -> Check:
     return Check("models found", State.GOOD, ", ".join(f"{count} of {source}" for source, count in counts.items()))
 
 
+def check_model_folder(folder: Path) -> Check:
+    """Whether a folder of the setting model_folders is there."""
+    if folder.is_dir():
+        return Check("model folder", State.GOOD, str(folder))
+    return Check("model folder", State.ADVICE, f"{folder} is not there", "Check the setting model_folders.")
+
+
 def check_network(address: str) -> Check:
     """Whether a host answers at all."""
     import httpx2
@@ -155,7 +209,5 @@ def check_network(address: str) -> Check:
         httpx2.head(address, timeout=NETWORK_TIMEOUT_S)
     except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
         advice = "Models on this machine work all the same. Check the network, or the proxy's variables."
-        return Check(
-            "network", State.ADVICE, f"{address} does not answer: {str(error) or type(error).__name__}", advice
-        )
+        return Check("network", State.ADVICE, f"{address} does not answer: {reason(error)}", advice)
     return Check("network", State.GOOD, f"{address} answers")

@@ -7,6 +7,7 @@ import typer
 
 from localllm.cli import main as command_line
 from localllm.cli.examples import examples
+from localllm.cli.help import PlainCommand
 from localllm.cli.options import (
     Backend,
     CpuMoe,
@@ -63,4 +64,6 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     raise typer.Exit(run_chat(model, flags, sessions, host))
 
 
-command_line.app.command(epilog=examples("chat"))(chat)
+command_line.app.command(cls=PlainCommand, epilog=examples("chat"))(chat)
+# What people come for stands first in the help.
+command_line.app.registered_commands.insert(0, command_line.app.registered_commands.pop())

@@ -4,7 +4,7 @@ from time import monotonic
 
 from localllm.cli.pull import Meter
 from localllm.library.entry import LibraryModel
-from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
+from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.lookup import find
 from localllm.library.pull import PullStatus, pull
 from localllm.settings import Settings
@@ -23,9 +23,9 @@ def find_or_pull(name: str, settings: Settings, progress: LoadProgress) -> Libra
 
     try:
         return find(name, settings)
-    except ModelNotFoundError:
-        pass  # then it is pulled
+    except ModelNotFoundError as error:
+        missing = error
     try:
         return pull(name, settings, told)
     except LibraryError as error:
-        raise PullError(f"{name} is not on this machine and cannot be pulled: {error}") from error
+        raise missing.cannot_be_pulled(error) from error

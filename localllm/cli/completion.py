@@ -21,6 +21,7 @@ BASH = r"""_localllm_completion() {
     local word="${line##*[[:space:]]}"
     [[ -n $word ]] || index=$COMP_POINT
     COMPREPLY=( $( env COMP_WORDS="$line" COMP_CWORD=$index _LOCALLLM_COMPLETE=complete_bash "$1" 2>/dev/null ) )
+    COMPREPLY=( "${COMPREPLY[@]// /\\ }" )
     if [[ $word == *:* && $COMP_WORDBREAKS == *:* ]]; then
         COMPREPLY=( "${COMPREPLY[@]#"${word%"${word##*:}"}"}" )
     fi

@@ -33,5 +33,5 @@ def _public(name: str, value: object) -> object:
 
 
 def _shown(value: object) -> str:
-    """As it is written in the file; what nobody set is left to the model or the machine."""
-    return "automatic" if value is None else json.dumps(value, ensure_ascii=False)
+    """As it is written in the file; what is not set has no value, or is left to the model or the machine."""
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)

@@ -44,6 +44,16 @@ EXAMPLES = {
 }
 
 
+FIRST_STEPS = """\b
+Examples:
+  localllm
+  localllm run builtin "Tell me a story about a fox."
+  localllm pull qwen3:0.6b
+  localllm COMMAND --help
+
+Settings come from flags, else from variables LOCALLLM_*, else from the user's config.toml."""
+
+
 def examples(command: str) -> str:
     """The end of a command's help, its lines kept as they are."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])])

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from localllm.cli.options import AsJson, Debug
-from localllm.cli.terminal import answer, human_bytes, human_count, note
+from localllm.cli.terminal import answer, columns_of, human_bytes, human_count, note
 
 if TYPE_CHECKING:
     from localllm.library.listing import Listed
@@ -49,6 +49,9 @@ def _cells(row: "Listed") -> tuple[str, ...]:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell, two spaces between them."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell + " " * (width - columns_of(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
     return "\n".join(lines) + "\n"

@@ -14,8 +14,9 @@ from localllm.cli.completion import VARIABLE, completion
 from localllm.cli.config import config
 from localllm.cli.create import create
 from localllm.cli.doctor import doctor
-from localllm.cli.examples import examples
+from localllm.cli.examples import FIRST_STEPS, examples
 from localllm.cli.exit_code import errors_told
+from localllm.cli.help import PlainCommand
 from localllm.cli.list import list_models
 from localllm.cli.manage import copy, remove, verify
 from localllm.cli.plan import plan
@@ -28,7 +29,8 @@ from localllm.cli.show import show
 
 app = typer.Typer(
     name="localllm",
-    epilog="Settings come from flags, else from variables LOCALLLM_*, else from the user's config.toml.",
+    epilog=FIRST_STEPS,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,  # `completion` prints the scripts
     rich_markup_mode=None,
@@ -56,7 +58,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
 }
 for _name, _command in COMMANDS.items():
-    app.command(_name, epilog=examples(_name))(_command)
+    app.command(_name, cls=PlainCommand, epilog=examples(_name))(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +75,7 @@ def root(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Runs language models on the machine in front of you."""
+    """Runs language models on the machine in front of you. Without a command it opens the chat."""
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ _COMPUTING = (
     "kv_type_v",
 )
 _ONLY_HERE = (*_COMPUTING, "draft", "disk_cache")
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)
 ]

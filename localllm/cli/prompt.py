@@ -43,7 +43,10 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         parts.append(_decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n"))
     text = "\n\n".join(part for part in parts if part)
     if not text:
-        raise RequestError("There is no prompt. Give it as an argument, with --file, or on standard input.")
+        raise RequestError(
+            "There is no prompt. Give it as an argument, with --file, or on standard input; "
+            "`localllm chat MODEL` opens a chat."
+        )
     return text
 
 

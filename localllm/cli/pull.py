@@ -34,7 +34,7 @@ def pull(name: Name, debug: Debug = False) -> None:
 
 def obtain(name: str, settings: "Settings") -> "LibraryModel":
     """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError."""
-    from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
+    from localllm.library.errors import LibraryError, ModelNotFoundError
     from localllm.library.lookup import find
 
     try:
@@ -44,7 +44,7 @@ def obtain(name: str, settings: "Settings") -> "LibraryModel":
     try:
         return pull_with_progress(name, settings)
     except LibraryError as error:
-        raise PullError(f"{missing} It was tried: {error}") from error
+        raise missing.cannot_be_pulled(error) from error
 
 
 def pull_with_progress(name: str, settings: "Settings") -> "LibraryModel":

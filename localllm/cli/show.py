@@ -95,6 +95,9 @@ def _defaults(defaults: "ModelDefaults | None") -> Iterator[str]:
     for title, text in texts:
         if text:
             yield f"\n{title}\n{text}"
+    if defaults.messages:
+        yield "\nMessages"
+        yield from _table(*((message["role"], _short(message["content"])) for message in defaults.messages))
 
 
 def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:

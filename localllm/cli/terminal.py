@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import traceback
+import unicodedata
 from collections.abc import Sequence
 from typing import Self
 
@@ -109,6 +110,12 @@ def _coloured(text: str, colour: int) -> str:
     if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
         return text
     return f"\033[{colour}m{text}\033[0m"
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal a text takes: East Asia's letters and emoji take two, marks above letters none."""
+    narrow = sum(1 for letter in text if not unicodedata.combining(letter) and unicodedata.category(letter) != "Cf")
+    return narrow + sum(1 for letter in text if unicodedata.east_asian_width(letter) in "WF")
 
 
 def human_bytes(size: int) -> str:

@@ -64,7 +64,8 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
     stop, keep = parameters.pop("stop", ()), parameters.pop("num_keep", None)
     unused = sorted(parameters.keys() - SETTING_OF)
     if unused:
-        warn_once(f"{model.name}: its parameters {', '.join(unused)} have no counterpart here")
+        what = f"parameters {', '.join(unused)} have" if len(unused) > 1 else f"parameter {unused[0]} has"
+        warn_once(f"{model.name}: its {what} no counterpart here")
     if parameters.get("mirostat") == 1:
         warn_once(f"{model.name}: its parameter mirostat is 1, which is taken as 2: version 2 superseded it")
         parameters["mirostat"] = 2

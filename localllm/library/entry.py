@@ -67,7 +67,7 @@ class LibraryModel:
             template=template[-1] if template else None,
             system=system[-1] if system else None,
             parameters=self._json("params", dict) or {},
-            messages=tuple(self._json("messages", list) or ()),
+            messages=self._messages(),
             licenses=tuple(self._texts("license")),
             adapters=tuple(self.blobs / blob_name(layer.digest) for layer in manifest.of_kind("adapter")),
             projectors=self.projectors(),
@@ -81,6 +81,14 @@ class LibraryModel:
         if self.manifest.projector_link is not None:
             paths.append(self.manifest.projector_link)
         return tuple(path for path in paths if path.is_file())
+
+    def _messages(self) -> tuple[dict[str, str], ...]:
+        messages = self._json("messages", list) or ()
+        for message in messages:
+            texts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
+            if not all(isinstance(text, str) for text in texts):
+                raise LibraryError(f"{self.name}: its messages layer holds what is no message. Pull the model again.")
+        return tuple(messages)
 
     def _texts(self, kind: str) -> list[str]:
         if self.manifest is None or self.blobs is None:

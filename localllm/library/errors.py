@@ -8,7 +8,15 @@ class LibraryError(LocalLLMError):
 
 
 class ModelNotFoundError(LibraryError):
-    """No model of this name is on this machine. The message says how to get it."""
+    """No model of this name is on this machine. missing says so without an end, advice how to get it."""
+
+    def __init__(self, missing: str, advice: str) -> None:
+        super().__init__(f"{missing}. {advice}")
+        self.missing = missing
+
+    def cannot_be_pulled(self, why: LibraryError) -> "PullError":
+        """The same where a pull was tried."""
+        return PullError(f"{self.missing}, and it cannot be pulled: {why}")
 
 
 class PullError(LibraryError):

@@ -56,7 +56,7 @@ def find(name: str, settings: Settings) -> LibraryModel:
             return model
     if (untagged := _untagged_repository(name)) is not None and (chosen := _preferred(untagged, models)) is not None:
         return chosen
-    raise ModelNotFoundError(_not_found(name, models))
+    raise _not_found(name, models)
 
 
 def is_path(name: str) -> bool:
@@ -128,10 +128,12 @@ def _quantization(model: LibraryModel) -> str:
     return quantization_of(model.name.rpartition(":")[2]) or ""
 
 
-def _not_found(name: str, models: list[LibraryModel]) -> str:
+def _not_found(name: str, models: list[LibraryModel]) -> ModelNotFoundError:
     near = difflib.get_close_matches(name.lower(), [model.name for model in models], n=1, cutoff=0.6)
-    hint = f"Did you mean {near[0]}? " if near else ""
-    return (
-        f"There is no model {name!r} on this machine. {hint}"
-        f"`localllm list` shows those there are, `localllm pull {name}` gets it."
-    )
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    advice = "`localllm list` shows those there are"
+    if os.path.isdir(name):
+        advice = f"A folder is called so: name a .gguf file in it; {advice}"
+    elif "://" in name or _parsed(name) is not None:
+        advice += f", `localllm pull {name}` gets it"
+    return ModelNotFoundError(f"There is no model {name!r} on this machine{hint}", f"{advice}.")

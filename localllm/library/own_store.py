@@ -6,7 +6,9 @@ partial/                                      what is on its way; nothing here i
 .lock                                         held while manifests and blobs are made to agree
 """
 
+import errno
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -33,11 +35,14 @@ class OwnStore:
         self.partial = root / "partial"
 
     def prepare(self) -> None:
-        """Make the folders. Raises LibraryError where that is not allowed."""
+        """Make the folders. Raises LibraryError where that is not allowed, or they cannot be written."""
         try:
             for folder in (self.manifests, self.blobs):
                 folder.mkdir(parents=True, exist_ok=True)
             self.partial.mkdir(mode=0o700, exist_ok=True)
+            for folder in (self.root, self.manifests, self.blobs, self.partial):
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, "the folder cannot be written")
         except OSError as error:
             raise LibraryError(
                 f"Models cannot be stored in {self.root}: {error.strerror}. "
@@ -46,10 +51,16 @@ class OwnStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the store still; for moments only."""
-        self.prepare()
-        with FileLock(self.root / ".lock"):
+        """Hold the store still; for moments only. Raises LibraryError where it cannot be changed."""
+        lock = FileLock(self.root / ".lock")
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise LibraryError(f"{self.root} cannot be changed: {error.strerror}. Allow writing there.") from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def manifest_path(self, name: ModelName) -> Path:
         """Where the manifest of a name lies, or would lie; found without case.
@@ -69,12 +80,15 @@ class OwnStore:
 
     def manifest(self, name: ModelName) -> Manifest:
         """The manifest of one of our models. Raises ModelNotFoundError for a name that is not one."""
+        return read_manifest(self._require(name), own=True)
+
+    def _require(self, name: ModelName) -> Path:
         path = self.manifest_path(name)
         if not path.is_file():
             raise ModelNotFoundError(
-                f"{name} is not in localllm's own store, {self.root}. `localllm list` shows whose it is."
+                f"{name} is not in localllm's own store, {self.root}", "`localllm list` shows whose it is."
             )
-        return read_manifest(path, own=True)
+        return path
 
     def add_blob(self, kind: str, data: bytes) -> Layer:
         """Store a small layer."""
@@ -86,6 +100,7 @@ class OwnStore:
 
     def add_manifest(self, name: ModelName, manifest: Manifest) -> bool:
         """Write the manifest, and so make the model appear. False, and nothing done, where a blob is missing."""
+        self.prepare()
         with self.locked():
             if not all((self.blobs / file).is_file() for file in blob_files(manifest)):
                 return False
@@ -98,18 +113,18 @@ class OwnStore:
         return True
 
     def copy(self, source: ModelName, target: ModelName) -> None:
-        """Give one of our models a second name. No blob is copied."""
-        self.add_manifest(target, self.manifest(source))
+        """Give one of our models a second name. No blob is copied. Raises LibraryError where one of its is gone."""
+        if not self.add_manifest(target, self.manifest(source)):
+            raise LibraryError(f"Files of {source} are gone. `localllm verify {source} --repair` brings them back.")
 
     def remove(self, name: ModelName) -> int:
         """Remove a model and the blobs that no other one uses; return the bytes that became free.
 
         A manifest that cannot be read is removed too. Raises ModelNotFoundError.
         """
+        self._require(name)
         with self.locked():
-            path = self.manifest_path(name)
-            if not path.is_file():
-                self.manifest(name)
+            path = self._require(name)
             try:
                 files = blob_files(read_manifest(path, own=True))
             except LibraryError:
@@ -123,6 +138,8 @@ class OwnStore:
     def remove_unfinished(self) -> int:
         """Remove partial downloads that no process is at, and blobs that no model uses; return the bytes freed."""
         freed = 0
+        if not self.root.is_dir():
+            return freed
         with self.locked():
             aged = [path for path in self.partial.glob(".*.tmp") if path.stat().st_mtime < time.time() - STALE_S]
             for path in [*self.partial.glob("*.part"), *self.partial.glob("*.json"), *aged]:

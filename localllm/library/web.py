@@ -2,6 +2,7 @@
 
 import email.utils
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,11 +74,17 @@ def get(client: httpx2.Client, remote: Remote, headers: Mapping[str, str]) -> It
                     return
                 url = _redirected(url, response.headers["location"])
     except httpx2.TransportError as error:
-        unreachable = isinstance(error, httpx2.ConnectError)
-        raise PassingError(f"{url.host}: {str(error) or type(error).__name__}", unreachable=unreachable) from error
+        if isinstance(error, httpx2.ConnectError):
+            raise PassingError(f"{url.host} cannot be reached: {reason(error)}", unreachable=True) from error
+        raise PassingError(f"{url.host}: {reason(error)}") from error
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
         raise PullError(f"{remote.url}: is not an address that can be opened: {error}.") from error
     raise PullError(f"{remote.url}: redirects more than {MAX_REDIRECTS} times.")
+
+
+def reason(error: Exception) -> str:
+    """Why there is no answer, for people: without the system's number."""
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def landed(remote: Remote, response: httpx2.Response) -> Remote:

@@ -92,12 +92,16 @@ def test_doctor_looks_at_everything_and_makes_nothing(
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_bad(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert doctor.check_folder("models", tmp_path / "a" / "b").state is State.BAD
+    written = doctor.WrittenFolder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
+    found = doctor.check_folder(written)
+    assert found.state is State.BAD and found.advice == "Name another."
 
 
 def test_a_file_in_place_of_a_folder_is_bad(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    assert doctor.check_folder("models", tmp_path / "a" / "b").state is State.BAD
+    written = doctor.WrittenFolder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
+    found = doctor.check_folder(written)
+    assert found.state is State.BAD and found.advice == "Name another."
 
 
 def test_sizes_count_what_is_on_the_disk(tmp_path: Path) -> None:
@@ -106,3 +110,24 @@ def test_sizes_count_what_is_on_the_disk(tmp_path: Path) -> None:
     (tmp_path / "full").write_bytes(bytes(range(256)) * 4096)
     assert 1 << 20 <= size_of(tmp_path) < 2 << 20
     assert doctor.check_unfinished(tmp_path).state is State.ADVICE
+
+
+def test_what_only_costs_time_is_no_failure(
+    home: Path, command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "OLLAMA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    (home / "file").write_text("")
+    monkeypatch.setenv("HOME", str(home / "file"))
+    monkeypatch.setenv("LOCALLLM_MODEL_STORE", str(home / "models"))
+    monkeypatch.setenv("LOCALLLM_KERNEL_CACHE", str(home / "kernels"))
+    assert command("doctor", "--json") == 0
+    found = {check["what"]: check for check in json.loads(capsys.readouterr().out)}
+    assert found["KV cache"]["state"] == found["chats"]["state"] == "advice"
+    assert found["models"]["state"] == found["settings"]["state"] == "good"
+    assert found["compiled kernels"]["found"] == "none" and "once" in found["compiled kernels"]["advice"]
+
+
+def test_a_folder_of_models_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert doctor.check_model_folder(tmp_path).state is State.GOOD
+    assert doctor.check_model_folder(tmp_path / "usb").state is State.ADVICE

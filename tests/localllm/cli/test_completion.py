@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> Path:
     """A home with two files whose names are names of models, so that no store has to be made."""
     folder = tmp_path / "models"
     folder.mkdir()
-    for name in ("qwen3:0.6b", "qwen3:1.7b", "other"):
+    for name in ("qwen3:0.6b", "qwen3:1.7b", "other", "with blanks in it"):
         (folder / f"{name}.gguf").write_bytes(b"GGUF")
     return tmp_path
 
@@ -79,6 +79,7 @@ def test_bash_completes_names_with_colons(home: Path) -> None:
         assert completed('localllm run qwen3:0.6b "Say: this" --temperat') == (
             'localllm run qwen3:0.6b "Say: this" --temperature '
         )
+        assert completed("localllm show with") == "localllm show with\\ blanks\\ in\\ it "
         assert completed("localllm run ./models/oth") == "localllm run ./models/other.gguf "
 
 

@@ -27,3 +27,14 @@ def test_examples_are_shown_and_can_be_called(name: str) -> None:
         assert (program, command) == ("localllm", name)
         with PROGRAM.commands[name].make_context(name, arguments):  # which refuses what it does not know
             pass
+
+
+def test_the_help_of_all_begins_with_the_chat_and_needs_no_long_flag() -> None:
+    told = CliRunner().invoke(app, ["-h"]).stdout
+    assert told.index("  chat ") < told.index("  run ")
+    assert "Without a command it opens the chat" in " ".join(told.split())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_help_tells_types_of_pythons(name: str) -> None:
+    assert "<" not in CliRunner().invoke(app, [name, "-h"]).stdout

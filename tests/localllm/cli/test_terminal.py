@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from localllm.cli import terminal
+from localllm.cli.list import table as list_table
 
 
 class Terminal(io.StringIO):
@@ -111,3 +112,11 @@ def test_logs_show_tracebacks_with_debug_alone(capsys: pytest.CaptureFixture[str
         assert "warning: careful\nerror: stopped\n" in error
         assert ("Traceback" in error) == debug
         assert ("localllm.test: detail" in error) == debug
+
+
+def test_columns_count_what_a_terminal_shows() -> None:
+    assert terminal.columns_of("model") == 5
+    assert terminal.columns_of("模型") == 4
+    assert terminal.columns_of("e\u0301") == 1  # an accent of its own
+    rows = [("NAME", "SIZE"), ("模型", "1"), ("other", "2")]
+    assert list_table(rows) == "NAME   SIZE\n模型   1\nother  2\n"

@@ -109,7 +109,7 @@ def test_parameters_of_ollamas_that_have_no_counterpart_are_told_of(
     write_file(home / "Modelfile", b"FROM ./tiny.gguf\nPARAMETER num_gpu 20\nPARAMETER top_k 9")
     assert command("create", "mine") == 0
     assert behaviour_of(find("mine", SETTINGS)).settings == {"top_k": 9}
-    assert "num_gpu have no counterpart here" in capsys.readouterr().err
+    assert "its parameter num_gpu has no counterpart here" in capsys.readouterr().err
 
 
 def test_a_created_model_behaves_as_its_recipe_says(
@@ -126,6 +126,9 @@ def test_a_created_model_behaves_as_its_recipe_says(
         stop=("<end>", "a\nb"),
         messages=({"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "Arr."}),
     )
+    capsys.readouterr()
+    assert command("show", "pirate") == 0
+    assert "\nMessages\n  user       Who are you?\n  assistant  Arr.\n" in capsys.readouterr().out
     write_file(home / "recipes/Modelfile2", b"FROM pirate\nPARAMETER temperature 0\nSYSTEM You are a parrot.")
     assert command("create", "parrot", "-f", "recipes/Modelfile2") == 0
     parrot = behaviour_of(find("parrot", SETTINGS))

@@ -70,7 +70,7 @@ def test_manifest_layers_are_read(full_home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "qwen3:8b", "bartowski/Tiny-GGUF", "nothing", "a b", "hf.co/user/Some-Model-GGUF:Q5_0"]
+    "name", ["qwen3", "qwen3:8b", "bartowski/Tiny-GGUF", "nothing", "hf.co/user/Some-Model-GGUF:Q5_0"]
 )
 def test_names_of_nothing_say_how_to_get_it(full_home: Path, name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="localllm pull"):
@@ -78,7 +78,7 @@ def test_names_of_nothing_say_how_to_get_it(full_home: Path, name: str) -> None:
 
 
 def test_a_near_name_is_told(full_home: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"Did you mean qwen3:0\.6b"):
+    with pytest.raises(ModelNotFoundError, match=r"did you mean qwen3:0\.6b"):
         find("qwen3:0.6", SETTINGS)
 
 
@@ -225,3 +225,14 @@ def test_a_shell_completes_names(
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().out.split() == ["qwen3:0.6b"]
+
+
+def test_what_no_registry_can_have_is_not_said_to_be_pulled(
+    full_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, advice in (("a b", "`localllm list` shows those there are."), ("folder", "name a .gguf file in it")):
+        with pytest.raises(ModelNotFoundError) as told:
+            find(name, SETTINGS)
+        assert advice in str(told.value) and "localllm pull" not in str(told.value)
