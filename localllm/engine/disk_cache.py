@@ -132,11 +132,14 @@ class DiskCache:
             start = stop
 
     def store(self, tokens: Sequence[int], start: int, kv: bytes) -> None:
-        """Write the KV of tokens[start:] as one segment, then delete what is over the limit."""
-        if not self.enabled:
-            return
+        """Write the KV of tokens[start:] as one segment, then delete what is over the limit.
+
+        Nothing is written behind a segment that is gone, such as one that the limit left no room for.
+        """
         stop = len(tokens)
         parent = _digest(tokens[:start]) if start else _ROOT
+        if not self.enabled or (start and not self._leads_to(parent)):
+            return
         header = _MAGIC + stop.to_bytes(4, "little") + np.array(tokens, "<i4").tobytes()
         body = header + kv
         try:
@@ -154,6 +157,10 @@ class DiskCache:
             self._turn_off(error)
             return []
 
+    def _leads_to(self, digest: str) -> bool:
+        """Whether a segment ends there."""
+        return any(self._folder.glob(f"*.{digest}.kv"))
+
     def _remove_shorter(self, parent: str, tokens: Sequence[int]) -> None:
         """A conversation's last segment is stored again when it has grown: the shorter one is of no more use.
 
@@ -168,7 +175,7 @@ class DiskCache:
             path.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
-        """Delete the least recently used segments of all models until the limit is kept."""
+        """Delete segments of all models until the limit is kept."""
         files = []
         for path in self._root.glob("*/*.kv"):
             try:
@@ -177,7 +184,7 @@ class DiskCache:
                 continue
             files.append((state.st_mtime_ns, state.st_size, path))
         excess = sum(size for _, size, _ in files) - self._limit
-        for _, size, path in sorted(files):
+        for size, path in _first_to_go(files) if excess > 0 else []:
             if excess <= 0:
                 return
             path.unlink(missing_ok=True)
@@ -198,6 +205,27 @@ class DiskCache:
 def disk_cache_folder() -> Path:
     """The folder that all processes of this user share, e.g. ~/.cache/localllm/kv."""
     return Path(platformdirs.user_cache_dir("localllm", appauthor=False)) / "kv"
+
+
+def _first_to_go(files: Sequence[tuple[int, int, Path]]) -> list[tuple[int, Path]]:
+    """Sizes and paths of segments, those first that nothing leads to, then the least recently used.
+
+    files: when each was used, its size and its path. Whoever uses a segment uses all before it, and without them it is
+    of no use: so they go after it.
+    """
+    ends = {(path.parent, path.name.split(".")[1]): path for _, _, path in files}
+    used = {path: when for when, _, path in files}
+    places: dict[Path, tuple[bool, int]] = {}
+    for when, _, path in files:
+        at, depth = path, 0
+        while (before := ends.get((path.parent, at.name.split(".")[0]))) and depth < len(files):
+            used[before] = max(used[before], when)
+            at, depth = before, depth + 1
+        places[path] = at.name.startswith(_ROOT), -depth
+    return [
+        (size, path)
+        for _, size, path in sorted(files, key=lambda file: (places[file[2]][0], used[file[2]], places[file[2]][1]))
+    ]
 
 
 def _read_tokens(path: Path) -> list[int] | None:

@@ -1,0 +1,60 @@
+"""What goes first when the disk tier has reached its limit: never what others stand on."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
+from tests.fakes.fake_runner import FakeRunner
+from tests.fakes.fake_vocabulary import FakeVocabulary
+
+LONG = tuple((at * 7) % 63 + 1 for at in range(5 * SEGMENT_TOKENS))
+
+
+def cached(folder: Path, prompt: tuple[int, ...], limit: int) -> int:
+    """Tokens that a new process finds on the disk for a prompt, which it leaves there in its turn."""
+    runner = FakeRunner(pages=1000, max_rows=256)
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(folder, runner.kv_identity, limit))
+    stream = engine.submit(GenerationRequest(prompt, sampling=SamplingParams(temperature=0), max_tokens=1))
+    while engine.step():
+        pass
+    engine.close()
+    return stream.collect().last.counts.cached_disk
+
+
+def stored(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*/*.kv"))
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+def test_of_a_conversation_beyond_the_limit_the_beginning_stays(tmp_path: Path, kept: int) -> None:
+    assert cached(tmp_path / "measured", LONG[: kept * SEGMENT_TOKENS], 2**20) == 0
+    limit = stored(tmp_path / "measured") + 100
+    for found in (0, kept * SEGMENT_TOKENS, kept * SEGMENT_TOKENS):
+        assert cached(tmp_path / "bounded", LONG, limit) == found
+        assert 0 < stored(tmp_path / "bounded") <= limit
+
+
+def test_what_conversations_share_goes_last(tmp_path: Path) -> None:
+    shared = LONG[:SEGMENT_TOKENS]
+    older, newer = ((*shared, *((token,) * SEGMENT_TOKENS)) for token in (5, 6))
+    cached(tmp_path, older, 2**20)
+    cached(tmp_path, newer, 2**20)
+    limit = stored(tmp_path) - 1
+    cached(tmp_path, (9,) * 64, limit)  # writes too little to need more than one segment's room
+    assert cached(tmp_path, older, limit) == SEGMENT_TOKENS
+    assert cached(tmp_path, newer, limit) >= SEGMENT_TOKENS
+
+
+def test_what_nothing_leads_to_goes_first(tmp_path: Path) -> None:
+    cached(tmp_path, LONG[: 3 * SEGMENT_TOKENS], 2**20)
+    (first,) = tmp_path.glob("*/0000*.kv")
+    first.unlink()
+    for path in tmp_path.glob("*/*.kv"):
+        os.utime(path, (2**31, 2**31))  # used last, as far as their own times go
+    other = LONG[1 : 1 + SEGMENT_TOKENS]
+    cached(tmp_path, other, stored(tmp_path))
+    assert cached(tmp_path, other, 2**20) == SEGMENT_TOKENS - 1
