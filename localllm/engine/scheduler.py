@@ -78,17 +78,23 @@ class Scheduler:
         """Let waiting requests run, in order, while there is room. Those whose readers are behind make room."""
         waiting = [generation for generation in self.waiting if not generation.stream.full]
         paused = [generation for generation in self.running if generation.stream.full]
-        while waiting and paused and len(self.running) >= self._max_running:
-            self._requeue(paused.pop())
         for generation in waiting:
-            if len(self.running) >= self._max_running or not self._fits(generation):
-                if generation.request.background:
+            background = generation.request.background
+            while paused and (self._all_run or not (background or self._fits(generation))):
+                self._requeue(paused.pop())
+            if self._all_run or not self._fits(generation):
+                if background:
                     continue
                 break
             self.waiting.remove(generation)
             insort(self.running, generation, key=self._order.__getitem__)
         if waiting and not self.running:
             waiting[0].fail(OutOfMemoryError("Cached chats fill the KV memory, and a background request evicts none."))
+
+    @property
+    def _all_run(self) -> bool:
+        """Whether as many run as may at once."""
+        return len(self.running) >= self._max_running
 
     def _fits(self, generation: Generation) -> bool:
         """Whether its pages can be found beside those of the running ones. Cached prefixes can be evicted for it."""
