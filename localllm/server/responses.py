@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 RunT = TypeVar("RunT")
 
+# Next line, line separator, paragraph separator; JSON itself asks for escapes of all others.
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
 
@@ -166,9 +169,13 @@ def sse(value: Any, event: str | None = None) -> bytes:
 
 
 def dumps(value: Any) -> bytes:
-    """JSON without blanks, in UTF-8; lone surrogates, which UTF-8 cannot spell, are escaped."""
+    """JSON without blanks, in UTF-8 and on one line. Lone surrogates, which UTF-8 cannot spell, are escaped.
+
+    So are the characters that end a line for some: clients that read streams with httpx cut at them.
+    """
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.translate(_LINE_ENDS).encode()
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
