@@ -148,7 +148,8 @@ class Scheduler:
         rows = self.chunk.rows
         if len(self.running) + len(self.waiting) == 1 and prefilling:
             plan.patient = self._patient and prefilling[0].request.time_limit_s is None
-            rows = self.chunk.rows_patient(_text_ahead(prefilling[0])) if plan.patient else self.chunk.rows_alone
+            ahead = max(_text_ahead(prefilling[0]), 1)  # no text before an image, which takes its step all the same
+            rows = self.chunk.rows_patient(ahead) if plan.patient else self.chunk.rows_alone
         budget = min(rows, self._runner.max_rows) - len(plan)
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
             members = [generation for generation in group if generation.sequence is not None]

@@ -12,6 +12,7 @@ from gguf_io.model_file import open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine.engine import Engine
+from localllm.engine.plan import ChunkSize
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.oracle import llama_oracle
@@ -118,4 +119,4 @@ def test_a_lone_prompt_takes_long_steps(runner: LlamaCppRunner) -> None:
     engine = Engine(watched, FakeVocabulary())  # type: ignore[arg-type]
     engine.submit(GenerationRequest(PROMPT, GREEDY, max_tokens=1))
     run_all(engine)
-    assert sum(watched.steps) == len(PROMPT) and watched.steps[0] == 96
+    assert sum(watched.steps) == len(PROMPT) and watched.steps[0] == ChunkSize.LEAST_PATIENT
