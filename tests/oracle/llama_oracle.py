@@ -231,6 +231,20 @@ def piece(path: Path | str, token: int, *, special: bool = False) -> bytes:
     return text.raw[:count]
 
 
+def pieces(path: Path | str, *, special: bool = False) -> list[bytes]:
+    """Return the bytes of every token as `piece` does, in a fraction of the time."""
+    llama = api()
+    vocab = llama.llama_model_get_vocab(load(path, vocab_only=True))
+    text = ctypes.create_string_buffer(1024)
+    found = []
+    for token in range(llama.llama_vocab_n_tokens(vocab)):
+        count = llama.llama_token_to_piece(vocab, token, text, 1024, 0, special)
+        if count < 0:
+            raise ValueError(f"token {token} is longer than 1024 bytes")
+        found.append(ctypes.string_at(text, count))
+    return found
+
+
 def vocab_size(path: Path | str) -> int:
     """Return the number of tokens of the vocabulary."""
     llama = api()
