@@ -4,6 +4,7 @@ The system's pages are small (4 KiB) or huge (2 MiB): huge ones cost fewer fault
 array is used, small ones take no more than what is used where that is little or scattered.
 """
 
+import contextlib
 import math
 import mmap
 
@@ -23,6 +24,24 @@ def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generi
     return _zeros(size)[:size].view(kind).reshape(shape)
 
 
+def zeros_from_the_front(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Zero bytes, aligned, of which what is used lies at the front: of large ones huge pages, as they are touched."""
+    size = math.prod(shape)
+    if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.asarray(aligned_zeros(shape, np.uint8), np.uint8)
+    raw = _aligned(_mapped(size + _HUGE_PAGE, mmap.MADV_HUGEPAGE), _HUGE_PAGE)
+    return raw[:size].reshape(shape)
+
+
+def _mapped(size: int, advice: int) -> NDArray[np.uint8]:
+    """Bytes fresh from the system, with advice on its pages."""
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A system that knows no huge pages refuses what is but advice.
+    with contextlib.suppress(OSError):
+        pages.madvise(advice)
+    return np.frombuffer(pages, np.uint8)
+
+
 def _zeros(size: int) -> NDArray[np.uint8]:
     """At least so many bytes; large ones in small pages, fresh from the system where it can be asked for such.
 
@@ -30,9 +49,7 @@ def _zeros(size: int) -> NDArray[np.uint8]:
     """
     if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return _aligned(np.zeros(size + ALIGNMENT, np.uint8), ALIGNMENT)
-    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(pages, np.uint8)
+    return _mapped(size, mmap.MADV_NOHUGEPAGE)
 
 
 class Arena:

@@ -1,8 +1,9 @@
 """Storage of keys and values: a pool of pages, counted references, and each sequence's table of pages.
 
-Each kv head of each layer has its own run of pages of keys and one of values; cpu_kernels.kv_types says how a page is
-laid out. All runs use the same page numbers. Pages are handed out lowest first, so that a sequence's pages mostly
-follow each other and attention reads one stream.
+A page number stands for 16 tokens in all layers; cpu_kernels.kv_types says how a head's page is laid out. Pages lie in
+groups: in a group each kv head of each layer has a run of pages, so that attention reads streams, and group follows
+group, so that a pool that grows takes memory from the front on, in huge pages. They are handed out lowest first, so
+that a sequence's pages mostly follow each other.
 """
 
 import heapq
@@ -15,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, key_layout, value_layout
-from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 
 _TABLE_STEP = 64
+_GROUP = 8
+"""Pages of a group. A longer run is a longer stream, but a first token takes a whole group."""
 
 KVTypes = tuple[KVType, KVType]
 """How keys, and how values, are stored."""
@@ -48,7 +51,10 @@ def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, PageLayout]) -> 
 
 @dataclass
 class Sequence:
-    """A sequence's length in tokens and its pages: table[:ceil(length / 16)], which lies at table_address."""
+    """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
+
+    A page's place is how many pages of one head lie between the first page of a layer's head and it.
+    """
 
     length: int = 0
     table: NDArray[np.generic] = field(default_factory=lambda: aligned_zeros((_TABLE_STEP,), np.int32))
@@ -73,13 +79,11 @@ class PageStore:
         page_bytes = _page_bytes(config, layouts)
         self.bytes_per_token = page_bytes // PAGE_TOKENS
         self.total = max(1, budget_bytes // page_bytes)
-        # Keys and values: [layer][head][page][...]
-        self._pages = tuple(
-            np.asarray(
-                aligned_zeros((config.layers, config.kv_heads, self.total, layout.page_bytes), np.uint8), np.uint8
-            )
-            for layout in layouts
-        )
+        heads = (config.layers, config.kv_heads)
+        self._group_places = math.prod(heads) * _GROUP
+        # Keys and values: [group][layer][head][page][...]
+        groups = -(-self.total // _GROUP)
+        self._pages = tuple(zeros_from_the_front((groups, *heads, _GROUP, layout.page_bytes)) for layout in layouts)
         self._planes = [
             (pages, plane) for pages, layout in zip(self._pages, layouts, strict=True) for plane in layout.planes
         ]
@@ -100,12 +104,12 @@ class PageStore:
     def head_bytes(self) -> tuple[int, int]:
         """Bytes from one head's pages of keys, and of values, to the next's."""
         keys, values = self._pages
-        return keys.strides[1], values.strides[1]
+        return keys.strides[2], values.strides[2]
 
     def addresses(self, layer: int) -> tuple[int, int]:
         """Addresses of page 0 of a layer's keys and values."""
         keys, values = self._pages
-        return keys[layer].ctypes.data, values[layer].ctypes.data
+        return keys[0, layer].ctypes.data, values[0, layer].ctypes.data
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Pages that appending tokens takes: new ones, and a copy of a shared last page."""
@@ -118,10 +122,10 @@ class PageStore:
         """Make room for tokens more, copying a shared last page. The caller has checked `needed` against `free`."""
         if self._last_is_shared(sequence):
             last = sequence.pages - 1
-            shared = int(sequence.table[last])
-            sequence.table[last] = copy = self._take()
+            shared, copy = int(self._numbers(sequence.table[last])), self._take()
+            sequence.table[last] = self._place(copy)
             for pages in self._pages:
-                pages[:, :, copy] = pages[:, :, shared]
+                _page(pages, copy)[...] = _page(pages, shared)
             self._references[shared] -= 1
         end = -(-(sequence.length + tokens) // PAGE_TOKENS)
         if end > len(sequence.table):
@@ -129,7 +133,7 @@ class PageStore:
             longer[: len(sequence.table)] = sequence.table
             sequence.table, sequence.table_address = longer, longer.ctypes.data
         for index in range(sequence.pages, end):
-            sequence.table[index] = self._take()
+            sequence.table[index] = self._place(self._take())
         sequence.length += tokens
 
     def fork(self, source: Sequence, length: int) -> Sequence:
@@ -137,14 +141,14 @@ class PageStore:
         pages = -(-length // PAGE_TOKENS)
         table = aligned_zeros((pages + _TABLE_STEP,), np.int32)
         table[:pages] = source.table[:pages]
-        self._references[table[:pages]] += 1
+        self._references[self._numbers(table[:pages])] += 1
         return Sequence(length, table)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget positions from `length` on and give their pages back."""
         keep = -(-length // PAGE_TOKENS)
         for index in range(keep, sequence.pages):
-            self._drop(int(sequence.table[index]))
+            self._drop(int(self._numbers(sequence.table[index])))
         sequence.length = length
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
@@ -152,9 +156,12 @@ class PageStore:
 
         For each plane of pages of keys, then of values: [layer][head][token][what a token has].
         """
-        numbers = np.asarray(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)])
+        group, slot = np.divmod(self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), _GROUP)
         cut = slice(start % PAGE_TOKENS, start % PAGE_TOKENS + stop - start)
-        payload = b"".join(plane.tokens(pages[:, :, numbers])[:, :, cut].tobytes() for pages, plane in self._planes)
+        payload = b"".join(
+            plane.tokens(np.moveaxis(pages[group, :, :, slot], 0, 2))[:, :, cut].tobytes()
+            for pages, plane in self._planes
+        )
         return struct.pack("<I", zlib.crc32(payload)) + payload
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes) -> None:
@@ -165,20 +172,21 @@ class PageStore:
             raise ValueError(f"stored KV of {stop - start} tokens is damaged or has the wrong size")
         at = 0
         for pages, plane in self._planes:
-            shape = (*pages.shape[:2], stop - start, *plane.token_shape)
+            shape = (*pages.shape[1:3], stop - start, *plane.token_shape)
             tokens = np.frombuffer(payload, plane.dtype, math.prod(shape), at).reshape(shape)
             at += tokens.nbytes
             for page in range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)):
                 first = page * PAGE_TOKENS
                 low, high = max(start, first), min(stop, first + PAGE_TOKENS)
                 slots = np.arange(low - first, high - first)
-                plane.put(pages[:, :, int(sequence.table[page])], slots, tokens[:, :, low - start : high - start])
+                number = int(self._numbers(sequence.table[page]))
+                plane.put(_page(pages, number), slots, tokens[:, :, low - start : high - start])
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise RuntimeError unless reference counts and free pages are exactly what these sequences account for."""
         counts = np.zeros(self.total, np.int32)
         for sequence in sequences:
-            np.add.at(counts, np.asarray(sequence.table[: sequence.pages]), 1)
+            np.add.at(counts, self._numbers(sequence.table[: sequence.pages]), 1)
         idle = set(self._free_again) | set(range(self._untouched, self.total))
         if not np.array_equal(counts, self._references) or idle != set(np.flatnonzero(counts == 0).tolist()):
             raise RuntimeError("KV pages: reference counts disagree with the sequences that hold them")
@@ -186,14 +194,23 @@ class PageStore:
     def _last_is_shared(self, sequence: Sequence) -> bool:
         if sequence.length % PAGE_TOKENS == 0:
             return False
-        return bool(self._references[sequence.table[sequence.pages - 1]] > 1)
+        return bool(self._references[self._numbers(sequence.table[sequence.pages - 1])] > 1)
+
+    def _place(self, number: int) -> int:
+        """Where a page is, in pages of one head from a head's first one on: see Sequence."""
+        return number // _GROUP * self._group_places + number % _GROUP
+
+    def _numbers(self, places: NDArray[np.generic]) -> NDArray[np.intp]:
+        """The pages that are in these places."""
+        group, slot = np.divmod(np.asarray(places, np.intp), self._group_places)
+        return group * _GROUP + slot
 
     def _take(self) -> int:
         if self._free_again:
             page = heapq.heappop(self._free_again)
             # Masked tokens still multiply what lies in their place by zero, so it must be finite.
             for pages in self._pages:
-                pages[:, :, page] = 0
+                _page(pages, page)[...] = 0
         else:
             page = self._untouched
             self._untouched += 1
@@ -204,6 +221,11 @@ class PageStore:
         self._references[page] -= 1
         if self._references[page] == 0:
             heapq.heappush(self._free_again, page)
+
+
+def _page(pages: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
+    """A page of all heads of all layers: a view [layer][head][...]."""
+    return pages[number // _GROUP, :, :, number % _GROUP]
 
 
 def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:

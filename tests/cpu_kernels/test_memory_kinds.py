@@ -5,7 +5,7 @@ import resource
 import numpy as np
 import pytest
 
-from cpu_kernels.memory import ALIGNMENT, Arena, aligned_zeros
+from cpu_kernels.memory import ALIGNMENT, Arena, aligned_zeros, zeros_from_the_front
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 1000, 1 << 20, (3 << 20) + 5])
@@ -43,3 +43,14 @@ def test_a_large_array_costs_what_is_touched() -> None:
     array = aligned_zeros((200 << 20,), np.uint8)
     array[:: 2 << 20] = 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10
+
+
+def test_a_pool_costs_what_is_used_at_its_front() -> None:
+    """Ten MiB at the front of 200 MiB, however large the pages are that the system gives."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pool = zeros_from_the_front((20, 10, 1 << 20))
+    assert pool.shape == (20, 10, 1 << 20)
+    assert pool.ctypes.data % ALIGNMENT == 0
+    assert not pool[0].any()
+    pool[0] = 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30 << 10
