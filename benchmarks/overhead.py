@@ -32,6 +32,7 @@ from benchmarks.engine_tools import GREEDY, table
 from benchmarks.llama_peer import LlamaPeer
 from benchmarks.servers import Server, llama_cpp, llama_server, localllm
 from gguf_io import load_tokenizer, open_model
+from gguf_io.tokenizer import Tokenizer
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine.engine import Engine
@@ -102,12 +103,13 @@ def ours(path: Path, context: int, threads: int) -> Subject:
     return run
 
 
-def over_http(server: Server) -> Subject:
-    """A server; the prompt goes as text, numbers of about three tokens each."""
+def over_http(server: Server, tokenizer: Tokenizer) -> Subject:
+    """A server; the prompt goes as text: numbers, cut at as many tokens."""
     remote = RemoteServer(Endpoint.parse(server.url))
 
     def run(prompt: list[int], count: int) -> Iterator[object]:
-        text = " ".join(f"{token % 1000}" for token in prompt[: len(prompt) // 3])
+        numbers = " ".join(f"{token % 1000}" for token in prompt)
+        text = tokenizer.decode(tokenizer.encode(numbers)[: len(prompt)])
         options = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "repeat_penalty": 1.0}
         for update in remote.complete(server.model, text, options):
             if update.error:
@@ -212,11 +214,13 @@ def _servers(
     stack: contextlib.ExitStack, arguments: argparse.Namespace, context: int
 ) -> dict[str, tuple[Subject, psutil.Process]]:
     model, threads, program = arguments.model, arguments.threads, arguments.llama_server
+    with open_model(model) as file:
+        tokenizer = load_tokenizer(file)
     theirs = llama_server(program, model, threads, context) if program else None
     peer = stack.enter_context(theirs or llama_cpp(sys.executable, model, threads, context))
     flags = ("--backend", "llama", "--ctx", str(context))
     own = stack.enter_context(localllm(model, threads, flags=flags, speculates=False))
-    return {server.name: (over_http(server), psutil.Process(server.process.pid)) for server in (peer, own)}
+    return {server.name: (over_http(server, tokenizer), psutil.Process(server.process.pid)) for server in (peer, own)}
 
 
 if __name__ == "__main__":

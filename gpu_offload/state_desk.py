@@ -1,6 +1,7 @@
 """llama.cpp's saved states of ranges: it saves whole sequences, so a range is laid on one that nobody else uses."""
 
 import ctypes
+import mmap
 import struct
 from collections.abc import Iterable
 from itertools import pairwise
@@ -112,7 +113,8 @@ class StateDesk:
 
     def _saved(self) -> State:
         size = self._lib.llama_state_seq_get_size(self._context, self._number)
-        state = np.empty(size, dtype=np.uint8)
+        # np.empty asks for huge pages, which Linux may have to make first: four times as long as the copy took.
+        state = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
         data = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         written = self._lib.llama_state_seq_get_data(self._context, data, size, self._number)
         if written != size:

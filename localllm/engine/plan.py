@@ -80,10 +80,10 @@ class ChunkSize:
 
     TARGET_S = 0.15
     ALONE_S = 0.22
-    PATIENT_S = 2.0
+    PATIENT_S = 3.0
     SMALLEST = 16
-    LEAST_PATIENT = 96
-    WHOLE_TILES = 32  # rows that kernels like to have together; a long step consists of such
+    LEAST_PATIENT = 128
+    WHOLE_TILES = 64  # rows whose attention llama.cpp computes together; fewer cost as much as all behind a long prefix
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
