@@ -2,49 +2,39 @@
 
 Weights are packed so that a vector lane is an output row (see cpu_kernels.formats). A format brings two functions:
 gemv(weights, k, act, tile, y, addend, first, last) for one token, over its groups of rows, and
-tile(zero_i, zero_f, group, k, act, tile, out, scratch, fresh) for a register tile of tokens, where out is (y, its
-stride, addend, its stride) and fresh tells that the group still lies in memory: the first tile asks for it ahead.
-Both add the same products in the same order, so a token's result does not depend on its company. On AVX2 super-blocks
-are unpacked for many tiles instead (cpu_kernels.formats.panels).
+tile(zero, group, k, act, tile, sums, start, end, fresh) for a register tile of tokens, which adds the products of
+values start..end-1 to sums in memory (64 bytes a token, those of a group's next sixteen rows after them); fresh tells
+that the group still lies in memory: the first tile asks for it ahead. Both add the same products in the same order, so
+a token's result does not depend on its company. On AVX2 super-blocks are unpacked for many tiles instead
+(cpu_kernels.formats.panels).
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
 7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 packed privately, 11 expert segments or 0,
 12 bytes of an expert. Expert segments: count, then (expert, first tile, tiles) each.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+from cpu_kernels.isa import ISA, Isa
 from cpu_kernels.kernel import Kernel, inner
 from cpu_kernels.records import activation, argument, field, scratch, share, stage_rows
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32
-from cpu_kernels.simd.tiles import tile_width, zero_tile_f32, zero_tile_i32
-from cpu_kernels.simd.vectors import load_f32, store_f32
+from cpu_kernels.simd.tiles import zero_tile_i32
+from cpu_kernels.simd.vectors import load_f32, store_f32, zero_f32
 
 # Packed tokens that stay in a core's second-level cache while weights stream past, in bytes.
 _CACHED_TOKENS = 600_000
+# On AVX2 tiles are small: so many take turns after so many values. One after the other through a whole group of rows,
+# the first would wait for memory and the others leave it idle.
+_TOGETHER, _SPAN = (4, 256) if ISA is Isa.AVX2 else (1, 1 << 30)
 
 
 @inner
 def put_sum(total: Any, y: int, addend: int) -> None:
     """Store sixteen results, the addend (if its address is not 0) last."""
     store_f32(y, total if addend == 0 else add_f32(total, load_f32(addend)))
-
-
-@inner
-def moved(out: Any, rows: int, columns: int) -> Any:
-    """A tile's place and addend, some rows and bytes further on."""
-    y, y_stride, addend, addend_stride = out
-    at = addend + rows * addend_stride + columns if addend != 0 else 0
-    return y + rows * y_stride + columns, y_stride, at, addend_stride
-
-
-@inner
-def put_tile(zero: Any, sums: int, out: Any) -> None:
-    """Store the accumulators of a tile, 64 bytes a token at `sums`, as put_sum does."""
-    y, y_stride, addend, addend_stride = out
-    for t in range(tile_width(zero)):
-        put_sum(load_f32(sums + t * 64), y + t * y_stride, addend + t * addend_stride if addend != 0 else 0)
 
 
 def gemv_kernel(gemv: Any, name: str) -> Kernel:
@@ -78,50 +68,101 @@ def gemv_kernel(gemv: Any, name: str) -> Kernel:
     return Kernel(matmul, f"{name}.matmul_1")
 
 
-def tile_segment(tile: Any, width: int) -> Any:
-    """A segment of register tiles of `width` tokens, a block of which stays in cache while weights stream past."""
+@dataclass(frozen=True)
+class Tiles:
+    """How a group of rows is multiplied with tiles of `width` tokens.
+
+    compute(group, k, act, first, tiles, out, memory) leaves tiles first..first+tiles-1's results in out, which is (y of
+    the first tile, its stride, addend, its stride). most_tokens and most_bytes bound a round: the tokens, and their
+    values of a byte each, that compute is given at once, so that they stay in cache while weights stream past.
+    """
+
+    compute: Any
+    width: int
+    most_tokens: int
+    most_bytes: int
+
+
+def plain_tiles(tile: Any, width: int, parts: int) -> Tiles:
+    """Tiles that each unpack the weights. parts: how many sixteen rows a group has."""
+    tile_bytes = 64 * width * parts
 
     @inner
-    def run_segment(
-        op: int, step: int, thread: int, threads: int, act: int, weights: int, start: int, end: int
-    ) -> None:
+    def put(sums: int, rows: int, out: Any) -> None:
+        y, y_stride, addend, addend_stride = out
+        for part in range(parts):
+            for t in range(rows):
+                at = addend + t * addend_stride + part * 64 if addend != 0 else 0
+                place = sums + t // width * tile_bytes + (part * width + t % width) * 64
+                put_sum(load_f32(place), y + t * y_stride + part * 64, at)
+
+    @inner
+    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int) -> None:
+        y, y_stride, addend, addend_stride = out
+        for m in range(0, tiles, _TOGETHER):
+            count = min(_TOGETHER, tiles - m)
+            for i in range(count * width * parts):
+                store_f32(memory + i * 64, zero_f32())
+            for start in range(0, k, _SPAN):
+                end = min(k, start + _SPAN)
+                for i in range(count):
+                    sums = memory + i * tile_bytes
+                    tile(zero_tile_i32(width), group, k, act, first + m + i, sums, start, end, m + i == 0)
+            at = addend + m * width * addend_stride if addend != 0 else 0
+            put(memory, count * width, (y + m * width * y_stride, y_stride, at, addend_stride))
+
+    return Tiles(compute, width, _CACHED_TOKENS, _CACHED_TOKENS)
+
+
+def tiles_kernel(tiles: Tiles, name: str) -> Kernel:
+    """The kernel for tiles of several tokens; threads share out the groups of rows of all rounds of all experts."""
+    compute, width, most_tokens, most_bytes = tiles.compute, tiles.width, tiles.most_tokens, tiles.most_bytes
+
+    @inner
+    def rounds_of(count: int, k: int) -> int:
+        most = max(1, min(most_tokens, most_bytes // k) // width)
+        return (count + most - 1) // most
+
+    @inner
+    def run(op: int, act: int, weights: int, tile: int, count: int, first: int, last: int, memory: int) -> None:
+        """Groups first..last-1 of all rounds', one round's after the other's, of `count` tiles from `tile` on."""
         groups, group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
-        y, y_stride, addend, addend_stride = argument(op, 5), argument(op, 6), argument(op, 7), argument(op, 8)
-        sums = scratch(step, thread)
-        block = max(1, _CACHED_TOKENS // (k * width))
-        for m0 in range(start, end, block):
-            for g in range(share(groups, thread, threads), share(groups, thread + 1, threads)):
-                for m in range(m0, min(end, m0 + block)):
-                    column = g * group_rows * 4
-                    row = m * width
-                    tile(
-                        zero_tile_i32(width),
-                        zero_tile_f32(width),
-                        weights + g * group_bytes,
-                        k,
-                        act,
-                        m,
-                        moved((y, y_stride, addend, addend_stride), row, column),
-                        sums,
-                        m == m0,
-                    )
+        y_stride, addend_stride = argument(op, 6), argument(op, 8)
+        rounds = rounds_of(count, k)
+        for r in range(first // groups, (last + groups - 1) // groups):
+            begin = tile + share(count, r, rounds)
+            some = tile + share(count, r + 1, rounds) - begin
+            for g in range(max(first - r * groups, 0), min(last - r * groups, groups)):
+                column, row = g * group_rows * 4, begin * width
+                addend = argument(op, 7) + row * addend_stride + column if argument(op, 7) != 0 else 0
+                out = (argument(op, 5) + row * y_stride + column, y_stride, addend, addend_stride)
+                compute(weights + g * group_bytes, k, act, begin, some, out, memory)
 
-    return run_segment
-
-
-def kernel_of_segments(run_segment: Any, width: int, name: str) -> Kernel:
-    """The kernel that runs a segment of tiles for each expert, or one of all rows."""
+    @inner
+    def run_segments(op: int, act: int, rows: int, first: int, last: int, memory: int) -> int:
+        """Run the groups first..last-1 of those of all segments; return how many there are."""
+        groups, k, segments = argument(op, 1), argument(op, 4), argument(op, 11)
+        done = 0
+        for s in range(1 if segments == 0 else field(segments, 0)):
+            weights, start, count = argument(op, 0), 0, (rows + width - 1) // width
+            if segments != 0:
+                weights += field(segments, 3 * s + 1) * argument(op, 12)
+                start, count = field(segments, 3 * s + 2), field(segments, 3 * s + 3)
+            items = rounds_of(count, k) * groups
+            low, high = max(first - done, 0), min(last - done, items)
+            if low < high:
+                run(op, act, weights, start, count, low, high, memory)
+            done += items
+        return done
 
     def matmul(op: int, step: int, thread: int, threads: int) -> None:
         rows = stage_rows(op, step)
         act = activation(argument(op, 9), argument(op, 10), rows, thread)
-        segments = argument(op, 11)
-        if segments == 0:
-            run_segment(op, step, thread, threads, act, argument(op, 0), 0, (rows + width - 1) // width)
-            return
-        for s in range(field(segments, 0)):
-            weights = argument(op, 0) + field(segments, 3 * s + 1) * argument(op, 12)
-            start = field(segments, 3 * s + 2)
-            run_segment(op, step, thread, threads, act, weights, start, start + field(segments, 3 * s + 3))
+        memory = scratch(step, thread)
+        items = run_segments(op, act, rows, 0, 0, memory)
+        first, last = first_share(items, thread, threads)
+        while first >= 0:
+            run_segments(op, act, rows, first, last, memory)
+            first, last = next_share(op, items, threads)
 
     return Kernel(matmul, f"{name}.matmul_{width}")

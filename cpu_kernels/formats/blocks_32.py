@@ -15,7 +15,7 @@ import numpy as np
 
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import moved, put_sum, put_tile
+from cpu_kernels.matmul import put_sum
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import add_i32, fma, mul_f32, prefetch_lines, shift_left, to_f32
 from cpu_kernels.simd.dot import has_short_sums
@@ -25,7 +25,6 @@ from cpu_kernels.simd.tiles import (
     dot4_steps,
     start_biased,
     tile_scale_add_to_memory,
-    tile_store,
     tile_width,
 )
 from cpu_kernels.simd.vectors import (
@@ -247,39 +246,37 @@ def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
 
     @inner
     def tile(
-        zero_i: Any,
-        zero_f: Any,
+        zero: Any,
         group: int,
         k: int,
         act: int,
         tile: int,
-        out: Any,
         sums: int,
+        start: int,
+        end: int,
         fresh: bool,
     ) -> None:
-        width = tile_width(zero_i)
-        blocks = k // 32
+        width = tile_width(zero)
+        first = tile * (k // 32) + start // 32
         step = 4 * width
         for half in range(2):
-            p = group
-            x = field(act, _Q) + tile * width * k
-            scale = field(act, _SCALE) + tile * width * blocks * 4
-            offset = field(act, _SUM) + tile * width * blocks * 4
-            tile_store(zero_f, sums, 64)
-            for _ in range(blocks):
+            p = group + start // 32 * block_bytes
+            x = field(act, _Q) + first * width * 32
+            scale = field(act, _SCALE) + first * width * 4
+            offset = field(act, _SUM) + first * width * 4
+            for _ in range(start, end, 32):
                 if fresh and half == 0:
                     prefetch_lines(p + _AHEAD, lines)
-                products = start_sums(zero_i, offset)
+                products = start_sums(zero, offset)
                 products = add_steps(products, scaled_low_steps(p + half * half_bytes), x)
                 products = add_steps(products, high_steps(p + half * half_bytes), x + 4 * step)
-                tile_scale_add_to_memory(products, scales_of_half(p, half), scale, sums)
+                tile_scale_add_to_memory(products, scales_of_half(p, half), scale, sums + half * 64 * width)
                 if minima:
-                    constants = broadcast_like(zero_i, offset, 0)
-                    tile_scale_add_to_memory(constants, minima_of_half(p, half), scale, sums)
+                    constants = broadcast_like(zero, offset, 0)
+                    tile_scale_add_to_memory(constants, minima_of_half(p, half), scale, sums + half * 64 * width)
                 p += block_bytes
                 x += 8 * step
                 scale += step
                 offset += step
-            put_tile(zero_i, sums, moved(out, 0, half * 64))
 
     return tile

@@ -9,10 +9,10 @@ import numpy as np
 
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.matmul import put_sum
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import fma, prefetch_lines
-from cpu_kernels.simd.tiles import tile_fma_broadcast, tile_store, tile_width
+from cpu_kernels.simd.tiles import tile_fma_broadcast, tile_load_f32, tile_store, tile_width
 from cpu_kernels.simd.vectors import (
     broadcast_f32,
     get_f16,
@@ -104,25 +104,24 @@ def _format(name: str, load: Any, vector_bytes: int, pack_row: Any, unpack_row: 
 
     @inner
     def tile(
-        zero_i: Any,
-        zero_f: Any,
+        zero: Any,
         group: int,
         k: int,
         act: int,
         index: int,
-        out: Any,
         sums: int,
+        start: int,
+        end: int,
         fresh: bool,
     ) -> None:
-        width = tile_width(zero_i)
+        width = tile_width(zero)
         x = field(act, _FLOATS) + index * width * k * 4
-        total = zero_f
-        for i in range(k):
+        total = tile_load_f32(zero, sums)
+        for i in range(start, end):
             if fresh:
                 prefetch_lines(group + i * vector_bytes + _AHEAD, 1)
             total = tile_fma_broadcast(total, load(group + i * vector_bytes), x + i * 4 * width, 4)
         tile_store(total, sums, 64)
-        put_tile(zero_i, sums, out)
 
     return WeightFormat(
         name=name,

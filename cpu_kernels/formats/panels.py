@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum
-from cpu_kernels.records import Act, argument, field, scratch, share
+from cpu_kernels.matmul import Tiles, put_sum
+from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import mask_bits, neg_f32, shift_right
 from cpu_kernels.simd.tiles import (
     add_short,
@@ -59,51 +59,31 @@ class Panels:
     minima: bool = False
 
 
-def panel_segment(panels: Panels, width: int, few: Any) -> Any:
-    """A segment of tiles of `width` tokens; where there are few, `few` computes them."""
-    block_bytes, unpack, add = panels.block_bytes, panels.unpack, _add(panels, width)
+def panel_tiles(panels: Panels, few: Tiles) -> Tiles:
+    """Tiles that share panels; where there are few, `few` computes them."""
+    width, compute_few, block_bytes, unpack = few.width, few.compute, panels.block_bytes, panels.unpack
+    add = _add(panels, width)
 
     @inner
-    def multiply(group: int, k: int, act: int, first: int, tiles: int, panel: int) -> None:
-        """Leave the results of sixteen rows, 64 bytes a token, behind the panel."""
+    def compute_many(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int) -> None:
+        y, y_stride, addend, addend_stride = out
         sums = panel + _PANEL_BYTES
         for t in range(tiles * width):
             store_f32(sums + 64 * t, zero_f32())
         for b in range(k // 256):
             unpack(group + b * block_bytes, panel)
             add(panel, act, first, tiles, k, b, sums)
-
-    @inner
-    def put(op: int, first: int, tiles: int, column: int, sums: int) -> None:
-        y, y_stride, addend, addend_stride = argument(op, 5), argument(op, 6), argument(op, 7), argument(op, 8)
         for t in range(tiles * width):
-            row = first * width + t
-            at = addend + row * addend_stride + column if addend != 0 else 0
-            put_sum(load_f32(sums + 64 * t), y + row * y_stride + column, at)
+            put_sum(load_f32(sums + 64 * t), y + t * y_stride, addend + t * addend_stride if addend != 0 else 0)
 
     @inner
-    def many(op: int, step: int, thread: int, threads: int, act: int, weights: int, start: int, end: int) -> None:
-        groups, group_bytes, k = argument(op, 1), argument(op, 2), argument(op, 4)
-        panel = scratch(step, thread)
-        most = max(1, min(_ROUND_TOKENS, _ROUND_BYTES // k) // width)
-        rounds = (end - start + most - 1) // most
-        for r in range(rounds):
-            first = start + share(end - start, r, rounds)
-            tiles = start + share(end - start, r + 1, rounds) - first
-            for g in range(share(groups, thread, threads), share(groups, thread + 1, threads)):
-                multiply(weights + g * group_bytes, k, act, first, tiles, panel)
-                put(op, first, tiles, g * 64, panel + _PANEL_BYTES)
-
-    @inner
-    def run_segment(
-        op: int, step: int, thread: int, threads: int, act: int, weights: int, start: int, end: int
-    ) -> None:
-        if end - start < _MANY:
-            few(op, step, thread, threads, act, weights, start, end)
+    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int) -> None:
+        if tiles < _MANY:
+            compute_few(group, k, act, first, tiles, out, memory)
         else:
-            many(op, step, thread, threads, act, weights, start, end)
+            compute_many(group, k, act, first, tiles, out, memory)
 
-    return run_segment
+    return Tiles(compute, width, _ROUND_TOKENS, _ROUND_BYTES)
 
 
 @inner

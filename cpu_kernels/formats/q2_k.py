@@ -10,7 +10,7 @@ import numpy as np
 
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.matmul import put_sum
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import (
     fma,
@@ -27,7 +27,6 @@ from cpu_kernels.simd.tiles import (
     short_factor,
     start_short,
     tile_scale_add_to_memory,
-    tile_store,
     tile_width,
 )
 from cpu_kernels.simd.vectors import (
@@ -151,41 +150,40 @@ def _tile_minima(zero: Any, p: int, offset: int) -> Any:
 
 @inner
 def _tile(
-    zero_i: Any,
-    zero_f: Any,
+    zero: Any,
     group: int,
     k: int,
     act: int,
     tile: int,
-    out: Any,
     sums: int,
+    start: int,
+    end: int,
     fresh: bool,
 ) -> None:
-    width = tile_width(zero_i)
+    width = tile_width(zero)
     blocks = k // 256
-    x = field(act, _Q) + tile * width * k
-    scale = field(act, _SCALE) + tile * width * blocks * 4
-    offset = field(act, _SUM) + tile * width * blocks * 64
+    first = tile * blocks + start // 256
+    x = field(act, _Q) + first * width * 256
+    scale = field(act, _SCALE) + first * width * 4
+    offset = field(act, _SUM) + first * width * 64
     step = 4 * width
-    p = group
-    tile_store(zero_f, sums, 64)
-    for _ in range(blocks):
-        products = zero_i
+    p = group + start // 256 * _BLOCK_BYTES
+    for _ in range(start, end, 256):
+        products = zero
         if fresh:
             prefetch_lines(p + _AHEAD, 21)
         for quarter in range(4):
             scales = load_i32(p + _SCALES + quarter * 64)
             for i in range(4):
-                part = short_dot4_steps(start_short(zero_i), _weights(p + (quarter * 4 + i) * 64), x)
+                part = short_dot4_steps(start_short(zero), _weights(p + (quarter * 4 + i) * 64), x)
                 products = add_short(products, part, short_factor(mask_bits(scales, 15)))
                 scales = shift_right(scales, 8)
                 x += 4 * step
         tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)
-        tile_scale_add_to_memory(_tile_minima(zero_i, p, offset), _minima_factor(p), scale, sums)
+        tile_scale_add_to_memory(_tile_minima(zero, p, offset), _minima_factor(p), scale, sums)
         p += _BLOCK_BYTES
         scale += step
         offset += 16 * step
-    put_tile(zero_i, sums, out)
 
 
 FORMAT = WeightFormat(

@@ -11,7 +11,7 @@ import numpy as np
 from cpu_kernels.formats.panels import Panels, put_scales, put_values
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.matmul import put_sum
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import (
     fma,
@@ -30,7 +30,6 @@ from cpu_kernels.simd.tiles import (
     start_short,
     tile_dot2,
     tile_scale_add_to_memory,
-    tile_store,
     tile_width,
 )
 from cpu_kernels.simd.vectors import (
@@ -185,36 +184,36 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
 
 @inner
 def _tile(
-    zero_i: Any,
-    zero_f: Any,
+    zero: Any,
     group: int,
     k: int,
     act: int,
     tile: int,
-    out: Any,
     sums: int,
+    start: int,
+    end: int,
     fresh: bool,
 ) -> None:
-    width = tile_width(zero_i)
+    width = tile_width(zero)
     blocks = k // 256
-    x = field(act, _Q) + tile * width * k
-    scale = field(act, _SCALE) + tile * width * blocks * 4
-    pairs = field(act, _PAIRS) + tile * width * blocks * 16
+    first = tile * blocks + start // 256
+    x = field(act, _Q) + first * width * 256
+    scale = field(act, _SCALE) + first * width * 4
+    pairs = field(act, _PAIRS) + first * width * 16
     step = 4 * width
-    p = group
-    tile_store(zero_f, sums, 64)
-    for _ in range(blocks):
-        products = zero_i
+    p = group + start // 256 * _BLOCK_BYTES
+    for _ in range(start, end, 256):
+        products = zero
         for half in range(2):
             scales = load_i32(p + _SCALES + half * 64)
             for chunk in range(2):
                 nibbles = p + half * 1024 + chunk * 512
                 if fresh:
                     prefetch_lines(nibbles + _AHEAD, 8)
-                part = short_dot4_steps(start_short(zero_i), low_nibbles(nibbles), x)
+                part = short_dot4_steps(start_short(zero), low_nibbles(nibbles), x)
                 part = short_dot4_steps(part, low_nibbles(nibbles + 256), x + 4 * step)
                 products = add_short(products, part, short_factor(mask_bits(scales, 0xFF)))
-                part = short_dot4_steps(start_short(zero_i), high_nibbles(nibbles), x + 8 * step)
+                part = short_dot4_steps(start_short(zero), high_nibbles(nibbles), x + 8 * step)
                 part = short_dot4_steps(part, high_nibbles(nibbles + 256), x + 12 * step)
                 products = add_short(products, part, short_factor(mask_bits(shift_right(scales, 8), 0xFF)))
                 scales = shift_right(scales, 16)
@@ -222,11 +221,10 @@ def _tile(
         if fresh:
             prefetch_lines(p + _SCALES + _AHEAD, 5)
         tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)
-        tile_scale_add_to_memory(tile_minima(zero_i, p + _MINIMA, pairs), neg_f32(load_f16(p + _DMIN)), scale, sums)
+        tile_scale_add_to_memory(tile_minima(zero, p + _MINIMA, pairs), neg_f32(load_f16(p + _DMIN)), scale, sums)
         p += _BLOCK_BYTES
         scale += step
         pairs += 4 * step
-    put_tile(zero_i, sums, out)
 
 
 @inner

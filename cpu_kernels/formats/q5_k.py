@@ -21,7 +21,7 @@ from cpu_kernels.formats.panels import Panels, put_scales, put_values
 from cpu_kernels.formats.q4_k import minima, pack_scales, tile_minima
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.matmul import put_sum
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import (
     add_i32,
@@ -39,7 +39,6 @@ from cpu_kernels.simd.tiles import (
     dot4_steps,
     tile_multiply_add_i32,
     tile_scale_add_to_memory,
-    tile_store,
     tile_width,
 )
 from cpu_kernels.simd.vectors import (
@@ -143,38 +142,38 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
 
 @inner
 def _tile(
-    zero_i: Any,
-    zero_f: Any,
+    zero: Any,
     group: int,
     k: int,
     act: int,
     tile: int,
-    out: Any,
     sums: int,
+    start: int,
+    end: int,
     fresh: bool,
 ) -> None:
-    width = tile_width(zero_i)
+    width = tile_width(zero)
     blocks = k // 256
-    x = field(act, _Q) + tile * width * k
-    scale = field(act, _SCALE) + tile * width * blocks * 4
-    pairs = field(act, _PAIRS) + tile * width * blocks * 16
+    first = tile * blocks + start // 256
+    x = field(act, _Q) + first * width * 256
+    scale = field(act, _SCALE) + first * width * 4
+    pairs = field(act, _PAIRS) + first * width * 16
     step = 4 * width
-    p = group
-    tile_store(zero_f, sums, 64)
-    for _ in range(blocks):
-        products = zero_i
+    p = group + start // 256 * _BLOCK_BYTES
+    for _ in range(start, end, 256):
+        products = zero
         for half in range(2):
             scales = load_i32(p + _SCALES + half * 64)
             for chunk in range(2):
                 values = p + (half * 2 + chunk) * _CHUNK
                 if fresh:
                     prefetch_lines(values + _AHEAD, 10)
-                part = zero_i
+                part = zero
                 for quarter in range(2):
                     low = low_fives(values + quarter * _HALF_CHUNK)
                     part = dot4_steps(part, low, x + quarter * 4 * step, LARGEST_FIVE)
                 products = tile_multiply_add_i32(products, part, mask_bits(scales, 0xFF))
-                part = zero_i
+                part = zero
                 for quarter in range(2):
                     high = _high_fives_shifted(values + quarter * _HALF_CHUNK)
                     part = dot4_steps(part, high, x + (8 + quarter * 4) * step, LARGEST_FIVE)
@@ -184,11 +183,10 @@ def _tile(
         if fresh:
             prefetch_lines(p + _SCALES + _AHEAD, 5)
         tile_scale_add_to_memory(products, load_f16(p + _D), scale, sums)
-        tile_scale_add_to_memory(tile_minima(zero_i, p + _MINIMA, pairs), neg_f32(load_f16(p + _DMIN)), scale, sums)
+        tile_scale_add_to_memory(tile_minima(zero, p + _MINIMA, pairs), neg_f32(load_f16(p + _DMIN)), scale, sums)
         p += _BLOCK_BYTES
         scale += step
         pairs += 4 * step
-    put_tile(zero_i, sums, out)
 
 
 @inner

@@ -14,7 +14,7 @@ import numpy as np
 from cpu_kernels.formats.panels import Panels, put_d, put_factors, put_values
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum, put_tile
+from cpu_kernels.matmul import put_sum
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import (
     fma,
@@ -33,7 +33,6 @@ from cpu_kernels.simd.tiles import (
     short_dot4_steps,
     short_factor,
     tile_scale_add_to_memory,
-    tile_store,
     tile_width,
 )
 from cpu_kernels.simd.vectors import (
@@ -160,32 +159,32 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
 
 @inner
 def _tile(
-    zero_i: Any,
-    zero_f: Any,
+    zero: Any,
     group: int,
     k: int,
     act: int,
     tile: int,
-    out: Any,
     sums: int,
+    start: int,
+    end: int,
     fresh: bool,
 ) -> None:
-    width = tile_width(zero_i)
+    width = tile_width(zero)
     blocks = k // 256
-    x = field(act, _Q) + tile * width * k
-    scale = field(act, _SCALE) + tile * width * blocks * 4
-    offset = field(act, _SUM) + tile * width * blocks * 64
+    first = tile * blocks + start // 256
+    x = field(act, _Q) + first * width * 256
+    scale = field(act, _SCALE) + first * width * 4
+    offset = field(act, _SUM) + first * width * 64
     step = 4 * width
-    p = group
-    tile_store(zero_f, sums, 64)
-    for _ in range(blocks):
-        products = zero_i
+    p = group + start // 256 * _BLOCK_BYTES
+    for _ in range(start, end, 256):
+        products = zero
         for quarter in range(4):
             scales = load_i32(p + _SCALES + quarter * 64)
             if fresh:
                 prefetch_lines(p + quarter * 768 + _AHEAD, 12)
             for j in range(4):
-                part = broadcast_like(zero_i, offset, 0)
+                part = broadcast_like(zero, offset, 0)
                 part = short_dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x)
                 products = add_short(products, part, short_factor(_signed_byte(scales)))
                 scales = shift_right(scales, 8)
@@ -196,7 +195,6 @@ def _tile(
         tile_scale_add_to_memory(products, load_f32(p + _D), scale, sums)
         p += _BLOCK_BYTES
         scale += step
-    put_tile(zero_i, sums, out)
 
 
 @inner

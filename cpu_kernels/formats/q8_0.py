@@ -10,13 +10,14 @@ import numpy as np
 
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import moved, put_sum, put_tile
+from cpu_kernels.matmul import put_sum
 from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd.arithmetic import fma, mul_f32, prefetch_lines, to_f32
 from cpu_kernels.simd.dot import BYTE_OFFSET
 from cpu_kernels.simd.tiles import (
     biased_dot4_steps,
     start_biased,
+    tile_load_f32,
     tile_scale_add,
     tile_store,
     tile_width,
@@ -99,28 +100,28 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
 
 @inner
 def _tile(
-    zero_i: Any,
-    zero_f: Any,
+    zero: Any,
     group: int,
     k: int,
     act: int,
     tile: int,
-    out: Any,
     sums: int,
+    start: int,
+    end: int,
     fresh: bool,
 ) -> None:
-    width = tile_width(zero_i)
-    blocks = k // 32
+    width = tile_width(zero)
+    first = tile * (k // 32) + start // 32
     for half in range(2):
-        p = group
-        q = field(act, _Q) + tile * width * k
-        scale = field(act, _SCALE) + tile * width * blocks * 4
-        offset = field(act, _SUM) + tile * width * blocks * 4
-        total = zero_f
-        for _ in range(blocks):
+        p = group + start // 32 * _BLOCK_BYTES
+        q = field(act, _Q) + first * width * 32
+        scale = field(act, _SCALE) + first * width * 4
+        offset = field(act, _SUM) + first * width * 4
+        total = tile_load_f32(zero, sums + half * 64 * width)
+        for _ in range(start, end, 32):
             if fresh and half == 0:
                 prefetch_lines(p + _AHEAD, 17)
-            products = start_biased(zero_i, offset)
+            products = start_biased(zero, offset)
             products = biased_dot4_steps(products, _weights(p + half * 512), q)
             products = biased_dot4_steps(products, _weights(p + half * 512 + 256), q + 16 * width)
             total = tile_scale_add(total, products, load_f16(p + _SCALES + half * 32), scale)
@@ -128,8 +129,7 @@ def _tile(
             q += 32 * width
             scale += 4 * width
             offset += 4 * width
-        tile_store(total, sums, 64)
-        put_tile(zero_i, sums, moved(out, 0, half * 64))
+        tile_store(total, sums + half * 64 * width, 64)
 
 
 FORMAT = WeightFormat(

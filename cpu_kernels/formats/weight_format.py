@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from cpu_kernels.formats.panels import Panels, panel_segment
+from cpu_kernels.formats.panels import Panels, panel_tiles
 from cpu_kernels.kernel import Kernel
-from cpu_kernels.matmul import gemv_kernel, kernel_of_segments, tile_segment
+from cpu_kernels.matmul import gemv_kernel, plain_tiles, tiles_kernel
 from cpu_kernels.packing import embed_kernel, repack_kernel
 from cpu_kernels.records import TILE_WIDTHS, Form
 from cpu_kernels.simd.dot import has_short_sums
@@ -41,10 +41,10 @@ class WeightFormat:
         self.embed = embed_kernel(unpack_row, name)
         self.matmul: dict[int, Kernel] = {1: gemv_kernel(gemv, name)}
         for width in TILE_WIDTHS[1:]:
-            segment = tile_segment(tile, width)
+            tiles = plain_tiles(tile, width, group_rows // 16)
             if panels is not None and has_short_sums():
-                segment = panel_segment(panels, width, segment)
-            self.matmul[width] = kernel_of_segments(segment, width, name)
+                tiles = panel_tiles(panels, tiles)
+            self.matmul[width] = tiles_kernel(tiles, name)
 
     def group_bytes(self, k: int) -> int:
         """Bytes of a group of rows of k values."""

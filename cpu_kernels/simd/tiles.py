@@ -255,6 +255,18 @@ def tile_fma_broadcast(context: Any, acc: Any, vector: Any, where: Any, stride: 
 
 
 @intrinsic
+def tile_load_f32(context: Any, like: Any, where: Any) -> Any:
+    """Floats for as many tokens as `like` has, token t's vector at where + 64 t."""
+    tile = tuple_of(f32x16, like.count)
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        found = [load(builder, _at(builder, args[1], 64 * t), f32x16.llvm, 64) for t in range(tile.count)]
+        return context.make_tuple(builder, tile, found)
+
+    return tile(like, address), codegen
+
+
+@intrinsic
 def tile_store(context: Any, tile: Any, where: Any, stride: Any) -> Any:
     """Store token t's vector at where + t * stride."""
     width = tile.count

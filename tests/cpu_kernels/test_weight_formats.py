@@ -89,6 +89,21 @@ def test_a_result_does_not_depend_on_tile_width_or_threads(name: str) -> None:
         assert np.array_equal(matrix.multiply(x, width, 2, addend), alone + addend), width
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_few_tiles_that_take_turns_give_what_each_token_alone_gives(name: str) -> None:
+    matrix, x = matrix_of(name), tokens()
+    alone = matrix.multiply(x, width=1)
+    for rows in (TILE_WIDTHS[-1] + 1, 2 * TILE_WIDTHS[-1] + 1):
+        assert np.array_equal(matrix.multiply(x[:rows], TILE_WIDTHS[-1], 2), alone[:rows]), rows
+
+
+def test_rounds_of_tokens_that_fill_the_cache_give_what_each_token_alone_gives() -> None:
+    k = 32768
+    matrix = Matrix.pack(WEIGHT_FORMATS["Q4_K"], random_weights("Q4_K", 32, k), k)
+    x = np.random.default_rng(4).standard_normal((TOKENS, k)).astype(np.float32)
+    assert np.array_equal(matrix.multiply(x, TILE_WIDTHS[-1], 2), matrix.multiply(x, width=1))
+
+
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K"])
 def test_rows_mapped_to_nothing_are_zero(name: str) -> None:
     weight_format = WEIGHT_FORMATS[name]
