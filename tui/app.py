@@ -78,6 +78,8 @@ class ChatApp(App[None]):
         self._leave_on(signal.SIGHUP)
 
     def _leave_on(self, number: signal.Signals) -> None:
+        # Where the shell has taken the terminal back, only who ignores this may put it as it was.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         for screen in self.screen_stack:
             if isinstance(screen, ChatScreen):
                 screen.keep_answer()

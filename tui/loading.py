@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.worker import Worker
@@ -81,7 +82,7 @@ class ModelLoader:
 
     def _start(self, name: str, pull: bool, stopped: threading.Event) -> None:
         if not stopped.is_set():
-            self._work = self._chat.run_worker(self._load(name, pull, stopped), group="load")
+            self._work = self._chat.run_worker(partial(self._load, name, pull, stopped), group="load")
 
     async def _load(self, name: str, pull: bool, stopped: threading.Event) -> None:
         told = ("", 0.0)

@@ -1,6 +1,7 @@
 """The `localllm` program: the command line with the chat, which opens where no command is given."""
 
 import gc
+import os
 import sys
 
 
@@ -15,6 +16,7 @@ def main() -> None:
 
 
 def _run() -> None:
+    _open_closed_streams()
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     match sys.argv[1:]:
         case [] if in_terminal:
@@ -28,6 +30,13 @@ def _run() -> None:
             from localllm.cli import main as command_line
 
             command_line.main()
+
+
+def _open_closed_streams() -> None:
+    """Let what was started without a standard stream read nothing and write to nobody; Python has None there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
 
 
 def _chat(model: str | None) -> None:

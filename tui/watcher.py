@@ -14,6 +14,7 @@ _RESET = (
     "\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1004l\x1b[<u\x1b[?2026l"
     "\x1b[?1049l\x1b[0m\x1b[?25h"
 )
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def go_on_watched() -> None:
@@ -32,6 +33,7 @@ def go_on_watched() -> None:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
+        _leave_with_parent()
         return
 
     def pass_on(number: int, _frame: "FrameType | None") -> None:
@@ -50,6 +52,14 @@ def go_on_watched() -> None:
     fail(f"The chat was ended by {name}. What was said is kept: F3 lists it after the next start.")
     sys.stderr.flush()
     os._exit(128 + killed_by)
+
+
+def _leave_with_parent() -> None:
+    """Have the system hang up on this process where the one that watches is killed: its shell draws again."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
 
 
 def _wait(child: int) -> int:

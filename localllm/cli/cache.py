@@ -25,7 +25,7 @@ def cache(
     from localllm.stored import emptied, stored_places
 
     for what in free or ():
-        note(f"{what}: {human_bytes(emptied(what))} are free.")
+        note(f"{what} is emptied, which frees {human_bytes(emptied(what))}.")
     if free:
         return
     places = stored_places(load_settings({}))

@@ -28,9 +28,9 @@ def remove(
     store = OwnStore(own_store(load_settings({})))
     for name in names or ():
         freed = store.remove(stored_name(name))
-        note(f"{name} is removed, {human_bytes(freed)} are free.")
+        note(f"{name} is removed, which frees {human_bytes(freed)}.")
     if unfinished:
-        note(f"{human_bytes(store.remove_unfinished())} are free.")
+        note(f"What interrupted pulls left is removed, which frees {human_bytes(store.remove_unfinished())}.")
 
 
 def copy(

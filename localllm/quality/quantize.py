@@ -6,7 +6,9 @@ the choice of tensors follows llama_model_quantize (src/llama-quant.cpp).
 
 import ctypes
 import glob
+import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from gguf_io import open_model
 from gguf_io.model_file import ModelFile, TensorInfo
 from gpu_offload.library import llama
+from gpu_offload.library import logger as llama_log
 from localllm.errors import RequestError
 from localllm.library.own_store import STALE_S
 from models.registry import ARCHITECTURES
@@ -34,21 +37,26 @@ TYPES = (*OWN_TYPES, *LLAMA_TYPES)
 
 Progress = Callable[[str, float], None]
 
+log = logging.getLogger(__name__)
+
 _EXACT = frozenset({"F32", "F16", "BF16"})
 _QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 _UNFINISHED = ".gguf.tmp"
+_TENSOR_DONE = re.compile(r"\[ *(\d+)/ *(\d+)\]")  # how llama.cpp's log begins a line for each tensor
 _NEVER = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 
 
 def quantize(source: Path, target: Path, kind: str, progress: Progress, threads: int | None = None) -> None:
     """Write `source` anew with its matrices in the format `kind`, one of TYPES. `target` is whole or not there.
 
-    Raises RequestError for a kind that does not exist or a source that is quantised already, ModelFileError, and
-    LlamaCppMissingError where llama.cpp is needed.
+    Raises RequestError for a kind that does not exist, a source that is quantised already or would be written over,
+    ModelFileError, and LlamaCppMissingError where llama.cpp is needed.
     """
     kind = kind.upper()
     if kind not in TYPES:
         raise RequestError(f"There is no type {kind}. There are {', '.join(TYPES)}.")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise RequestError(f"{target} is the model itself, which would be lost. Name another file to write.")
     with open_model(source) as file:
         found = sorted({tensor.type.name for tensor in file.tensors.values()} - _EXACT)
         if found:
@@ -134,11 +142,45 @@ def _by_llama(source: Path, target: Path, kind: str, progress: Progress, threads
     parameters = library.llama_model_quantize_default_params()
     parameters.ftype = getattr(library, f"LLAMA_FTYPE_MOSTLY_{kind}")
     parameters.nthread = threads or 0
-    progress("quantising with llama.cpp", 0.0)
-    status = library.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(parameters))
+    with _heard(kind, lambda share: progress("quantising with llama.cpp", share)):
+        status = library.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(parameters))
     progress("quantising with llama.cpp", 1.0)
     if status != 0:
         raise RequestError(f"llama.cpp cannot quantise {source} to {kind}; --debug shows its messages.")
+
+
+@contextmanager
+def _heard(kind: str, progress: Callable[[float], None]) -> Iterator[None]:
+    """Take progress from llama.cpp's log, and say once how many matrices do not fit the type: it does so for each.
+
+    What progress raises is raised at the end; llama.cpp cannot be stopped.
+    """
+    larger, shown_from, level = 0, llama_log.getEffectiveLevel(), llama_log.level
+    raised: BaseException | None = None
+
+    def passes(record: logging.LogRecord) -> bool:
+        nonlocal larger, raised
+        message = record.getMessage()
+        if (done := _TENSOR_DONE.match(message)) and raised is None:
+            try:
+                progress((int(done[1]) - 1) / int(done[2]))
+            except BaseException as error:  # nothing may leave a callback of C's
+                raised = error
+        larger += "falling back to" in message
+        told = "falling back to" in message or "required fallback" in message
+        return record.levelno >= shown_from and not told
+
+    llama_log.addFilter(passes)
+    llama_log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        llama_log.setLevel(level)
+        llama_log.removeFilter(passes)
+    if raised is not None:
+        raise raised
+    if larger:
+        log.warning("%d matrices have rows that %s cannot hold, and are stored in larger types", larger, kind)
 
 
 @contextmanager
@@ -157,6 +199,7 @@ def _whole(target: Path) -> Iterator[Path]:
         raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
     os.close(handle)
     try:
+        os.chmod(name, _usual_mode())  # a temporary file is its user's alone
         yield Path(name)
         with open(name, "rb") as file:
             os.fsync(file.fileno())
@@ -165,3 +208,10 @@ def _whole(target: Path) -> Iterator[Path]:
         raise RequestError(f"{target} cannot be written: {error.strerror}.") from error
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _usual_mode() -> int:
+    """The permissions that a new file of this process has."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask

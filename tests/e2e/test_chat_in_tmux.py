@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.waiting import PATIENCE_S
@@ -34,6 +35,10 @@ class Terminal:
 
     def screen(self) -> str:
         return subprocess.run([*self._tmux, "capture-pane", "-p"], check=True, capture_output=True, text=True).stdout
+
+    def shell(self) -> psutil.Process:
+        told = subprocess.run([*self._tmux, "display", "-p", "#{pane_pid}"], check=True, capture_output=True)
+        return psutil.Process(int(told.stdout))
 
     def wait_for(self, text: str) -> str:
         """Return the screen once the text is on it."""
@@ -97,3 +102,15 @@ def test_ask_stop_quit_and_come_back(terminal: Terminal, data_dir: Path) -> None
     terminal.keys("F3")
     terminal.wait_for("Once upon a time")
     terminal.keys("Escape", "C-q")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells a process that its parent is gone")
+def test_killing_the_process_that_watches_gives_the_terminal_back(terminal: Terminal) -> None:
+    nowhere = "chat model --host 127.0.0.1:9"
+    terminal.keys(f"{sys.executable} -c 'from tui.main import main; main()' {nowhere}", "Enter")
+    terminal.wait_for("Ask anything")
+    (watcher,) = terminal.shell().children()
+    watcher.kill()
+    terminal.wait_until_gone("Ask anything")  # which the chat leaves in order, and nobody else
+    terminal.keys("clear; echo back $((40 + 2))", "Enter")
+    terminal.wait_for("back 42")

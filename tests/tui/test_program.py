@@ -43,6 +43,12 @@ def test_without_a_terminal_the_chat_refuses_and_no_command_means_help() -> None
     assert "Commands:" in run([]).stderr
 
 
+def test_what_is_started_without_standard_streams_works() -> None:
+    call = ["sh", "-c", '"$@" <&- >&-', "sh", sys.executable, "-c", "from tui.main import main; main()", "--version"]
+    ended = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.fixture(autouse=True)
 def collecting() -> Iterator[None]:
     yield

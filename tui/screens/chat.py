@@ -1,7 +1,8 @@
 """The chat: messages above, the prompt below, and the truth about the machine in one line."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
@@ -143,7 +144,7 @@ class ChatScreen(Screen[None]):
         else:
             self.prompt.accept(text)
             self._remember(text)
-            self._begin(self._send(text))
+            self._begin(partial(self._send, text))
             return
         self.prompt.give_back(event.text)
 
@@ -181,18 +182,18 @@ class ChatScreen(Screen[None]):
 
     def begin_answer(self, view: "AnswerView | None" = None) -> None:
         """Start `answer` beside everything else."""
-        self._begin(self.answer(view))
+        self._begin(partial(self.answer, view))
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
+    def _begin(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         async def whole() -> None:
             try:
-                await work
+                await work()
             finally:
                 self._begun = False
                 self.refresh_bindings()
 
         self._begun, self._stopping = True, False
-        self._work = self.run_worker(whole())
+        self._work = self.run_worker(whole)
 
     async def stop(self) -> None:
         """Stop the answer on its way and wait until it is saved; one that waits for its model waits no longer."""

@@ -52,6 +52,39 @@ def test_llama_cpp_quantises_the_rest(data_dir: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["q4.gguf"]
 
 
+@pytest.mark.oracle
+def test_llama_cpp_tells_how_far_it_is_and_once_what_does_not_fit(
+    data_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("llama_cpp", reason="the llama extra is not installed")
+    shares: list[float] = []
+    source = data_dir / "models/gguf/stories260K-F32.gguf"
+    quantize(source, tmp_path / "q4.gguf", "Q4_K_M", lambda _what, share: shares.append(share))
+    assert len(shares) > 20 and shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "matrices have rows that Q4_K_M cannot hold" in said
+
+    def stop(_what: str, share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(source, tmp_path / "stopped.gguf", "Q4_K_M", stop)
+    assert os.listdir(tmp_path) == ["q4.gguf"]
+
+
+def test_a_model_is_never_written_over_itself_and_a_new_file_is_like_others(data_dir: Path, tmp_path: Path) -> None:
+    source = tmp_path / "model.gguf"
+    source.write_bytes((data_dir / "models/gguf" / SOURCES[0]).read_bytes())
+    (tmp_path / "link.gguf").symlink_to(source)
+    before = source.read_bytes()
+    for target in (source, tmp_path / "link.gguf"):
+        with pytest.raises(RequestError, match="is the model itself"):
+            quantize(source, target, "Q8_0", quiet)
+    assert source.read_bytes() == before
+    quantize(source, tmp_path / "new.gguf", "Q8_0", quiet)
+    assert (tmp_path / "new.gguf").stat().st_mode == source.stat().st_mode
+
+
 def test_the_format_is_right_without_llama_cpp(tmp_path: Path) -> None:
     values = np.random.default_rng(3).normal(size=(6, 64)).astype(np.float32)
     writer = gguf.GGUFWriter(tmp_path / "f32.gguf", "llama")
