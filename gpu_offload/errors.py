@@ -22,7 +22,9 @@ _PACKAGE = "'localllm[llama]'"
 _WHEEL = f"pip install --prefer-binary {_PACKAGE} --extra-index-url {_WHEELS}"
 _BUILD = f"pip install --no-cache-dir --no-binary llama-cpp-python {_PACKAGE}"
 _COMMANDS = {
-    "cuda": f"{_WHEEL}/cu124",
+    # Where there is no wheel, pip builds: without the variable for no device, and without the flag it may find such a
+    # build in its cache.
+    "cuda": f'CMAKE_ARGS="-DGGML_CUDA=on" {_WHEEL}/cu124 --no-cache-dir',
     "rocm": f'CMAKE_ARGS="-DGGML_HIP=on" {_BUILD}',
     "vulkan": f'CMAKE_ARGS="-DGGML_VULKAN=on" {_BUILD}',
     "sycl": f'CMAKE_ARGS="-DGGML_SYCL=on -DCMAKE_C_COMPILER=icx -DCMAKE_CXX_COMPILER=icpx" {_BUILD}',

@@ -106,7 +106,11 @@ class Placement:
         return size + self._largest_visitor()
 
     def main_memory(self, available: int) -> MemoryUse:
-        """What stays in main memory, whatever the GPUs hold."""
+        """What stays in main memory, whatever the GPUs hold.
+
+        Weights that llama.cpp rearranges for the processor count once, though it reports them twice: those in the file
+        are read no more, and the system takes their pages back when it needs them.
+        """
         needs, options = self.needs, self.options
         layers = needs.layers
         weights = needs.embedding_bytes + self.weights(0, min(self.first, needs.layer_count))

@@ -70,8 +70,24 @@ def without_llama_cpp(monkeypatch):
 @pytest.mark.parametrize(
     ("platform", "words"),
     [
-        ("linux", ["extra-index-url", "/cu124", 'CMAKE_ARGS="-DGGML_VULKAN=on"', 'CMAKE_ARGS="-DGGML_HIP=on"']),
-        ("win32", ["/cu124", '$env:CMAKE_ARGS="-DGGML_VULKAN=on"; pip install']),
+        (
+            "linux",
+            [
+                "extra-index-url",
+                "/cu124",
+                'CMAKE_ARGS="-DGGML_CUDA=on"',
+                'CMAKE_ARGS="-DGGML_VULKAN=on"',
+                'CMAKE_ARGS="-DGGML_HIP=on"',
+            ],
+        ),
+        (
+            "win32",
+            [
+                "/cu124",
+                '$env:CMAKE_ARGS="-DGGML_CUDA=on"; pip install',
+                '$env:CMAKE_ARGS="-DGGML_VULKAN=on"; pip install',
+            ],
+        ),
         ("darwin", ["pip install", "/cpu"]),
     ],
 )
