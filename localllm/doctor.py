@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 
 from localllm.engine.disk_cache import disk_cache_folder
+from localllm.errors import reason
 from localllm.library import places
 from localllm.library.hub import endpoint
 from localllm.library.lookup import users_models
 from localllm.library.names import OLLAMA_HOST
 from localllm.library.own_store import free_bytes
-from localllm.library.web import reason
 from localllm.settings import Settings, config_path, sessions_path
 from localllm.stored import size_of
 

@@ -1,5 +1,7 @@
 """Errors of the application. The root and the file errors live in gguf_io, the lowest package that raises them."""
 
+import re
+
 from gguf_io.errors import LocalLLMError, ModelFileError, TemplateError, TokenizerError
 
 __all__ = [
@@ -13,7 +15,13 @@ __all__ = [
     "SettingsError",
     "TemplateError",
     "TokenizerError",
+    "reason",
 ]
+
+
+def reason(error: Exception) -> str:
+    """Why the system or a network refused, for people: without its number."""
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 class RequestError(LocalLLMError):

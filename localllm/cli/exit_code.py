@@ -15,13 +15,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class ExitCode(IntEnum):
     """DONE: the answer is complete. FAILED: something broke inside localllm. REFUSED: what was asked cannot be done.
 
-    INTERRUPTED: Ctrl-C (128 + SIGINT); what was written stays.
+    INTERRUPTED: Ctrl-C (128 + SIGINT); what was written stays. UNREAD: nobody reads the output (128 + SIGPIPE).
     """
 
     DONE = 0
     FAILED = 1
     REFUSED = 2
     INTERRUPTED = 130
+    UNREAD = 141
 
 
 @contextlib.contextmanager
@@ -29,6 +30,8 @@ def errors_told() -> Iterator[None]:
     """End the program where there is an error: one sentence on stderr and an exit code; --debug adds the traceback."""
     try:
         yield
+    except terminal.UnreadError:
+        sys.exit(ExitCode.UNREAD)
     except LocalLLMError as error:
         terminal.fail(str(error), error)
         sys.exit(ExitCode.REFUSED)

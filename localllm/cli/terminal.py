@@ -19,10 +19,21 @@ CLEAR_LINE = "\r\033[K"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
+class UnreadError(Exception):
+    """Whoever read the command's result has gone: `head` has its lines."""
+
+
 def answer(text: str) -> None:
-    """Write a piece of the command's result to stdout at once; a terminal gets no control characters in it."""
-    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    """Write a piece of the command's result to stdout at once; a terminal gets no control characters in it.
+
+    Raises UnreadError where nobody reads it any more.
+    """
+    try:
+        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
+        raise UnreadError from error
 
 
 def note(text: str) -> None:

@@ -2,7 +2,6 @@
 
 import email.utils
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 import httpx2
 
+from localllm.errors import reason
 from localllm.library.errors import PullError
 
 MAX_REDIRECTS = 5
@@ -80,11 +80,6 @@ def get(client: httpx2.Client, remote: Remote, headers: Mapping[str, str]) -> It
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
         raise PullError(f"{remote.url}: is not an address that can be opened: {error}.") from error
     raise PullError(f"{remote.url}: redirects more than {MAX_REDIRECTS} times.")
-
-
-def reason(error: Exception) -> str:
-    """Why there is no answer, for people: without the system's number."""
-    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def landed(remote: Remote, response: httpx2.Response) -> Remote:

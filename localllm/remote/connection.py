@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from localllm.errors import reason
 from localllm.remote.errors import RemoteError
 
 # Only connecting is bounded: a server may read a long prompt for minutes before it says anything.
@@ -133,7 +134,7 @@ class Call:
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
-            raise RemoteError(f"The connection to {self._endpoint} broke: {_words(error)}.") from error
+            raise RemoteError(f"The connection to {self._endpoint} broke: {reason(error)}.") from error
 
     def _send(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
         """Send the request and read the answer's head."""
@@ -141,7 +142,7 @@ class Call:
         try:
             connection.connect()
         except OSError as error:
-            raise RemoteError(f"{endpoint} cannot be reached: {_words(error)}. Is the server running?") from error
+            raise RemoteError(f"{endpoint} cannot be reached: {reason(error)}. Is the server running?") from error
         with self._lock:
             if self._cancelled:
                 raise RemoteError("cancelled")
@@ -154,8 +155,8 @@ class Call:
         response = connection.getresponse()
         if response.status != http.client.OK:
             text = response.read(LONGEST_REFUSAL).decode(errors="replace")
-            reason = refusal(text) or response.reason
-            raise RemoteError(f"{endpoint} refuses: {reason}.{_advice(response.status, endpoint)}", response.status)
+            words = refusal(text) or response.reason
+            raise RemoteError(f"{endpoint} refuses: {words}.{_advice(response.status, endpoint)}", response.status)
         return response
 
 
@@ -180,7 +181,3 @@ def _advice(status: int, endpoint: Endpoint) -> str:
     if status == http.client.SERVICE_UNAVAILABLE:
         return " It is busy, or loads its model: try again in a while."
     return ""
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__

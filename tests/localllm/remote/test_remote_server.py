@@ -163,6 +163,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 def test_nobody_there() -> None:
     (last,) = RemoteServer(Endpoint.parse("127.0.0.1:9")).chat("tiny", [], {})
     assert last.error is not None and "http://127.0.0.1:9/v1 cannot be reached" in last.error
+    assert "Errno" not in last.error
 
 
 def test_only_named_sampling_parameters_are_sent() -> None:
