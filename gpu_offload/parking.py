@@ -69,7 +69,7 @@ class Parking:
         self.limit = limit
         self._pieces: dict[int, _Piece] = {}
         self._piece_of = np.full(self._book.total, -1, dtype=np.int32)
-        self._part = max(PART_BYTES // (PIECE_TOKENS * token_bytes), 1)  # pieces
+        self._part = max(PART_BYTES // max(PIECE_TOKENS * token_bytes, 1), 1)  # pieces; states take nothing a token
         self._resting: set[int] = set()
         self._returning: set[int] = set()  # parked in part, and never more of them, since somebody waits for them
         self._settled = True
