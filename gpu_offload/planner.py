@@ -21,6 +21,7 @@ class PlanRequest:
     context_tokens: cells for all sequences together. kv_types: ggml types of keys and of values; where only one is
     given, the other is f16. gpu_layers and cpu_expert_layers as in LlamaOptions. reserve_bytes: left free on every GPU.
     draft: a model that runs beside. projector_bytes: an image projector. Both lie whole on the main GPU, if any.
+    parks: whether prefixes may move out of the cells into main memory; our own engine's never do.
     base: everything else.
     """
 
@@ -31,6 +32,7 @@ class PlanRequest:
     reserve_bytes: int = DEFAULT_RESERVE
     draft: ModelFile | None = None
     projector_bytes: int = 0
+    parks: bool = True
     base: LlamaOptions = field(default_factory=LlamaOptions)
 
 
@@ -165,7 +167,8 @@ class _Planner:
         counts = self._counts(options, units)
         placement = Placement(self.needs, options, counts)
         main = placement.main_memory(self.memory)
-        uses = [main if self.gpus else replace(main, other=main.other + self.other)]
+        parked = main.other if self.request.parks else 0
+        uses = [replace(main, other=parked + (0 if self.gpus else self.other))]
         start = placement.first
         shares = self._row_shares() if options.split_mode == "row" else None
         for index, (gpu, count) in enumerate(zip(self.gpus, counts, strict=True)):
@@ -231,7 +234,9 @@ class _Planner:
         placement = Placement(needs, options, (needs.layer_count + 1,))
         stop = needs.layer_count + 1
         beside += placement.weights(0, stop) + placement.kv(0, stop) + placement.compute(stop)
-        return beside if self.gpus else beside + Placement(needs, options, ()).parked()
+        if self.gpus or not self.request.parks:
+            return beside
+        return beside + Placement(needs, options, ()).parked()
 
     def _result(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Plan:
         counts = self._counts(options, units)

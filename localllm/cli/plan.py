@@ -77,7 +77,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         choice = None if gpu_memory else choose_backend(file, settings)  # which makes devices of workers
         gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
         if choice and choice.backend == "native":
-            request = replace(request, kv_types=native_kv_types(settings))
+            request = replace(request, kv_types=native_kv_types(settings), parks=False)
         try:
             made = make_plan(file, gpus, psutil.virtual_memory().available, request)
         except ValueError as error:
