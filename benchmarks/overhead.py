@@ -137,27 +137,33 @@ def measure(
 ) -> dict[str, list[Measure]]:
     """Every subject in turn, each round with another prompt and another first; the first round does not count."""
     order = deque(subjects.items())
-    found: dict[str, list[Measure]] = {name: [] for name in subjects}
-    for at in range(arguments.rounds + 1):
+    rounds: list[dict[str, Measure]] = []
+    while len(rounds) <= arguments.rounds:
         prompt = draw(random, arguments.prompt)
         order.rotate()
-        for name, (subject, process) in order:
-            time.sleep(SETTLED_S)
-            times = [(time.perf_counter(), cpu_of(process))]
-            for _ in subject(prompt, arguments.answer):
-                times.append((time.perf_counter(), cpu_of(process)))
-            began, first, last = times[0], times[1], times[-1]
-            tokens = len(times) - 2
-            if at:
-                found[name].append(
-                    Measure(
-                        ttft=first[0] - began[0],
-                        per_token=(last[0] - first[0]) / tokens,
-                        prompt_cpu=first[1] - began[1],
-                        token_cpu=(last[1] - first[1]) / tokens,
-                    )
-                )
-    return found
+        told = {name: time_one(subject, process, prompt, arguments.answer) for name, (subject, process) in order}
+        measures = {name: measure for name, measure in told.items() if measure}
+        if len(measures) == len(told):
+            rounds.append(measures)
+    return {name: [measures[name] for measures in rounds[1:]] for name in subjects}
+
+
+def time_one(subject: Subject, process: psutil.Process, prompt: list[int], answer: int) -> Measure | None:
+    """One prompt and its answer; None where it ended with its first token, as random words sometimes do."""
+    time.sleep(SETTLED_S)
+    times = [(time.perf_counter(), cpu_of(process))]
+    for _ in subject(prompt, answer):
+        times.append((time.perf_counter(), cpu_of(process)))
+    tokens = len(times) - 2
+    if tokens < 1:
+        return None
+    began, first, last = times[0], times[1], times[-1]
+    return Measure(
+        ttft=first[0] - began[0],
+        per_token=(last[0] - first[0]) / tokens,
+        prompt_cpu=first[1] - began[1],
+        token_cpu=(last[1] - first[1]) / tokens,
+    )
 
 
 def show(found: dict[str, list[Measure]]) -> None:
