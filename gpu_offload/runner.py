@@ -210,12 +210,20 @@ class LlamaCppRunner:
         self._check_sequence(sequence)
         return self._parking.prepare(sequence, rows)
 
+    def copy_resting(self) -> bool:
+        """Copy a part of what rests to where it may move; False while there is nothing to copy, or no room."""
+        return self._parking.copy()
+
     def pages_parked(self) -> int:
         """Cells that hold nothing now, because what belongs there is parked."""
-        return self._parking.tokens
+        return self._parking.away
+
+    def pages_copied(self) -> int:
+        """Cells that have copies in main memory, those that are parked among them."""
+        return self._parking.copied
 
     def most_parked(self) -> int:
-        """Most cells that may be so."""
+        """Most cells that may have copies."""
         return self._parking.limit
 
     def check_parked(self) -> None:

@@ -141,7 +141,7 @@ class Engine:
         self._journal.answer(self._snapshot)
         plan = self._scheduler.schedule()
         if not plan.parts:
-            return self._settle() or plan.again or self._spill()
+            return self._settle() or plan.again or self._kv.work_ahead() or self._spill()
         try:
             logits = self._run(plan)
         except LocalLLMError as error:

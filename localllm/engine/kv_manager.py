@@ -82,6 +82,10 @@ class KVManager:
         assert generation.sequence is not None
         return self._parking is None or self._parking.prepare_sequence(generation.sequence, generation.pending)
 
+    def work_ahead(self) -> bool:
+        """Do a part of what later requests would wait for, when there is nothing to compute; False if none is left."""
+        return self._parking is not None and self._parking.copy_resting()
+
     def keep_state(self, generation: Generation) -> None:
         """Keep a copy of the state that a generation has reached, if it is at a mark."""
         if generation.computed not in generation.marks:

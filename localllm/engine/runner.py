@@ -159,11 +159,20 @@ class Parks(Protocol):
         Appending does all of it at once where nobody asked for parts, between which others can be computed.
         """
 
+    def copy_resting(self) -> bool:
+        """Copy a part of what rests to where it may move, so that a prompt need not wait for that.
+
+        False while there is nothing to copy, or no room. To be called when nothing is to be computed.
+        """
+
     def pages_parked(self) -> int:
         """Pages whose keys and values are elsewhere now."""
 
+    def pages_copied(self) -> int:
+        """Pages that have copies, parked ones among them: what is taken now of the memory that most_parked tells."""
+
     def most_parked(self) -> int:
-        """Most pages that may be, 0 where nothing is ever parked; they take memory beside that of all pages."""
+        """Most pages that may have copies, which take memory beside that of all pages; 0 where none ever has."""
 
     def check_parked(self) -> None:
         """Raise RuntimeError where bookkeeping is wrong."""

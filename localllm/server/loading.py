@@ -137,7 +137,7 @@ def _promised(model: Model) -> int:
     if isinstance(model, EmbeddingModel):
         return 0
     runner, stats = model.engine.runner, model.engine.stats()
-    pages = runner.most_parked() - runner.pages_parked() if isinstance(runner, Parks) else stats.pages_free
+    pages = runner.most_parked() - runner.pages_copied() if isinstance(runner, Parks) else stats.pages_free
     return pages * stats.page_bytes
 
 

@@ -11,6 +11,7 @@ from gguf_io.model_file import open_model
 from gpu_offload import parking
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from gpu_offload.state_desk import StateDesk
 from tests.gpu_offload import sparse_models
 from tests.oracle import llama_oracle
 
@@ -168,6 +169,96 @@ def test_appending_wakes_it(runner, expected):
     assert runner.pages_parked() == 0
 
 
+def copied(runner: LlamaCppRunner, tokens: list[int]) -> int:
+    """A sequence that rests in its cells, with copies of all of them."""
+    sequence = resting(runner, tokens)
+    while runner.copy_resting():
+        runner.check_parked()
+    return sequence
+
+
+def test_copies_are_made_ahead_in_pieces_and_take_nothing_from_the_cells(runner, expected):
+    kept = resting(runner, FIRST)
+    made = []
+    while runner.copy_resting():
+        runner.check_parked()
+        made.append(runner.pages_copied())
+    assert made == [24, 56, 88, 120]
+    assert runner.pages_parked() == 0
+    same(append(runner, runner.fork_sequence(kept, 120), [9]), expected([*FIRST, 9]))
+
+
+def test_a_prompt_finds_copies_and_copies_nothing(runner, expected, monkeypatch):
+    kept = copied(runner, FIRST)
+    with monkeypatch.context() as patches:
+        patches.setattr(StateDesk, "take", None)
+        same(append(runner, runner.create_sequence(), SECOND), expected(SECOND))
+    assert runner.pages_parked() == runner.pages_copied() == 120
+    same(append(runner, runner.fork_sequence(kept, 120), [9]), expected([*FIRST, 9]))
+
+
+def test_what_came_back_keeps_its_copies(runner, expected):
+    kept = parked(runner, FIRST)
+    append(runner, kept, SECOND[:30])
+    assert (runner.pages_parked(), runner.pages_copied()) == (0, 120)
+    runner.park_sequence(kept)
+    copies = []
+    while runner.copy_resting():
+        copies.append(runner.pages_copied())
+    assert copies == [142, 150]
+    append(runner, runner.create_sequence(), THIRD)
+    assert runner.pages_parked() == 150
+    same(append(runner, kept, [9]), expected([*FIRST, *SECOND[:30], 9]))
+
+
+def test_a_copied_piece_that_is_used_in_part_stays_in_its_cells(runner, expected):
+    kept = copied(runner, FIRST)
+    fork = runner.fork_sequence(kept, 40)
+    same(append(runner, fork, SECOND), expected(FIRST[:40] + SECOND))
+    assert (runner.pages_parked(), runner.pages_copied()) == (56, 120)
+    runner.park_sequence(fork)
+    append(runner, runner.create_sequence(), THIRD)
+    assert runner.pages_parked() == 240
+    same(append(runner, runner.fork_sequence(fork, 100), [9]), expected([*FIRST[:40], *SECOND[:60], 9]))
+    same(append(runner, runner.fork_sequence(kept, 120), [9]), expected([*FIRST, 9]))
+
+
+def test_copies_of_what_is_cut_are_forgotten(runner, expected):
+    kept = copied(runner, FIRST)
+    runner.truncate_sequence(kept, 50)
+    runner.check_parked()
+    assert runner.pages_copied() == 32  # whole pieces, since the rest can be copied again
+    assert not runner.copy_resting()  # too few to move
+    append(runner, kept, SECOND[:70])
+    runner.park_sequence(kept)
+    append(runner, runner.create_sequence(), THIRD)
+    same(append(runner, runner.fork_sequence(kept, 120), [9]), expected([*FIRST[:50], *SECOND[:70], 9]))
+
+
+def test_what_is_computed_with_leaves_room_for_copies_of_what_rests(path, expected, monkeypatch):
+    monkeypatch.setattr(parking, "_SHARE", 4)
+    small = opened(path)
+    kept = copied(small, FIRST)
+    other = resting(small, SECOND)
+    assert not small.copy_resting()  # 128 tokens may be copied
+    append(small, kept, [9])
+    same(append(small, small.create_sequence(), THIRD), expected(THIRD))
+    assert small.pages_parked() == small.pages_copied() == 120
+    same(append(small, kept, [9]), expected([*FIRST, 9, 9]))
+    same(append(small, other, [9]), expected([*SECOND, 9]))
+    small.close()
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 32), (96, 120), (10, 70)])
+def test_what_is_copied_is_exported_too(runner, expected, start, stop):
+    kept = copied(runner, FIRST)
+    data = runner.export_kv(kept, start, stop)
+    runner.check_parked()
+    target = runner.fork_sequence(kept, start)
+    runner.import_kv(target, start, stop, data)
+    same(append(runner, target, [9]), expected([*FIRST[:stop], 9]))
+
+
 @pytest.fixture
 def piecewise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece is moved at a time."""
@@ -254,7 +345,7 @@ class Machine:
         self.runner, self.reference = opened(path), opened(path)
         self.held: dict[int, list[int]] = {}
         self.rest: set[int] = set()
-        self.most = 0
+        self.most = self.most_ahead = 0
         self.happened_in_parts = False
 
     def act(self) -> None:
@@ -264,11 +355,14 @@ class Machine:
         chosen = list(self.held)[int(self.chance.integers(len(self.held)))]
         actions.extend([self.free, self.move, self.prepare])
         actions[int(self.chance.integers(len(actions)))](chosen)
+        if self.chance.random() < 0.3:
+            self.runner.copy_resting()
         self.runner.check_parked()
         assert {one: self.runner.sequence_length(one) for one in self.held} == {
             one: len(tokens) for one, tokens in self.held.items()
         }
         self.most = max(self.most, self.runner.pages_parked())
+        self.most_ahead = max(self.most_ahead, self.runner.pages_copied() - self.runner.pages_parked())
 
     def append(self, sequence: int) -> None:
         tokens = self.held[sequence]
@@ -324,14 +418,16 @@ def test_random_work(piecewise, path, seed):
     for _ in range(250):
         machine.act()
     assert machine.most > 128
+    assert machine.most_ahead > 32
     assert machine.happened_in_parts
     machine.close()
 
 
 def test_random_work_behind_windows(tmp_path, monkeypatch):
     monkeypatch.setattr(parking, "LEAST_TOKENS", 8)
-    machine = Machine(sparse_models.write(sparse_models.TINY_GEMMA3, tmp_path / "gemma.gguf", seed=3), 7)
+    machine = Machine(sparse_models.write(sparse_models.TINY_GEMMA3, tmp_path / "gemma.gguf", seed=3), 5)
     for _ in range(150):
         machine.act()
     assert machine.most > 128
+    assert machine.most_ahead > 32
     machine.close()

@@ -12,6 +12,7 @@ class Mover(FakeRunner):
     """A fake runner with so many parts to move before a prompt is appended."""
 
     parts = 0
+    to_copy = 0
 
     def prepare_sequence(self, _sequence: int, rows: int) -> bool:
         if rows == 1 or not self.parts:
@@ -22,7 +23,16 @@ class Mover(FakeRunner):
     def park_sequence(self, sequence: int) -> None:
         assert self.sequence_length(sequence)
 
+    def copy_resting(self) -> bool:
+        if not self.to_copy:
+            return False
+        self.to_copy -= 1
+        return True
+
     def pages_parked(self) -> int:
+        return 0
+
+    def pages_copied(self) -> int:
         return 0
 
     def most_parked(self) -> int:
@@ -81,3 +91,22 @@ def test_who_leaves_meanwhile_waits_for_no_more() -> None:
         engine.check_integrity()
     assert alone.collect().last.finish_reason is FinishReason.CANCELLED
     assert (runner.parts, runner.batches) == (PARTS - 1, [])
+
+
+def test_copies_are_made_when_there_is_nothing_to_compute() -> None:
+    runner = Mover()
+    runner.to_copy = PARTS
+    engine = Engine(runner, FakeVocabulary())
+    answered = engine.submit(request(5, 6, 7))
+    while engine.stats().running or engine.stats().waiting:
+        assert engine.step()
+        assert runner.to_copy == PARTS
+    assert len(answered.collect().token_ids) == 20
+    assert engine.step()
+    newcomer = engine.submit(request(9, 10, 11))
+    engine.step()
+    assert runner.to_copy == PARTS - 1  # the others wait for it
+    while engine.step():
+        engine.check_integrity()
+    assert runner.to_copy == 0
+    assert len(newcomer.collect().token_ids) == 20
