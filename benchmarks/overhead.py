@@ -1,15 +1,16 @@
 """What our engine costs above llama.cpp: the same file, prompts and greedy tokens with and without us.
 
     overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--kept 0]
-    overhead.py MODEL.gguf ... --http [--llama-server PROGRAM]
+    overhead.py MODEL.gguf ... --http [--llama-server PROGRAM] [--starts 1] [--control]
 
 In this process: llama.cpp's C interface and an argmax, llama-cpp-python's Llama, and our engine on our runner. With
 --http: llama-cpp-python's server (or llama.cpp's own llama-server, where --llama-server names the program) and
 `localllm serve --backend llama`, each asked by the same client. One after the other within a round, a second apart,
 every round with a prompt of its own, so that no cache helps; nobody speculates. CPU seconds are those of the whole
-process that computes, which tell more than the clock where other programs run. --kept measures llama.cpp and our engine
-once more when ours keeps so many tokens of another prompt; two instances of one program differ by some percent, so that
-it is the two tables of one run that tell what the kept ones cost.
+process that computes, which tell more than the clock where other programs run. Two instances of one program differ by
+some percent, for as long as they run: --starts has the servers started so often, each time another first, with so many
+rounds each, and --control has the other server a second time. --kept measures llama.cpp and our engine once more when
+ours keeps so many tokens of another prompt; it is the two tables of one run that tell what the kept ones cost.
 """
 
 import argparse
@@ -191,17 +192,20 @@ def main() -> None:
     parser.add_argument("--kept", type=int, default=0)
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--llama-server", metavar="PROGRAM")
+    parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--control", action="store_true")
     arguments = parser.parse_args()
     if arguments.http and arguments.kept:
         parser.error("--kept is for our engine in this process; leave --http out")
+    if not arguments.http and (arguments.starts > 1 or arguments.control):
+        parser.error("--starts and --control are for servers; add --http")
     random = np.random.default_rng(1)
     context = 2 * (arguments.prompt + arguments.answer) + 256
     sys.stdout.write(f"{arguments.model.name}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f}\n\n")
     # Our engine keeps every prompt; half as many tokens may be parked as there are cells.
     context = 2 * ((arguments.rounds + 1) * context + arguments.kept)
     if arguments.http:
-        with contextlib.ExitStack() as stack:
-            show(measure(_servers(stack, arguments, context), arguments, random))
+        show(measure_servers(arguments, context, random))
         return
     DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
     here = psutil.Process()
@@ -216,17 +220,45 @@ def main() -> None:
         show(measure(subjects, arguments, random))
 
 
-def _servers(
-    stack: contextlib.ExitStack, arguments: argparse.Namespace, context: int
-) -> dict[str, tuple[Subject, psutil.Process]]:
+def measure_servers(
+    arguments: argparse.Namespace, context: int, random: np.random.Generator
+) -> dict[str, list[Measure]]:
+    """The servers' figures over all starts; tells what each start's TTFT is beside the first server's."""
     model, threads, program = arguments.model, arguments.threads, arguments.llama_server
     with open_model(model) as file:
         tokenizer = load_tokenizer(file)
-    theirs = llama_server(program, model, threads, context) if program else None
-    peer = stack.enter_context(theirs or llama_cpp(sys.executable, model, threads, context))
-    flags = ("--backend", "llama", "--ctx", str(context))
-    own = stack.enter_context(localllm(model, threads, flags=flags, speculates=False))
-    return {server.name: (over_http(server, tokenizer), psutil.Process(server.process.pid)) for server in (peer, own)}
+
+    def peer() -> contextlib.AbstractContextManager[Server]:
+        own_program = llama_server(program, model, threads, context) if program else None
+        return own_program or llama_cpp(sys.executable, model, threads, context)
+
+    def our_server() -> contextlib.AbstractContextManager[Server]:
+        return localllm(model, threads, flags=("--backend", "llama", "--ctx", str(context)), speculates=False)
+
+    makers = {"llama-server" if program else "llama-cpp-python": peer, "localllm, no speculation": our_server}
+    makers |= {"the first again": peer} if arguments.control else {}
+    found: dict[str, list[Measure]] = {name: [] for name in makers}
+    order = deque(makers.items())
+    for start in range(arguments.starts):
+        with contextlib.ExitStack() as stack:
+            started = {name: stack.enter_context(make()) for name, make in order}
+            subjects = {
+                name: (over_http(started[name], tokenizer), psutil.Process(started[name].process.pid))
+                for name in makers
+            }
+            now = measure(subjects, arguments, random)
+        for name, figures in now.items():
+            found[name] += figures
+        base, *others = now
+        told = (f"{name} {100 * _median_ratio(now[name], now[base]):+.1f} %" for name in others)
+        sys.stdout.write(f"start {start + 1}, TTFT: {', '.join(told)}\n")
+        order.rotate()
+    sys.stdout.write("\n")
+    return found
+
+
+def _median_ratio(figures: list[Measure], base: list[Measure]) -> float:
+    return statistics.median(one.ttft / other.ttft - 1 for one, other in zip(figures, base, strict=True))
 
 
 if __name__ == "__main__":
