@@ -7,7 +7,7 @@ from typing import Any
 
 from gguf_io.model_file import ModelFile, open_model
 from gpu_offload.errors import LlamaCppError
-from gpu_offload.library import complaints, llama
+from gpu_offload.library import complaints, failure, llama
 
 # Which adapters, by number, and with which weight; ascending, none with weight 0.
 AdapterSet = tuple[tuple[int, float], ...]
@@ -53,5 +53,5 @@ class Adapters:
             self.identities.append(file.identity())
         adapter = self._lib.llama_adapter_lora_init(handle, str(path).encode())
         if not adapter:
-            raise LlamaCppError(f"llama.cpp cannot apply {path} to {model.path.name}. It said:\n{complaints()}")
+            raise failure(f"llama.cpp cannot apply {path} to {model.path.name}")
         return adapter

@@ -55,7 +55,14 @@ def gpus() -> list[Device]:
     found = devices()
     workers = [device for device in found if device.kind is DeviceKind.GPU and device.backend == WORKER]
     own = [device for device in found if device.kind is DeviceKind.GPU and device.backend != WORKER]
-    return workers + (own or [device for device in found if device.kind is DeviceKind.INTEGRATED_GPU])
+    integrated = [device for device in found if device.kind is DeviceKind.INTEGRATED_GPU]
+    # Of two backends that were built in, both see the same one.
+    return workers + (own or [device for device in integrated if device.backend == integrated[0].backend])
+
+
+def device_handle(device: Device) -> int:
+    """Return ggml's own handle of a device (ggml_backend_dev_t), an address."""
+    return int(_registry().ggml_backend_dev_by_name(device.name.encode()))
 
 
 def _device(handle: int) -> Device:
@@ -82,6 +89,8 @@ def _registry() -> ctypes.CDLL:
     library.ggml_backend_dev_count.restype = ctypes.c_size_t
     library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     library.ggml_backend_dev_get.restype = ctypes.c_void_p
+    library.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
+    library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
     return library
 
 

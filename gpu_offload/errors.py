@@ -12,27 +12,21 @@ __all__ = [
     "LlamaCppMissingError",
     "PictureError",
     "install_command",
+    "install_commands",
 ]
 
 _WHEELS = "https://abetlen.github.io/llama-cpp-python/whl"
-_PACKAGE = "'localllm[llama]'"
-
-# One build of llama-cpp-python serves one kind of device. Its README names wheels for some; the others are built here,
-# past pip's cache, which would hand out a wheel built for another device.
-_WHEEL = f"pip install --prefer-binary {_PACKAGE} --extra-index-url {_WHEELS}"
-_BUILD = f"pip install --no-cache-dir --no-binary llama-cpp-python {_PACKAGE}"
-_COMMANDS = {
-    # Where there is no wheel, pip builds: without the variable for no device, and without the flag it may find such a
-    # build in its cache.
-    "cuda": f'CMAKE_ARGS="-DGGML_CUDA=on" {_WHEEL}/cu124 --no-cache-dir',
-    "rocm": f'CMAKE_ARGS="-DGGML_HIP=on" {_BUILD}',
-    "vulkan": f'CMAKE_ARGS="-DGGML_VULKAN=on" {_BUILD}',
-    "sycl": f'CMAKE_ARGS="-DGGML_SYCL=on -DCMAKE_C_COMPILER=icx -DCMAKE_CXX_COMPILER=icpx" {_BUILD}',
-    "metal": f"{_WHEEL}/metal",
-    "cpu": f"{_WHEEL}/cpu",
-    # What is installed already is built anew, as it is.
-    "rpc": 'CMAKE_ARGS="-DGGML_RPC=on" pip install --no-cache-dir --force-reinstall --no-deps '
-    "--no-binary llama-cpp-python llama-cpp-python",
+_BUILD = "--no-binary llama-cpp-python"
+# One build of llama-cpp-python serves one kind of device. Its README names wheels for some; the others are built here.
+# CMake's arguments stand also where a wheel is looked for: where there is none, pip builds, without them for no device.
+_BUILDS = {
+    "cuda": ("-DGGML_CUDA=on", f"--prefer-binary --extra-index-url {_WHEELS}/cu124"),
+    "rocm": ("-DGGML_HIP=on", _BUILD),
+    "vulkan": ("-DGGML_VULKAN=on", _BUILD),
+    "sycl": ("-DGGML_SYCL=on -DCMAKE_C_COMPILER=icx -DCMAKE_CXX_COMPILER=icpx", _BUILD),
+    "metal": ("-DGGML_METAL=on", f"--prefer-binary --extra-index-url {_WHEELS}/metal"),
+    "cpu": ("", f"--prefer-binary --extra-index-url {_WHEELS}/cpu"),
+    "rpc": ("-DGGML_RPC=on", _BUILD),
 }
 
 
@@ -60,22 +54,32 @@ class LlamaCppMissingError(LocalLLMError):
         if command:
             super().__init__(f"llama.cpp cannot do that ({reason}). Install it anew:\n  {command}")
             return
-        commands = "\n".join(f"  {backend:7}{install_command(backend)}" for backend in _backends_here())
-        super().__init__(f"llama.cpp is not available ({reason}). Install it for your device:\n{commands}")
+        super().__init__(f"llama.cpp is not available ({reason}). Install it for your device:\n{install_commands()}")
 
 
-def install_command(backend: str) -> str:
+def install_commands(anew: str = "") -> str:
+    """Return the commands for the devices that this platform may have, a line each. anew as in install_command."""
+    return "\n".join(f"  {backend:7}{install_command(backend, anew)}" for backend in _backends_here())
+
+
+def install_command(backend: str, anew: str = "") -> str:
     """Return the shell command that installs llama.cpp for "cuda", "rocm", "vulkan", "sycl", "metal" or "cpu",
     or, for workers on other machines, "rpc".
 
-    On Windows it is for PowerShell. The CUDA wheel is for CUDA 12.4 and later 12.x; for others, build from source with
-    CMAKE_ARGS="-DGGML_CUDA=on".
+    anew: the version that is installed for another device, to be installed anew. On Windows the command is for
+    PowerShell. The CUDA wheel is for CUDA 12.4 and later 12.x; for others, pip builds.
     """
-    command = _COMMANDS[backend]
-    if sys.platform != "win32" or not command.startswith("CMAKE_ARGS"):
+    arguments, flags = _BUILDS[backend]
+    # Past pip's cache, which would hand out a wheel that was built for another device.
+    package = f"--force-reinstall --no-deps llama-cpp-python=={anew}" if anew else "'localllm[llama]'"
+    command = f"pip install --no-cache-dir {flags} {package}"
+    if not arguments:
         return command
-    arguments, rest = command.removeprefix("CMAKE_ARGS=").split('" ', 1)
-    return f'$env:CMAKE_ARGS={arguments}"; {rest}'
+    return (
+        f'$env:CMAKE_ARGS="{arguments}"; {command}'
+        if sys.platform == "win32"
+        else f'CMAKE_ARGS="{arguments}" {command}'
+    )
 
 
 def _backends_here() -> tuple[str, ...]:

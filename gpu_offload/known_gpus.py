@@ -60,7 +60,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])i?b?", re.IGNORECASE)
 def imagined_gpu(text: str) -> Gpu:
     """Return a GPU named like "RTX 4090" (any case and spacing), or one of a size like "8GiB", all its memory free.
 
-    Raises LocalLLMError that names the nearest known GPUs.
+    Raises LocalLLMError that names the nearest known GPUs, or all of them.
     """
     size = _SIZE.fullmatch(text.strip())
     if size is not None:
@@ -69,7 +69,7 @@ def imagined_gpu(text: str) -> Gpu:
     by_key = {_key(name): name for name in _MEMORY_GIB}
     name = by_key.get(_key(text))
     if name is None:
-        nearest = [by_key[key] for key in difflib.get_close_matches(_key(text), by_key, 3, 0.4)]
+        nearest = [by_key[key] for key in difflib.get_close_matches(_key(text), by_key, 3, 0.4)] or by_key.values()
         raise LocalLLMError(
             f"no GPU named {text!r} is known. Give its memory, like 8GiB, or one of: {', '.join(nearest)}."
         )

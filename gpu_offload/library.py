@@ -6,10 +6,11 @@ import importlib.util
 import logging
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from gpu_offload.errors import LlamaCppMissingError
+from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError, LlamaCppMissingError
 
 logger = logging.getLogger("localllm.llama_cpp")
 
@@ -26,6 +27,8 @@ _NO_WARNING = (
     "failed to decode, ret = 2",
 )
 _RECENT_ERRORS = 8
+# In lower case, what it says where a device's memory is full, through whichever of its parts.
+_OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "failed to reserve", "outofdevicememory")
 
 
 class _Log:
@@ -56,7 +59,7 @@ _log = _Log()
 def llama() -> Any:
     """Return llama-cpp-python's low-level module, its backend started.
 
-    Raises LlamaCppMissingError where the package is absent or its library does not load.
+    Raises LlamaCppMissingError where the package is absent or too old, or its library does not load.
     """
     try:
         from llama_cpp import llama_cpp  # takes a fifth of a second, and may be absent
@@ -64,6 +67,8 @@ def llama() -> Any:
         raise LlamaCppMissingError("the package llama-cpp-python is not installed") from error
     except (OSError, RuntimeError) as error:  # a library of another platform, or one of its dependencies
         raise LlamaCppMissingError(f"its library does not load: {error}") from error
+    if not hasattr(llama_cpp.llama_context_params, "n_outputs_max"):
+        raise LlamaCppMissingError(f"llama-cpp-python {version('llama_cpp_python')} is too old, 0.3.36 is needed")
     llama_cpp.llama_log_set(log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     return llama_cpp
@@ -84,6 +89,15 @@ def route_log() -> None:
 def complaints() -> str:
     """Return the last warnings and errors of llama.cpp since route_log(), one a line, for error messages."""
     return "\n".join(_log.complaints) or "it gave no reason"
+
+
+def failure(what: str) -> LlamaCppError:
+    """Return the error that tells what failed and llama.cpp's reason: LlamaCppMemoryError where that is memory."""
+    reason = complaints()
+    if any(phrase in reason.lower() for phrase in _OUT_OF_MEMORY):
+        advice = "Give it fewer GPU layers, a shorter context or smaller KV types."
+        return LlamaCppMemoryError(f"{what}: not enough memory. {advice} llama.cpp said:\n{reason}")
+    return LlamaCppError(f"{what}. It said:\n{reason}")
 
 
 @functools.cache

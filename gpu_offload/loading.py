@@ -8,8 +8,7 @@ from typing import Any
 import psutil
 
 from gguf_io.model_file import ModelFile
-from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
-from gpu_offload.library import complaints, ggml, llama, route_log, type_id
+from gpu_offload.library import failure, ggml, llama, route_log, type_id
 from gpu_offload.options import LlamaOptions
 from gpu_offload.sequences import MAX_NUMBERS, sequence_numbers, window_of
 
@@ -17,12 +16,11 @@ from gpu_offload.sequences import MAX_NUMBERS, sequence_numbers, window_of
 # device that holds the output layer; asking for more aborts the process.
 OUTPUT_ROWS = 64
 
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}  # enum llama_split_mode
+# enum llama_split_mode. Its own "row" (2) is for SYCL alone: all others refuse it, and know "tensor" (3) instead.
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 3}
 _FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type
 # Told what is being done and which share of it is done, 0 to 1.
 LoadProgress = Callable[[str, float], None]
-
-_OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "alloc_tensor_range")
 
 
 class _BufferOverride(ctypes.Structure):
@@ -65,9 +63,11 @@ def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress |
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
     params.main_gpu = options.main_gpu
     params.split_mode = _SPLIT_MODES[options.split_mode]
-    if options.tensor_split:
-        split = (ctypes.c_float * library.llama_max_devices())(*options.tensor_split)
-        params.tensor_split = ctypes.cast(split, ctypes.POINTER(ctypes.c_float))
+    if options.gpu_layers == 0:
+        # Without layers there, llama.cpp would still send long batches through a GPU, in memory that nobody planned.
+        params.split_mode, params.main_gpu = _SPLIT_MODES["none"], -1
+    elif options.tensor_split:
+        params.tensor_split = ctypes.cast(_shares(options.tensor_split), ctypes.POINTER(ctypes.c_float))
     overrides = _expert_overrides(options.cpu_expert_layers)
     if overrides is not None:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
@@ -89,7 +89,7 @@ def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress |
             library.llama_model_free(handle)
         raise stopped[0]
     if not handle:
-        raise _failure(f"llama.cpp cannot load {model.path}")
+        raise failure(f"llama.cpp cannot load {model.path}")
     return handle
 
 
@@ -115,7 +115,7 @@ def open_context(handle: Any, options: LlamaOptions) -> Any:
     params.n_threads = params.n_threads_batch = options.threads or physical_cores()
     context = library.llama_init_from_model(handle, params)
     if not context:
-        raise _failure(
+        raise failure(
             f"llama.cpp cannot make a context of {options.context_tokens} tokens "
             f"with {options.type_k} keys and {options.type_v} values"
         )
@@ -132,9 +132,7 @@ def _expert_overrides(layers: int) -> Any:
     return (_BufferOverride * 2)(_BufferOverride(pattern, base.ggml_backend_cpu_buffer_type()))
 
 
-def _failure(what: str) -> LlamaCppError:
-    reason = complaints()
-    if any(phrase in reason.lower() for phrase in _OUT_OF_MEMORY):
-        advice = "Give it fewer GPU layers, a shorter context or smaller KV types."
-        return LlamaCppMemoryError(f"{what}: not enough memory. {advice} llama.cpp said:\n{reason}")
-    return LlamaCppError(f"{what}. It said:\n{reason}")
+@functools.cache
+def _shares(tensor_split: tuple[float, ...]) -> Any:
+    """A tensor_split as C has it. The cache keeps it alive: llama.cpp reads it again when it makes a context."""
+    return (ctypes.c_float * llama().llama_max_devices())(*tensor_split)

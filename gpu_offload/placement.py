@@ -1,5 +1,6 @@
 """What a given division of a model needs on every device. Nothing is decided here; see planner."""
 
+import math
 from dataclasses import dataclass
 
 from gpu_offload.compute import Batch, compute_bytes, mask_bytes
@@ -90,6 +91,18 @@ class Placement:
         return sum(
             cells * cache.token_bytes(type_k, type_v) + self._sequences * cache.state_bytes for cells, cache in stored
         )
+
+    def shared_out(self, share: float) -> tuple[int, int, int]:
+        """Bytes of weights, KV and compute of a GPU that has this share of every matrix of the units on GPUs.
+
+        llama.cpp gives each GPU whole heads, of which layers take turns to round, and a copy of tied embeddings.
+        """
+        needs, last = self.needs, self.needs.layer_count + 1
+        copied = needs.tied_bytes if sum(self.counts) else 0
+        weights = int((self.weights(self.first, last) - copied) * share) + copied
+        heads = max(needs.shape.kv_heads, 1)
+        kv = self.kv(self.first, last) * min(math.ceil(share * heads), heads) // heads
+        return weights, kv, self.compute(last)
 
     def parked(self) -> int:
         """Bytes that prefixes may take in main memory beside the cells: none where layers lie on a GPU."""

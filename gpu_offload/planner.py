@@ -18,17 +18,21 @@ _CHAT = 8192  # tokens that are worth keys and values of half the size
 class PlanRequest:
     """What is asked for. None leaves the choice to the planner.
 
-    context_tokens: cells for all sequences together. kv_types: ggml types of keys and of values; where only one is
-    given, the other is f16. gpu_layers and cpu_expert_layers as in LlamaOptions. reserve_bytes: left free on every GPU.
-    draft: a model that runs beside. projector_bytes: an image projector. Both lie whole on the main GPU, if any.
+    context_tokens: cells for all sequences together. spare: plan as many again, for the prefixes of others, where they
+    fit. kv_types: ggml types of keys and of values; where only one is given, the other is f16. gpu_layers and
+    cpu_expert_layers as in LlamaOptions. about_gpus: names of settings that only GPUs can follow. reserve_bytes: left
+    free on every GPU. draft: a model that runs beside. projector_bytes: an image projector. Both lie whole on the main
+    GPU, if any.
     parks: whether prefixes may move out of the cells into main memory; our own engine's never do.
     base: everything else.
     """
 
     context_tokens: int | None = None
+    spare: bool = False
     kv_types: tuple[str | None, str | None] = (None, None)
     gpu_layers: int | None = None
     cpu_expert_layers: int | None = None
+    about_gpus: tuple[str, ...] = ()
     reserve_bytes: int = DEFAULT_RESERVE
     draft: ModelFile | None = None
     projector_bytes: int = 0
@@ -81,10 +85,12 @@ def plan(model: ModelFile, gpus: Sequence[Gpu], main_memory: int, request: PlanR
 
 
 def _check_devices(request: PlanRequest, gpus: Sequence[Gpu]) -> None:
-    if not gpus and (request.gpu_layers or request.base.main_gpu):
+    if not gpus and (request.gpu_layers or request.about_gpus):
+        layers = f"{request.gpu_layers} layers are to go to a GPU (gpu_layers), and " if request.gpu_layers else ""
+        others = f"{', '.join(request.about_gpus)} set, but " if request.about_gpus and not layers else ""
         raise DeviceRequestError(
-            f"{request.gpu_layers or 'All'} layers are to go to a GPU (gpu_layers, main_gpu), and llama.cpp sees none. "
-            "Leave those settings out, or install llama.cpp for the GPU; `localllm doctor` says how."
+            f"{layers}{others}llama.cpp sees no GPU. "
+            "Leave that out, or install llama.cpp for the GPU; `localllm doctor` says how."
         )
     if gpus and not 0 <= request.base.main_gpu < len(gpus):
         names = ", ".join(f"{number}: {gpu.name}" for number, gpu in enumerate(gpus))
@@ -100,7 +106,7 @@ class _Planner:
         self.gpus = list(gpus)
         self.memory = main_memory
         self.units = needs.layer_count + 1
-        self.main = request.base.main_gpu if request.base.split_mode != "layer" else 0
+        self.main = request.base.main_gpu if request.base.split_mode != "layer" else self._roomiest()
         self.other = self._other()
 
     def plan(self) -> Plan:
@@ -127,14 +133,20 @@ class _Planner:
                 context_tokens=context,
                 type_k=type_k,
                 type_v=type_v,
-                cpu_expert_layers=asked.cpu_expert_layers or 0,
+                cpu_expert_layers=min(asked.cpu_expert_layers or 0, self.needs.layer_count if self._mixes() else 0),
             )
+
+    def _mixes(self) -> bool:
+        return any(layer.experts for layer in self.needs.layers)
+
+    def _roomiest(self) -> int:
+        return max(range(len(self.gpus)), key=lambda index: self.gpus[index].free_bytes, default=0)
 
     def _wishes(self) -> list[tuple[int, tuple[str, str]]]:
         asked, longest = self.request, self.needs.trained_context
         contexts = [context for context in _CONTEXTS if context <= longest] or [longest]
         if asked.context_tokens:
-            contexts = [asked.context_tokens]
+            contexts = [2 * asked.context_tokens, asked.context_tokens] if asked.spare else [asked.context_tokens]
         if any(asked.kv_types):
             return [(context, (asked.kv_types[0] or "f16", asked.kv_types[1] or "f16")) for context in contexts]
         plain = [(context, ("f16", "f16")) for context in contexts]
@@ -150,7 +162,7 @@ class _Planner:
         """Give up experts, then layers, until the rest fits; what q8_0 keys and values would save is not worth it."""
         if not any(self.request.kv_types):
             options = replace(options, type_k="f16", type_v="f16")
-        if self.request.cpu_expert_layers is None and any(layer.experts for layer in self.needs.layers):
+        if self.request.cpu_expert_layers is None and self._mixes():
             for kept in range(1, self.needs.layer_count + 1):
                 options = replace(options, cpu_expert_layers=kept)
                 uses = self._dealt(options, self.units)
@@ -170,17 +182,16 @@ class _Planner:
         parked = main.other if self.request.parks else 0
         uses = [replace(main, other=parked + (0 if self.gpus else self.other))]
         start = placement.first
-        shares = self._row_shares() if options.split_mode == "row" else None
+        shares = self._row_shares() if options.split_mode == "row" and units else None
         for index, (gpu, count) in enumerate(zip(self.gpus, counts, strict=True)):
             stop = start + count
-            weights = placement.weights(start, stop)
-            if shares is not None:
-                weights = int(placement.weights(placement.first, self.units) * shares[index]) if units else 0
-            computes = placement.compute(stop) if count else 0
             other = self.other if index == self.main else 0
-            reserve = self.request.reserve_bytes
-            kv = placement.kv(start, stop)
-            uses.append(MemoryUse(gpu.name, weights, kv, computes, other, reserve, gpu.free_bytes))
+            if shares is not None:
+                parts = placement.shared_out(shares[index])
+            else:
+                computes = placement.compute(stop) if count else 0
+                parts = placement.weights(start, stop), placement.kv(start, stop), computes
+            uses.append(MemoryUse(gpu.name, *parts, other, self.request.reserve_bytes, gpu.free_bytes))
             start = stop
         return uses
 
@@ -219,6 +230,7 @@ class _Planner:
         return 0
 
     def _row_shares(self) -> list[float]:
+        """Which part of every matrix goes to each GPU."""
         free = [max(gpu.free_bytes - self.request.reserve_bytes, 0) for gpu in self.gpus]
         return [size / (sum(free) or 1) for size in free]
 
@@ -241,19 +253,31 @@ class _Planner:
     def _result(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Plan:
         counts = self._counts(options, units)
         split: tuple[float, ...] = ()
-        if len(self.gpus) > 1 and units:
-            split = tuple(self._row_shares() if options.split_mode == "row" else map(float, counts))
-        options = replace(options, gpu_layers=units, tensor_split=split)
+        if options.split_mode == "row" and len(self.gpus) > 1 and units:
+            split = tuple(self._row_shares())
+        elif sum(1 for count in counts if count) > 1:
+            split = tuple(map(float, counts))
+        else:  # or llama.cpp would open the other GPUs too, which takes some hundreds of MiB of each
+            options = replace(options, split_mode="none")
+        options = replace(options, gpu_layers=units, tensor_split=split, main_gpu=self.main)
         return Plan(self.needs.name, self.units, options, tuple(uses), tuple(self._notes(options, units, uses)))
 
     def _notes(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Iterator[str]:
-        if self.gpus:
-            yield f"{units} of {self.units} layers (the output is one) on {', '.join(gpu.name for gpu in self.gpus)}"
+        if units:
+            names = ", ".join(use.place for use in uses[1:] if use.weights)
+            yield f"{units} of {self.units} layers (the output is one) on {names}"
         else:
-            yield "all layers in main memory: there is no GPU"
-        yield f"{options.context_tokens} tokens of context with {options.type_k} keys and {options.type_v} values"
+            why = "none fits on a GPU" if self.request.gpu_layers is None else "gpu_layers is 0"
+            yield f"all layers in main memory: {why if self.gpus else 'there is no GPU'}"
+        if self.request.spare and options.context_tokens != self.request.context_tokens:
+            tokens = f"{self.request.context_tokens} tokens of context, and as many for other prefixes,"
+        else:
+            tokens = f"{options.context_tokens} tokens of context"
+        yield f"{tokens} with {options.type_k} keys and {options.type_v} values"
         if options.cpu_expert_layers:
             yield f"the experts of the first {options.cpu_expert_layers} layers stay in main memory"
+        elif self.request.cpu_expert_layers:
+            yield "n_cpu_moe changes nothing: the model has no experts"
         for use in uses:
             if not use.fits:
                 missing = use.needed + use.reserve - use.available

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from gguf_io.model_file import ModelFile
 from gpu_offload.batch import Batch
 from gpu_offload.errors import LlamaCppError
-from gpu_offload.library import complaints, llama
+from gpu_offload.library import complaints, failure, llama
 from gpu_offload.loading import LoadProgress, load_model, physical_cores
 from gpu_offload.options import LlamaOptions
 
@@ -96,7 +96,7 @@ class PooledTexts:
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         context = library.llama_init_from_model(self._model, params)
         if not context:
-            raise LlamaCppError(f"llama.cpp cannot make a pooling context for {model.path}. It said:\n{complaints()}")
+            raise failure(f"llama.cpp cannot make a pooling context for {model.path}")
         return context
 
     def _together(self, rows: list[NDArray[np.int64]], width: int) -> NDArray[np.float32]:

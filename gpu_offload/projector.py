@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.model_file import open_model
+from gpu_offload.devices import device_handle, gpus
 from gpu_offload.errors import LlamaCppError, PictureError
 from gpu_offload.image_rows import Grid, ImagePieces, ImageRows
-from gpu_offload.library import complaints, llama, log_callback, route_log
+from gpu_offload.library import complaints, failure, llama, log_callback, route_log
 from gpu_offload.loading import physical_cores
 from gpu_offload.options import LlamaOptions
 from gpu_offload.pictures import check_picture
@@ -52,15 +53,16 @@ class Projector:
         self._most_rows = options.batch_rows
         params = self._lib.mtmd_context_params_default()
         params.use_gpu = options.gpu_layers != 0
+        if params.use_gpu and (found := gpus()):  # by itself it would take the first, whichever has the model
+            params.device = device_handle(found[options.main_gpu])
         params.print_timings = False
         params.n_threads = options.threads or physical_cores()
         params.media_marker = _MARKER
         route_log()
         self._context: Any = self._lib.mtmd_init_from_file(str(path).encode(), model, params)
         if not self._context:
-            raise LlamaCppError(
-                f"llama.cpp cannot use the projector {path} with this model. Name another one with --mmproj, or none. "
-                f"It said:\n{complaints()}"
+            raise failure(
+                f"llama.cpp cannot use the projector {path} with this model. Name another one with --mmproj, or none"
             )
         problem = self._lacks()
         if problem:

@@ -53,7 +53,7 @@ def add_workers(addresses: Sequence[str]) -> None:
             here = version("llama_cpp_python")
             raise LlamaCppMissingError(
                 f"the installed llama-cpp-python {here} was built without RPC, which workers need",
-                f"{install_command('rpc')}=={here}\n"
+                f"{install_command('rpc', here)}\n"
                 "Add what your own device needs to CMAKE_ARGS, such as -DGGML_CUDA=on.",
             )
         for address in fresh:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -128,15 +129,16 @@ def check_memory() -> Check:
 def check_gpu() -> Check:
     """GPUs that llama.cpp can use."""
     from gpu_offload.devices import gpus
-    from gpu_offload.errors import LlamaCppMissingError
+    from gpu_offload.errors import LlamaCppMissingError, install_commands
 
     try:
         found = gpus()
     except LlamaCppMissingError:
-        advice = "A GPU and rarer architectures need llama.cpp: pip install 'localllm[llama]'."
+        advice = f"A GPU and rarer architectures need llama.cpp. Install it for your device:\n{install_commands()}"
         return Check("GPU", State.GOOD, "llama.cpp is not installed, the CPU engine computes", advice)
     if not found:
-        return Check("GPU", State.GOOD, "none that the installed llama.cpp can use")
+        advice = f"If there is one, install llama.cpp for it anew:\n{install_commands(version('llama_cpp_python'))}"
+        return Check("GPU", State.GOOD, "none that the installed llama.cpp can use", advice)
     shown = (f"{gpu.description}, {gpu.free_bytes / 2**30:.1f} GiB free ({gpu.backend})" for gpu in found)
     return Check("GPU", State.GOOD, "; ".join(shown))
 

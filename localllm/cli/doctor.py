@@ -1,6 +1,7 @@
 """localllm doctor: is this machine ready?"""
 
 import json
+import textwrap
 from dataclasses import asdict
 
 import typer
@@ -25,7 +26,7 @@ def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
         checks.append(check)
         if not as_json:
             answer(f"[{MARKS[check.state]}] {check.what}: {check.found}\n")
-            answer(f"         {check.advice}\n" if check.advice else "")
+            answer(textwrap.indent(f"{check.advice}\n", " " * 9) if check.advice else "")
     if as_json:
         answer(json.dumps([asdict(check) for check in checks], ensure_ascii=False) + "\n")
     if any(check.state is State.BAD for check in checks):

@@ -71,13 +71,15 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.library import resolve
     from localllm.settings import load_settings
 
-    settings = load_settings({**computing_flags(given), "draft": draft})
+    settings = load_settings({**computing_flags(given), "ctx": context, "draft": draft})
+    if gpu_memory and settings.backend == "native":
+        raise RequestError("The native engine has no GPUs to plan for. Leave --gpu-memory out, or the backend native.")
     with open_model(resolve(model)) as file, draft_beside(settings) as beside:
-        request = replace(plan_request(settings, projector_of(file, settings)), context_tokens=context, draft=beside)
+        request = replace(plan_request(settings, projector_of(file, settings)), draft=beside)
         choice = None if gpu_memory else choose_backend(file, settings)  # which makes devices of workers
         gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
         if choice and choice.backend == "native":
-            request = replace(request, kv_types=native_kv_types(settings), parks=False)
+            request = replace(request, kv_types=native_kv_types(settings), spare=False, parks=False)
         try:
             made = make_plan(file, gpus, psutil.virtual_memory().available, request)
         except ValueError as error:

@@ -127,13 +127,14 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
         lora=tuple(path for path, _ in usual_adapters(settings)),
         mmproj=projector,
     )
-    # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
-    cells = None if settings.ctx is None else 2 * settings.ctx
     return PlanRequest(
-        context_tokens=cells,
+        # llama.cpp allocates its cells at once: twice the limit holds a chat and the prefixes of others.
+        context_tokens=settings.ctx,
+        spare=settings.ctx is not None,
         kv_types=(settings.kv_type_k, settings.kv_type_v),
         gpu_layers=settings.gpu_layers,
         cpu_expert_layers=settings.n_cpu_moe,
+        about_gpus=tuple(name for name in ("main_gpu", "split_mode") if getattr(settings, name) is not None),
         projector_bytes=projector_bytes(projector) if projector else 0,
         base=base,
     )

@@ -10,7 +10,7 @@ import pytest
 from gpu_offload import devices as devices_module
 from gpu_offload import library
 from gpu_offload.devices import DeviceKind, devices, gpus
-from gpu_offload.errors import LlamaCppMissingError, install_command
+from gpu_offload.errors import LlamaCppMemoryError, LlamaCppMissingError, install_command, install_commands
 from localllm.errors import LocalLLMError
 from tests.oracle import llama_oracle
 
@@ -51,6 +51,21 @@ def test_integrated_gpus_count_only_alone(monkeypatch):
     for found, expected in [([processor], []), ([processor, shared], [shared]), ([shared, own, processor], [own])]:
         monkeypatch.setattr(devices_module, "devices", lambda found=found: found)
         assert gpus() == expected
+
+
+def test_an_integrated_gpu_counts_once_where_two_backends_see_it(monkeypatch):
+    seen = [
+        devices_module.Device(name, "the same", backend, DeviceKind.INTEGRATED_GPU, 8, 4)
+        for name, backend in (("SYCL0", "SYCL"), ("Vulkan0", "Vulkan"))
+    ]
+    monkeypatch.setattr(devices_module, "devices", lambda: seen)
+    assert gpus() == seen[:1]
+
+
+@llama_oracle.needs_llama
+def test_a_device_has_llama_cpps_own_handle():
+    found = devices()[0]
+    assert devices_module.device_handle(found) == devices_module._registry().ggml_backend_dev_get(0)
 
 
 def clear() -> None:
@@ -105,6 +120,22 @@ def test_apple_silicon_is_told_of_metal(monkeypatch):
     assert install_command("metal") in str(LlamaCppMissingError("no reason"))
 
 
+def test_what_is_installed_for_another_device_is_installed_anew(monkeypatch):
+    """Where it satisfies a requirement already, pip would do nothing."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    cuda = next(line for line in install_commands("0.3.36").splitlines() if "CUDA" in line)
+    assert 'CMAKE_ARGS="-DGGML_CUDA=on" pip install --no-cache-dir' in cuda
+    assert cuda.endswith("--force-reinstall --no-deps llama-cpp-python==0.3.36")
+
+
+def test_a_binding_that_is_too_old_is_refused(monkeypatch):
+    llama_cpp = pytest.importorskip("llama_cpp.llama_cpp")
+    monkeypatch.setattr(llama_cpp, "llama_context_params", object)
+    library.llama.cache_clear()
+    with pytest.raises(LlamaCppMissingError, match=r"too old, 0\.3\.36 is needed"):
+        library.llama()
+
+
 def test_a_cache_beyond_the_trained_context_is_no_warning(caplog):
     log = library._Log()
     with caplog.at_level(logging.DEBUG):
@@ -112,3 +143,20 @@ def test_a_cache_beyond_the_trained_context_is_no_warning(caplog):
         log.take(3, b"something else\n", None)
     assert [record.levelno for record in caplog.records] == [logging.DEBUG, logging.WARNING]
     assert log.complaints == ["something else"]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_memory"),
+    [
+        ("alloc_tensor_range: failed to allocate CUDA0 buffer of size 9", True),
+        ("llama_model_load: error loading model: unable to allocate CUDA0 buffer", True),
+        ("ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory", True),
+        ("llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache", True),
+        ("llama_model_load: error loading model: unknown model architecture: 'lambo'", False),
+    ],
+)
+def test_a_full_device_is_told_from_other_failures(line, is_memory, monkeypatch):
+    monkeypatch.setattr(library._log, "complaints", [line])
+    found = library.failure("it cannot load")
+    assert isinstance(found, LlamaCppMemoryError) is is_memory
+    assert line in str(found)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gguf_io.errors import LocalLLMError
 from gguf_io.model_file import ModelFile, open_model
+from gpu_offload.errors import DeviceRequestError
 from gpu_offload.known_gpus import imagined_gpu, known_gpus
 from gpu_offload.options import LlamaOptions
 from gpu_offload.placement import Gpu
@@ -125,7 +126,7 @@ def test_several_gpus_share_the_layers_and_none_overflows(folder, name, sizes):
         weights = sum(tensor.nbytes for tensor in model.tensors.values())
         copied = 0 if "output.weight" in model.tensors else model.tensors["token_embd.weight"].nbytes
     assert all(use.fits for use in found.uses[1:] if use.needed)
-    assert sum(found.options.tensor_split) == found.options.gpu_layers
+    assert found.options.split_mode == "none" or sum(found.options.tensor_split) == found.options.gpu_layers
     total = sum(use.weights for use in found.uses)
     assert total == weights + (copied if found.options.gpu_layers else 0)
 
@@ -139,7 +140,13 @@ def test_two_gpus_hold_more_than_one(dense):
 
 def test_one_gpu_is_enough_where_the_model_fits_on_the_roomiest(dense):
     found = plan(dense, [gpu(12), gpu(24), gpu(16)], RAM)
-    assert found.options.tensor_split == (0, 33, 0)
+    assert (found.options.split_mode, found.options.main_gpu, found.options.tensor_split) == ("none", 1, ())
+    assert found.notes[0] == "33 of 33 layers (the output is one) on 24 GiB"
+
+
+def test_what_runs_beside_lies_where_the_model_does(dense):
+    found = plan(dense, [gpu(12), gpu(24)], RAM, PlanRequest(projector_bytes=GIB))
+    assert (found.options.main_gpu, [use.other for use in found.uses]) == (1, [0, 0, GIB])
 
 
 def test_rows_are_split_in_proportion_to_free_memory(dense):
@@ -148,8 +155,34 @@ def test_rows_are_split_in_proportion_to_free_memory(dense):
     first, second = found.uses[1:]
     assert found.options.tensor_split == pytest.approx((4 / 12, 8 / 12))
     assert second.weights == pytest.approx(2 * first.weights, rel=1e-6)
-    assert first.kv == 0
-    assert second.kv == 4096 * 32 * 8 * 128 * 2 * 2  # cells, layers, KV heads, head length, K and V, float16
+    stored = 4096 * 32 * 128 * 2 * 2  # of a head: cells, layers, head length, K and V, float16
+    assert (first.kv, second.kv) == (3 * stored, 6 * stored)  # of 8 heads, each share rounded up
+    assert first.compute == second.compute > 0
+
+
+def test_a_context_is_doubled_only_where_that_fits(dense):
+    request = PlanRequest(context_tokens=8192, spare=True)
+    assert plan(dense, [gpu(24)], RAM, request).options.context_tokens == 16384
+    tight = plan(dense, [gpu(6.4)], RAM, request)
+    assert (tight.options.context_tokens, tight.options.type_k, tight.options.gpu_layers) == (8192, "f16", 33)
+    assert plan(dense, [gpu(3)], RAM, request).options.context_tokens == 8192
+
+
+def test_settings_about_gpus_are_refused_where_there_is_none(dense):
+    with pytest.raises(DeviceRequestError, match="split_mode set, but llama"):
+        plan(dense, [], RAM, PlanRequest(about_gpus=("split_mode",)))
+    with pytest.raises(DeviceRequestError, match="7 layers are to go to a GPU"):
+        plan(dense, [], RAM, PlanRequest(gpu_layers=7, about_gpus=("main_gpu",)))
+
+
+def test_notes_tell_what_a_wish_comes_to(dense, mixture):
+    asked = PlanRequest(cpu_expert_layers=200)
+    assert "n_cpu_moe changes nothing: the model has no experts" in plan(dense, [gpu(24)], RAM, asked).notes
+    assert plan(dense, [gpu(24)], RAM, asked).uses == plan(dense, [gpu(24)], RAM).uses
+    assert "the experts of the first 48 layers stay in main memory" in plan(mixture, [gpu(24)], RAM, asked).notes
+    assert plan(dense, [gpu(1)], RAM).notes[0] == "all layers in main memory: none fits on a GPU"
+    none = plan(dense, [gpu(24)], RAM, PlanRequest(gpu_layers=0))
+    assert none.notes[0] == "all layers in main memory: gpu_layers is 0"
 
 
 def test_what_was_asked_for_is_planned_even_if_it_does_not_fit(dense):
@@ -220,3 +253,9 @@ def test_every_known_gpu_is_found_by_its_name():
 def test_an_unknown_gpu_names_the_nearest():
     with pytest.raises(LocalLLMError, match="RTX 4090"):
         imagined_gpu("RTX 4095")
+
+
+@pytest.mark.parametrize("text", ["", "8", "???"])
+def test_what_resembles_none_is_told_all(text):
+    with pytest.raises(LocalLLMError, match=r"like 8GiB, or one of: RTX 5090, .*Arc B580"):
+        imagined_gpu(text)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_offload.errors import LlamaCppMissingError
 from localllm import doctor
 from localllm.doctor import State
 from localllm.settings import setting_sources
@@ -87,6 +88,20 @@ def test_doctor_looks_at_everything_and_makes_nothing(
         if "kernels" not in path.parts and path.name not in (".cache", "localllm")
     }
     assert made == set()
+
+
+def test_it_says_how_llama_cpp_is_installed_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr("gpu_offload.devices.gpus", list)
+    there = doctor.check_gpu()
+    assert there.state is State.GOOD and "--force-reinstall --no-deps llama-cpp-python==" in there.advice
+
+    def missing() -> list[object]:
+        raise LlamaCppMissingError("the test says so")
+
+    monkeypatch.setattr("gpu_offload.devices.gpus", missing)
+    absent = doctor.check_gpu()
+    assert absent.state is State.GOOD and "'localllm[llama]'" in absent.advice and "reinstall" not in absent.advice
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

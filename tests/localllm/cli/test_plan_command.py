@@ -39,19 +39,19 @@ def test_json_names_every_sum(plan: Callable[..., int], capsys: pytest.CaptureFi
     made = json.loads(capsys.readouterr().out)
     assert made["fits"] is True
     assert made["options"]["gpu_layers"] == 1
-    # 2 layers x 2 kv heads x 64 values x K and V x 2 bytes x 256 tokens
-    assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * 64 * 2 * 2 * 256
+    # 2 layers x 2 kv heads x 64 values x K and V x 2 bytes x 256 tokens, and as many for other prefixes
+    assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * 64 * 2 * 2 * 256 * 2
 
 
 def test_keys_and_values_are_planned_in_their_own_types(
     plan: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for gpu in ((), ("--gpu-memory", "8GiB")):
+    for gpu, spare in ((("--backend", "native"), 1), (("--gpu-memory", "8GiB"), 2)):
         assert plan(*gpu, "--kv-type-k", "q8_0", "--ctx", "256", "--json") == 0
         made = json.loads(capsys.readouterr().out)
         assert (made["options"]["type_k"], made["options"]["type_v"]) == ("q8_0", "f16")
         # 2 layers x 2 kv heads x (64 bytes and 2 scales of 2 bytes, and 64 values of 2 bytes) x 256 tokens
-        assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * (64 + 4 + 128) * 256
+        assert sum(use["kv"] for use in made["uses"]) == 2 * 2 * (64 + 4 + 128) * 256 * spare
 
 
 def test_it_says_who_would_compute_here(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +63,8 @@ def test_it_says_who_would_compute_here(plan: Callable[..., int], capsys: pytest
     # A GPU that is imagined says nothing of this machine.
     assert plan("--gpu-memory", "8GiB", "--ctx", "256") == 0
     assert "chosen by" not in capsys.readouterr().out
+    assert plan("--gpu-memory", "8GiB", "--backend", "native") == 2
+    assert "The native engine has no GPUs to plan for" in capsys.readouterr().err
 
 
 def test_one_gpu_of_several_takes_it_all(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,8 @@ def test_wishes_about_devices_need_llama_cpp(known: ModelFile, monkeypatch: pyte
 def test_the_settings_become_a_request_to_the_planner() -> None:
     settings = Settings(ctx=512, gpu_layers=7, main_gpu=1, n_cpu_moe=3, threads=2)
     request = plan_request(settings)
-    assert (request.context_tokens, request.gpu_layers, request.cpu_expert_layers) == (1024, 7, 3)
+    assert (request.context_tokens, request.spare, request.gpu_layers, request.cpu_expert_layers) == (512, True, 7, 3)
+    assert request.about_gpus == ("main_gpu",)
     assert (request.base.main_gpu, request.base.split_mode, request.base.threads) == (1, "none", 2)
     assert plan_request(Settings()).base.split_mode == "layer"
     assert plan_request(Settings(main_gpu=1, split_mode="row")).base.split_mode == "row"

@@ -18,7 +18,7 @@ from localllm.settings import Settings
 from tests.oracle import llama_oracle
 
 MAIN = 4096 * MIB
-SETTINGS = Settings(backend="llama", ctx=512)
+SETTINGS = Settings(backend="llama")
 
 
 @pytest.fixture
