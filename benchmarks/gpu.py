@@ -25,7 +25,8 @@ from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
 
 MIB = 2**20
-_BUFFER = re.compile(r"(\S+) +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
+# A device's buffers may be of several kinds, as "MTL0_Mapped"; "CUDA_Host" is main memory.
+_BUFFER = re.compile(r"(\S+?)(?:_Mapped|_Private)? +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 
 
 class Reported(logging.Handler):

@@ -81,6 +81,20 @@ def test_a_worker_computes_what_this_machine_would(worker: str, model: str, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["layer", "row", "none"])
+def test_two_workers_share_a_model(worker: str, model: str, tmp_path: Path, mode: str) -> None:
+    greedy = ("run", model, "Once upon a time", "--raw", "--temperature", "0", "--max-tokens", "24", "--json")
+    here = localllm(tmp_path, *greedy, "--backend", "llama")
+    with rpc_worker() as other:
+        there = localllm(tmp_path, *greedy, "--rpc", f"{worker},{other}", "--split-mode", mode)
+    assert (here.returncode, there.returncode) == (0, 0), there.stderr.decode()
+    local, remote = json.loads(here.stdout), json.loads(there.stdout)
+    assert remote["token_ids"] == local["token_ids"] and len(local["token_ids"]) == 24
+    # Of two that have room for all of it, one is enough, unless rows are asked for.
+    assert (other in remote["backend_reason"] and worker in remote["backend_reason"]) is (mode == "row")
+
+
+@pytest.mark.slow
 def test_the_plan_shows_the_worker(worker: str, model: str, tmp_path: Path) -> None:
     shown = localllm(tmp_path, "plan", model, "--rpc", worker, "--json")
     made: dict[str, Any] = json.loads(shown.stdout)
