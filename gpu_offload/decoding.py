@@ -87,9 +87,10 @@ class Decoder:
         status = self._lib.llama_decode(self._context, self._batch.struct)
         if status:
             raise LlamaCppError(f"llama_decode failed with status {status}:\n{complaints()}")
-        begins = np.flatnonzero(np.diff(rows[2], prepend=-1))
-        for position, sequence in rows[1:, begins].T.tolist():
-            self._sequences.computed(sequence, position)
+        if self._sequences.doubled:
+            begins = np.flatnonzero(np.diff(rows[2], prepend=-1))
+            for position, sequence in rows[1:, begins].T.tolist():
+                self._sequences.computed(sequence, position)
         if not len(outputs):
             self._lib.llama_synchronize(self._context)
             return np.empty((0, self._vocab_size), dtype=np.float32)

@@ -30,28 +30,28 @@ def sequence_numbers(options: LlamaOptions, window: int) -> int:
 
 
 class Sequences:
-    """The sequences 0..max_sequences-1 of a context, and `desk`, the number behind them."""
+    """The sequences 0..max_sequences-1 of a context, and `desk`, the number behind them. doubled: all but the desk."""
 
     def __init__(self, context: Any, options: LlamaOptions, window: int) -> None:
         self._lib = llama()
         self._memory = self._lib.llama_get_memory(context)
         self.desk = options.max_sequences
-        self._doubled = sequence_numbers(options, window) > options.max_sequences + 1
+        self.doubled = sequence_numbers(options, window) > options.max_sequences + 1
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let a sequence have another's positions start..end-1 too; -1 is the first, and the one behind the last."""
         self._lib.llama_memory_seq_cp(self._memory, source, target, start, end)
-        if self._doubled and target != self.desk:
+        if self.doubled and target != self.desk:
             self._lib.llama_memory_seq_cp(self._memory, source, self._double(target), start, end)
 
     def computed(self, sequence: int, start: int) -> None:
         """Note that a sequence has new cells, from position `start` on."""
-        if self._doubled:
+        if self.doubled:
             self._lib.llama_memory_seq_cp(self._memory, sequence, self._double(sequence), start, -1)
 
     def remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """Take positions start..end-1 from a sequence, or all from -1, or up to -1; False where it cannot be cut so."""
-        if self._doubled and sequence != self.desk:
+        if self.doubled and sequence != self.desk:
             self._lib.llama_memory_seq_rm(self._memory, self._double(sequence), start, end)
         return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, end))
 
