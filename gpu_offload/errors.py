@@ -1,7 +1,9 @@
 """What can go wrong between us and llama.cpp."""
 
 import platform
+import shutil
 import sys
+from pathlib import Path
 
 from gguf_io.errors import LocalLLMError
 
@@ -72,7 +74,7 @@ def install_command(backend: str, anew: str = "") -> str:
     arguments, flags = _BUILDS[backend]
     # Past pip's cache, which would hand out a wheel that was built for another device.
     package = f"--force-reinstall --no-deps llama-cpp-python=={anew}" if anew else "'localllm[llama]'"
-    command = f"pip install --no-cache-dir {flags} {package}"
+    command = f"{_pip()} install --no-cache-dir {flags} {package}"
     if not arguments:
         return command
     return (
@@ -80,6 +82,15 @@ def install_command(backend: str, anew: str = "") -> str:
         if sys.platform == "win32"
         else f'CMAKE_ARGS="{arguments}" {command}'
     )
+
+
+def _pip() -> str:
+    """The pip of this very Python; the first one on the path may be another's."""
+    found = shutil.which("pip")
+    if found is not None and Path(found).parent == Path(sys.executable).parent:
+        return "pip"
+    call = "& " if sys.platform == "win32" else ""  # PowerShell takes a quoted path for a text
+    return f'{call}"{sys.executable}" -m pip'
 
 
 def _backends_here() -> tuple[str, ...]:

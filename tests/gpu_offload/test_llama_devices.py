@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -82,6 +83,13 @@ def without_llama_cpp(monkeypatch):
     clear()
 
 
+@pytest.fixture
+def pip_on_path(monkeypatch):
+    """The first pip on the path is this Python's."""
+    beside = str(Path(sys.executable).with_name("pip"))
+    monkeypatch.setattr("shutil.which", lambda _: beside)
+
+
 @pytest.mark.parametrize(
     ("platform", "words"),
     [
@@ -106,7 +114,9 @@ def without_llama_cpp(monkeypatch):
         ("darwin", ["pip install", "/cpu"]),
     ],
 )
-def test_without_the_extra_the_error_says_how_to_install_it(without_llama_cpp, monkeypatch, platform, words):
+def test_without_the_extra_the_error_says_how_to_install_it(
+    without_llama_cpp, pip_on_path, monkeypatch, platform, words
+):
     monkeypatch.setattr(sys, "platform", platform)
     with pytest.raises(LlamaCppMissingError) as caught:
         devices()
@@ -120,7 +130,15 @@ def test_apple_silicon_is_told_of_metal(monkeypatch):
     assert install_command("metal") in str(LlamaCppMissingError("no reason"))
 
 
-def test_what_is_installed_for_another_device_is_installed_anew(monkeypatch):
+def test_another_pip_on_the_path_is_not_taken(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/pip")
+    assert f'CMAKE_ARGS="-DGGML_CUDA=on" "{sys.executable}" -m pip install' in install_command("cuda")
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert f'; & "{sys.executable}" -m pip install' in install_command("cuda")
+
+
+def test_what_is_installed_for_another_device_is_installed_anew(pip_on_path, monkeypatch):
     """Where it satisfies a requirement already, pip would do nothing."""
     monkeypatch.setattr(sys, "platform", "linux")
     cuda = next(line for line in install_commands("0.3.36").splitlines() if "CUDA" in line)
