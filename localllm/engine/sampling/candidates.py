@@ -22,12 +22,13 @@ class LogitsError(LocalLLMError):
 class Candidates:
     """Token ids, ascending and unique, and their logits: int64[n] and float32 or float64[n], n >= 1.
 
-    Ascending ids make every tie fall to the lowest id. The logits are finite, save that a low temperature may take all
-    but the highest to minus infinity.
+    Ascending ids make every tie fall to the lowest id. The logits are finite. peaks: what `peaks` says of them, None
+    where nobody has asked.
     """
 
     ids: NDArray[np.int64]
     logits: NDArray[np.floating]
+    peaks: NDArray[np.floating] | None = None
 
     def keep(self, positions: NDArray[np.intp]) -> "Candidates":
         """Return those at the positions, which ascend."""
@@ -35,8 +36,9 @@ class Candidates:
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the softmax of the logits, float64[n]."""
-        weights = np.exp(self.logits.astype(np.float64) - float(self.logits.max()))
-        return np.asarray(weights / weights.sum())
+        weights: NDArray[np.float64] = np.exp(self.logits.astype(np.float64) - float(self.logits.max()))
+        weights /= weights.sum()
+        return weights
 
 
 def check_model(highest: float) -> None:
@@ -57,30 +59,50 @@ def check_choice(highest: float) -> None:
         )
 
 
-def _contenders(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
-    """Return positions, ascending, among which are those of the `count` largest values.
+def peaks(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return the largest value of each column of values, which are stacked, and those that are too few for a column.
 
-    The values are stacked in columns. No more values than columns reach above the count-th highest column, so that the
-    rest need no second look, and no array of their size is made: new memory costs more than looking.
+    The one look at all values that finding the largest takes.
     """
     columns = values.size // STACKED
     stack = values[: columns * STACKED].reshape(STACKED, columns)
-    highest = stack.max(axis=0)
-    high = np.flatnonzero(highest >= np.partition(highest, columns - count)[columns - count])
+    return np.concatenate([stack.max(axis=0), values[columns * STACKED :]])
+
+
+def _contenders(values: NDArray[np.floating], count: int, highest: NDArray[np.floating]) -> NDArray[np.intp]:
+    """Return positions, ascending, among which are those of the `count` largest values. highest: the values' peaks.
+
+    No more values than columns reach above the count-th highest column, so that the rest need no second look, and no
+    array of their size is made: new memory costs more than looking.
+    """
+    columns = values.size // STACKED
+    border = np.partition(highest, highest.size - count)[highest.size - count]
+    high = (highest[:columns] >= border).nonzero()[0]
     inside = (np.arange(0, columns * STACKED, columns)[:, np.newaxis] + high).ravel()
     return np.concatenate([inside, np.arange(columns * STACKED, values.size)])
 
 
-def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
-    """Return the positions, ascending, of the `count` largest values; ties at the border go to the lowest position."""
+def best_first(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
+    """Return the positions of the `count` largest values, the largest first; of equal ones the lowest position."""
+    if count >= values.size:
+        return np.asarray((-values).argsort(kind="stable"))
+    best = largest(values, count)
+    return best[(-values[best]).argsort(kind="stable")]
+
+
+def largest(values: NDArray[np.floating], count: int, highest: NDArray[np.floating] | None = None) -> NDArray[np.intp]:
+    """Return the positions, ascending, of the `count` largest values; ties at the border go to the lowest position.
+
+    highest: the values' peaks, where they are known.
+    """
     if count >= values.size:
         return np.arange(values.size)
     if count < values.size // STACKED:
-        contenders = _contenders(values, count)
+        contenders = _contenders(values, count, peaks(values) if highest is None else highest)
         if contenders.size < values.size:
             return contenders[largest(values[contenders], count)]
     border = np.partition(values, values.size - count)[values.size - count]
-    positions = np.flatnonzero(values >= border)
+    positions: NDArray[np.intp] = (values >= border).nonzero()[0]
     if positions.size > count:
         tied = positions[values[positions] == border]
         surplus = tied[tied.size - (positions.size - count) :]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.engine.sampling.candidates import Candidates, largest
+from localllm.engine.sampling.candidates import Candidates, best_first, largest
 
 # Sorting this many is cheap, and a nucleus is hardly ever larger.
 USUAL_NUCLEUS = 1024
@@ -21,7 +21,7 @@ def top_n_sigma(candidates: Candidates, sigmas: float) -> Candidates:
 
 def top_k(candidates: Candidates, count: int) -> Candidates:
     """Keep the `count` highest logits."""
-    return candidates.keep(largest(candidates.logits, count))
+    return candidates.keep(largest(candidates.logits, count, candidates.peaks))
 
 
 def typical_p(candidates: Candidates, mass: float, min_keep: int) -> Candidates:
@@ -40,18 +40,17 @@ def top_p(candidates: Candidates, mass: float, min_keep: int) -> Candidates:
     """Keep the most probable tokens until their mass reaches `mass` (nucleus sampling, arXiv:1904.09751)."""
     probabilities = candidates.probabilities()
     for looked_at in (USUAL_NUCLEUS, probabilities.size):
-        best = largest(probabilities, looked_at)
-        order = best[np.argsort(-probabilities[best], kind="stable")]
-        cumulative = np.cumsum(probabilities[order])
+        order = best_first(probabilities, looked_at)
+        cumulative = probabilities[order].cumsum()
         if cumulative[-1] >= mass:
             break
-    kept = max(int(np.searchsorted(cumulative, mass, side="left")) + 1, min_keep)
+    kept = max(int(cumulative.searchsorted(mass)) + 1, min_keep)
     return candidates.keep(np.sort(order[:kept]) if kept <= order.size else largest(probabilities, kept))
 
 
 def min_p(candidates: Candidates, share: float, min_keep: int) -> Candidates:
     """Keep tokens at least `share` times as probable as the best one (arXiv:2407.01082)."""
-    kept = np.flatnonzero(candidates.logits >= candidates.logits.max() + np.log(share))
+    kept = (candidates.logits >= candidates.logits.max() + np.log(share)).nonzero()[0]
     return candidates.keep(kept if kept.size >= min_keep else largest(candidates.logits, min_keep))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.engine.request import SamplingParams, TokenLogprob
-from localllm.engine.sampling.candidates import Candidates, check_choice, check_model
+from localllm.engine.sampling.candidates import Candidates, check_choice, check_model, peaks
 from localllm.engine.sampling.chain import build_filters, build_temperature
 from localllm.engine.sampling.dry import DryPenalty
 from localllm.engine.sampling.history import TokenHistory
@@ -15,6 +15,9 @@ from localllm.engine.sampling.logprobs import token_logprob
 from localllm.engine.sampling.mirostat import Mirostat
 from localllm.engine.sampling.penalties import add_bias, penalise_repeats
 from localllm.engine.sampling.validation import validate
+
+# Random numbers are drawn for so many positions together: making a generator takes as long as the rest of a choice.
+DRAWN_TOGETHER = 64
 
 
 class Sampler:
@@ -44,6 +47,7 @@ class Sampler:
         self._ceilings = np.empty(vocab_size, np.float32)
         self._seed = secrets.randbits(32) if params.seed is None else params.seed
         self._position = 0
+        self._drawn: tuple[int, list[list[float]]] = (-1, [])
         self._history = TokenHistory(prompt_tail)
         self._dry = self._build_dry(token_text) if params.dry_multiplier > 0 else None
         self._mirostat = Mirostat(params.mirostat_tau, params.mirostat_eta) if params.mirostat else None
@@ -76,8 +80,7 @@ class Sampler:
         if self._greedy:
             token_id = self._best(logits, allowed, banned)
         else:
-            adjusted = self._adjust(logits, allowed, banned)
-            candidates = self._narrow(adjusted)
+            candidates = self._narrow(self._adjust(logits, allowed, banned))
             token_id = int(candidates.ids[draw(candidates.probabilities(), self._uniforms()[0])])
         wanted = self._params.logprobs
         return token_id, None if wanted is None else token_logprob(logits, token_id, wanted)
@@ -86,13 +89,11 @@ class Sampler:
         self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
     ) -> NDArray[np.float64]:
         """Return the distribution that `sample` would draw from, float64[vocab_size]; one-hot when greedy."""
-        adjusted = self._adjust(logits, allowed, None)
         distribution = np.zeros(self._vocab_size)
         if self._greedy:
-            check_choice(float(adjusted.max()))
-            distribution[adjusted.argmax()] = 1
+            distribution[self._best(logits, allowed, None)] = 1
         else:
-            candidates = self._narrow(adjusted)
+            candidates = self._narrow(self._adjust(logits, allowed, None))
             distribution[candidates.ids] = candidates.probabilities()
         return distribution
 
@@ -115,7 +116,7 @@ class Sampler:
             if banned is None or token_id not in banned:
                 check_choice(float(logits[token_id]))
                 return token_id
-        adjusted = self._adjust(logits, allowed, banned)
+        adjusted = self._adjust(logits, allowed, banned).logits
         token_id = int(adjusted.argmax())
         check_choice(float(adjusted[token_id]))
         return token_id
@@ -126,11 +127,13 @@ class Sampler:
 
     def _adjust(
         self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None
-    ) -> NDArray[np.float32]:
+    ) -> Candidates:
         self._check_shape(logits)
-        check_model(float(logits.max()))
         if not self._changes_logits and allowed is None and banned is None:
-            return logits
+            highest = peaks(logits)
+            check_model(float(highest.max()))
+            return Candidates(self._all_ids, logits, highest)
+        check_model(float(logits.max()))
         adjusted = self._adjusted
         np.copyto(adjusted, logits)
         if self._changes_logits:
@@ -143,7 +146,7 @@ class Sampler:
             np.minimum(adjusted, self._ceilings, out=adjusted)
         if banned is not None:
             adjusted[banned] = -np.inf
-        return adjusted
+        return Candidates(self._all_ids, adjusted)
 
     def _penalise(self, logits: NDArray[np.float32]) -> None:
         params = self._params
@@ -155,12 +158,12 @@ class Sampler:
         if self._dry is not None:
             self._dry.apply(logits, self._history.last(params.dry_penalty_last_n))
 
-    def _narrow(self, logits: NDArray[np.float32]) -> Candidates:
-        candidates, steps = Candidates(self._all_ids, logits), self._filters
+    def _narrow(self, candidates: Candidates) -> Candidates:
+        steps = self._filters
         if self._top_k_first:  # it leaves few, impossible ones only where there are no others
             candidates, steps = steps[0](candidates), steps[1:]
-        check_choice(float(candidates.logits.max()))
         if candidates.logits.min() == -np.inf:
+            check_choice(float(candidates.logits.max()))
             candidates = candidates.keep(np.flatnonzero(candidates.logits > -np.inf))
         for step in steps:
             candidates = step(candidates)
@@ -184,13 +187,19 @@ class Sampler:
     def _coin(self) -> float:
         return self._uniforms()[1]
 
-    def _uniforms(self) -> tuple[float, float]:
-        """Two numbers in [0, 1) for the position: one for the draw, one for XTC's coin."""
-        raw = np.random.Philox(key=self._seed, counter=self._position).random_raw(2)
-        return float(raw[0] >> np.uint64(11)) * 2.0**-53, float(raw[1] >> np.uint64(11)) * 2.0**-53
+    def _uniforms(self) -> list[float]:
+        """Two numbers in [0, 1) for the position: one for the draw, one for XTC's coin.
+
+        The first two of the four that Philox makes of a position.
+        """
+        first = self._position - self._position % DRAWN_TOGETHER
+        if self._drawn[0] != first:
+            raw = np.random.Philox(key=self._seed, counter=first).random_raw(4 * DRAWN_TOGETHER)
+            self._drawn = first, ((raw.reshape(-1, 4)[:, :2] >> np.uint64(11)) * 2.0**-53).tolist()
+        return self._drawn[1][self._position - first]
 
 
 def draw(probabilities: NDArray[np.float64], uniform: float) -> int:
     """Return the position where the cumulative distribution passes `uniform`, in [0, 1); never one of probability 0."""
-    cumulative = np.cumsum(probabilities)
-    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    cumulative = probabilities.cumsum()
+    return int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))

@@ -8,13 +8,14 @@ from localllm.engine.sampling.candidates import Candidates
 
 # Where the entropy asks for temperature 0: any logits that differ at all are then decided by the highest.
 COLDEST = 1e-9
+# Below it, float32 logits that differ are as far apart as at it: all but the highest have no chance.
+LEAST_TEMPERATURE = 1e-200
 
 
 def scale(candidates: Candidates, temperature: float) -> Candidates:
     """Divide the logits, less their maximum, by the temperature, which is above 0."""
     distance = candidates.logits.astype(np.float64) - float(candidates.logits.max())
-    with np.errstate(over="ignore"):  # minus infinity is right for what a tiny temperature leaves no chance
-        return Candidates(candidates.ids, distance / temperature)
+    return Candidates(candidates.ids, distance / max(temperature, LEAST_TEMPERATURE))
 
 
 def scale_by_entropy(candidates: Candidates, temperature: float, spread: float, exponent: float) -> Candidates:
