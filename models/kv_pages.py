@@ -122,7 +122,7 @@ class PageStore:
         """Make room for tokens more, copying a shared last page. The caller has checked `needed` against `free`."""
         if self._last_is_shared(sequence):
             last = sequence.pages - 1
-            shared, copy = int(self._numbers(sequence.table[last])), self._take()
+            shared, copy = self._number(sequence, last), self._take()
             sequence.table[last] = self._place(copy)
             for pages in self._pages:
                 _page(pages, copy)[...] = _page(pages, shared)
@@ -148,7 +148,7 @@ class PageStore:
         """Forget positions from `length` on and give their pages back."""
         keep = -(-length // PAGE_TOKENS)
         for index in range(keep, sequence.pages):
-            self._drop(int(self._numbers(sequence.table[index])))
+            self._drop(self._number(sequence, index))
         sequence.length = length
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
@@ -179,8 +179,7 @@ class PageStore:
                 first = page * PAGE_TOKENS
                 low, high = max(start, first), min(stop, first + PAGE_TOKENS)
                 slots = np.arange(low - first, high - first)
-                number = int(self._numbers(sequence.table[page]))
-                plane.put(_page(pages, number), slots, tokens[:, :, low - start : high - start])
+                plane.put(_page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start])
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise RuntimeError unless reference counts and free pages are exactly what these sequences account for."""
@@ -194,11 +193,16 @@ class PageStore:
     def _last_is_shared(self, sequence: Sequence) -> bool:
         if sequence.length % PAGE_TOKENS == 0:
             return False
-        return bool(self._references[self._numbers(sequence.table[sequence.pages - 1])] > 1)
+        return bool(self._references.item(self._number(sequence, sequence.pages - 1)) > 1)
 
     def _place(self, number: int) -> int:
         """Where a page is, in pages of one head from a head's first one on: see Sequence."""
         return number // _GROUP * self._group_places + number % _GROUP
+
+    def _number(self, sequence: Sequence, index: int) -> int:
+        """The page that a sequence's table has at an index: what _numbers says, without NumPy, for every step."""
+        group, slot = divmod(sequence.table.item(index), self._group_places)
+        return int(group * _GROUP + slot)
 
     def _numbers(self, places: NDArray[np.generic]) -> NDArray[np.intp]:
         """The pages that are in these places."""

@@ -291,7 +291,7 @@ class NativeRunner:
             raise ValueError(f"a step takes 1 to {MAX_ROWS} rows, each with a token, a position and a sequence")
         if min(tokens) < 0 or max(tokens) >= self._config.vocabulary:
             raise ValueError(f"a token is outside 0..{self._config.vocabulary - 1}")
-        if any(not 0 <= w < rows for w in wanted) or any(a >= b for a, b in pairwise(wanted)):
+        if (wanted and (wanted[0] < 0 or wanted[-1] >= rows)) or any(a >= b for a, b in pairwise(wanted)):
             raise ValueError("wanted rows must be indices of rows, ascending")
         segments: list[tuple[int, int, int]] = []
         first = 0

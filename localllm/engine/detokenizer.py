@@ -13,7 +13,7 @@ class Detokenizer:
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stop = tuple(stop)
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes = b""  # the beginning of a character
         self._held = ""
         self.stopped: str | None = None
 
@@ -24,19 +24,28 @@ class Detokenizer:
 
     def push(self, piece: bytes) -> str:
         """Add one token's bytes; return the text that is now certain. Sets `stopped` at a complete stop string."""
-        self._held += self._utf8.decode(piece)
+        self._decode(piece, False)
         return self._release()
 
     def flush(self) -> str:
         """Return what is still held when the generation ends: it can no longer become a stop string."""
         if self.stopped:
             return ""
-        self._held += self._utf8.decode(b"", final=True)
+        self._decode(b"", True)
         text = self._release()
         text, self._held = text + self._held, ""
         return text
 
+    def _decode(self, piece: bytes, final: bool) -> None:
+        piece = self._bytes + piece
+        text, taken = codecs.utf_8_decode(piece, "replace", final)
+        self._bytes = piece[taken:]
+        self._held += text
+
     def _release(self) -> str:
+        if not self._stop:
+            text, self._held = self._held, ""
+            return text
         cuts = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if cuts:
             at, self.stopped = min(cuts)

@@ -108,8 +108,16 @@ class Generation:
     @property
     def counts(self) -> Counts:
         """Tokens so far."""
-        drafted, accepted = self._speculated
-        return replace(self._counts, generated=self.generated, drafted=drafted, accepted=accepted)
+        fixed = self._counts
+        return Counts(
+            fixed.prompt,
+            fixed.cached_memory,
+            fixed.cached_disk,
+            self.generated,
+            *self._speculated,
+            fixed.dropped_messages,
+            fixed.dropped_tokens,
+        )
 
     @property
     def expired(self) -> bool:
@@ -137,6 +145,11 @@ class Generation:
         gained, self.computed = tokens - self.computed, tokens
         if self.generated == 0:
             self._counts = replace(self._counts, cached_disk=self._counts.cached_disk + gained)
+
+    @property
+    def knows_more(self) -> bool:
+        """Whether `draft` has something to go on with."""
+        return self._lookup.found
 
     def draft(self, limit: int, costs: StepCosts, others: int) -> list[int]:
         """Return up to `limit` tokens that followed the same words before; others: rows that the step has beside."""

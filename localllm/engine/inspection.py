@@ -76,9 +76,8 @@ class Journal:
 
     def note(self, plan: "Plan", seconds: float) -> None:
         """Remember a step."""
-        drafted = sum(len(part.drafts) for part in plan.parts)
-        decode = sum(part.count for part in plan.parts if part.image is None and part.generation.generated)
-        self._steps.append(StepRecord(len(plan) - decode - drafted, decode, drafted, seconds))
+        prefill = len(plan) - plan.decoded - plan.drafted
+        self._steps.append(StepRecord(prefill, plan.decoded, plan.drafted, seconds))
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:

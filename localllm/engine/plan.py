@@ -27,7 +27,8 @@ class Plan:
     logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
     its prompt is unfinished. pages: what all parts take. again: this pass changed what the next can plan, by reading KV
     from the disk or by preempting, so that another is due even if no row was planned. patient: it may take long, if it
-    is given up as soon as somebody cancels or comes.
+    is given up as soon as somebody cancels or comes. decoded and drafted: rows of answers, and of guesses behind them.
+    decodes: all parts are a pending token each. images: some part is one.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -37,6 +38,10 @@ class Plan:
     parts: list[PlannedRows] = field(default_factory=list)
     logits: list[slice] = field(default_factory=list)
     pages: int = 0
+    decoded: int = 0
+    drafted: int = 0
+    decodes: bool = True
+    images: bool = False
     again: bool = False
     patient: bool = False
 
@@ -50,8 +55,12 @@ class Plan:
         self.pages += pages
         self.parts.append(part)
         if part.image is not None:
+            self.images = True
             self.logits.append(slice(0, 0))
             return
+        self.decoded += part.count if generation.generated else 0
+        self.drafted += len(part.drafts)
+        self.decodes = self.decodes and part.count == 1
         rows = [*generation.tokens[start : start + part.count], *part.drafts]
         self.tokens += rows
         self.positions += range(start, start + len(rows))

@@ -60,7 +60,8 @@ class Scheduler:
                 plan.again = True
         ready = [generation for generation in ready if not generation.restoring]
         self._add_decodes(plan, [generation for generation in ready if generation.pending == 1])
-        self._add_prefills(plan, [generation for generation in ready if generation.pending > 1])
+        if len(plan.parts) < len(ready):
+            self._add_prefills(plan, [generation for generation in ready if generation.pending > 1])
         if active and not plan.parts and not plan.again:
             self._preempt(self.running[-1])
             plan.again = True
@@ -68,14 +69,16 @@ class Scheduler:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from a step's time how long the next ones may be, and what speculation costs; of images, nothing."""
-        if any(part.image is not None for part in plan.parts):
+        if plan.images:
             return
         self.chunk.observe(len(plan), seconds)
-        if all(part.count == 1 for part in plan.parts):
+        if plan.decodes:
             self.costs.observe(len(plan), seconds)
 
     def _admit(self) -> None:
         """Let waiting requests run, in order, while there is room. Those whose readers are behind make room."""
+        if not self.waiting:
+            return
         waiting = [generation for generation in self.waiting if not generation.stream.full]
         paused = [generation for generation in self.running if generation.stream.full]
         for generation in waiting:
@@ -123,7 +126,8 @@ class Scheduler:
 
     def _drafts(self, decoding: list[Generation]) -> list[list[int]]:
         """What each generation may go on with; the draft model guesses where nothing else is known."""
-        if not self._runner.can_truncate or not decoding:
+        guided = self._draft_model is not None or any(generation.knows_more for generation in decoding)
+        if not decoding or not guided or not self._runner.can_truncate:
             return [[] for _ in decoding]
         others = len(decoding) - 1
         spare = (self.chunk.rows - len(decoding)) // len(decoding)

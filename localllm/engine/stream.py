@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 from localllm.engine.request import FinishReason, TokenEvent, TokenLogprob
 
@@ -33,7 +34,9 @@ class GenerationStream:
         """Both are called on the reader's thread: when events were read, and when the request was cancelled."""
         self._wake_engine = wake_engine
         self._interrupt = interrupt or wake_engine
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._bell: SimpleQueue[None] = SimpleQueue()  # rung for a reader that waits; a condition takes far longer
+        self._waiting = False
         self._events: deque[TokenEvent] = deque()
         self._listener: Callable[[], None] | None = None
         self._cancelled = False
@@ -57,13 +60,15 @@ class GenerationStream:
 
     def push(self, event: TokenEvent) -> None:
         """Add an event; the engine's thread only. Progress that nobody has read yet is replaced by newer progress."""
-        with self._changed:
+        with self._lock:
             if event.progress and self._events and self._events[-1].progress:
                 self._events.pop()
             self._events.append(event)
             self._finished = event.finish_reason is not None
             listener = self._listener
-            self._changed.notify_all()
+            waiting, self._waiting = self._waiting, False
+        if waiting:
+            self._bell.put(None)
         if listener:
             listener()
 
@@ -72,7 +77,7 @@ class GenerationStream:
 
         It must return at once and not raise; a typical one is `loop.call_soon_threadsafe`, then `poll()`.
         """
-        with self._changed:
+        with self._lock:
             self._listener = listener
             waiting = bool(self._events)
         if listener and waiting:
@@ -80,7 +85,7 @@ class GenerationStream:
 
     def poll(self) -> list[TokenEvent]:
         """Return the events that have come since the last read, without waiting."""
-        with self._changed:
+        with self._lock:
             was_full = self.full
             events = list(self._events)
             self._events.clear()
@@ -90,10 +95,11 @@ class GenerationStream:
 
     def __iter__(self) -> Iterator[TokenEvent]:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._events or self._finished)
-            events = self.poll()
-            yield from events
+            with self._lock:
+                waits = self._waiting = not (self._events or self._finished)
+            if waits:
+                self._bell.get()
+            yield from self.poll()
             if self._finished and not self._events:
                 return
 
