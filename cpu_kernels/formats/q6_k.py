@@ -1,7 +1,8 @@
 """Q6_K: super-blocks of 256 six-bit values less 32, sixteen 8-bit scales, one half-precision factor.
 
-Packed group of 16 rows, per super-block 3392 bytes: for each of 16 sub-blocks two vectors of low nibbles (k steps 0|1
-and 2|3) and one of high bit pairs (four k steps); scales as signed bytes, four a lane; f32 d.
+Packed group of 16 rows, per super-block 3392 bytes, in the order in which they are read: scales as signed bytes, four a
+lane; f32 d; for each of 16 sub-blocks two vectors of low nibbles (k steps 0|1 and 2|3) and one of high bit pairs (four
+k steps).
 
 Products begin with -32 times the activations' sum, so that a sub-block's sum, the values being -32 to 31 again, fits
 into a short sum's words: 8 * 32 * 127 < 2**15.
@@ -52,9 +53,10 @@ from cpu_kernels.simd.vectors import (
 )
 
 _BLOCK_BYTES = 3392
-_SCALES, _D = 3072, 3328
+_SCALES, _D, _VALUES = 0, 256, 320
 _SOURCE_BYTES, _SOURCE_HIGH, _SOURCE_SCALES, _SOURCE_D = 210, 128, 192, 208
-_AHEAD = 4096
+# Bytes ahead of their use that weights are asked for; see docs/speed.md.
+_AHEAD, _TILES_AHEAD = 2048, 4096
 _LOW = 0x0F0F0F0F
 _HIGH = 0x30303030
 _PAIR = 0x03030303
@@ -89,7 +91,7 @@ def _pack_row(source: int, group: int, lane: int, k: int) -> None:
             for side in range(2):
                 low = block + half * 64 + side * 16
                 high = block + _SOURCE_HIGH + half * 32 + side * 16
-                to = packed + (half * 8 + side) * 192 + lane * 4
+                to = packed + _VALUES + (half * 8 + side) * 192 + lane * 4
                 _pack_sub_blocks(low, high, 0, 0, to)
                 _pack_sub_blocks(low + 32, high, 0, 2, to + 2 * 192)
                 _pack_sub_blocks(low, high, 4, 4, to + 4 * 192)
@@ -104,7 +106,7 @@ def _unpack_row(group: int, lane: int, k: int, out: int) -> None:
         for j in range(16):
             scale = d * np.float32(get_i8(packed + _SCALES + j // 4 * 64 + lane * 4 + j % 4))
             for i in range(16):
-                step, byte = i // 4, packed + j * 192 + lane * 4 + i % 4
+                step, byte = i // 4, packed + _VALUES + j * 192 + lane * 4 + i % 4
                 low = (get_u8(byte + step // 2 * 64) >> (step % 2 * 4)) & 15
                 high = (get_u8(byte + 128) >> (step * 2)) & 3
                 put_f32(out + (b * 256 + j * 16 + i) * 4, scale * np.float32((low | high << 4) - 32))
@@ -141,17 +143,17 @@ def _gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first:
         total = zero_f32()
         for b in range(blocks):
             products = zero_i32()
+            prefetch_lines(p + _AHEAD, 5)
             for quarter in range(4):
                 scales = load_i32(p + _SCALES + quarter * 64)
                 for j in range(4):
-                    block = p + (quarter * 4 + j) * 192
+                    block = p + _VALUES + (quarter * 4 + j) * 192
                     x = q0 + b * 256 + (quarter * 4 + j) * 16
                     prefetch_lines(block + _AHEAD, 3)
                     part = broadcast_i32(sums0 + (b * 16 + quarter * 4 + j) * 4)
                     part = short_dot4_steps(part, _weights(block), x)
                     products = add_short(products, part, short_factor(_signed_byte(scales)))
                     scales = shift_right(scales, 8)
-            prefetch_lines(p + _SCALES + _AHEAD, 5)
             total = fma(to_f32(products), mul_f32(load_f32(p + _D), broadcast_f32(scales0 + 4 * b)), total)
             p += _BLOCK_BYTES
         put_sum(total, y + g * 64, addend + g * 64 if addend != 0 else 0)
@@ -179,19 +181,19 @@ def _tile(
     p = group + start // 256 * _BLOCK_BYTES
     for _ in range(start, end, 256):
         products = zero
+        if fresh:
+            prefetch_lines(p + _TILES_AHEAD, 5)
         for quarter in range(4):
             scales = load_i32(p + _SCALES + quarter * 64)
             if fresh:
-                prefetch_lines(p + quarter * 768 + _AHEAD, 12)
+                prefetch_lines(p + _VALUES + quarter * 768 + _TILES_AHEAD, 12)
             for j in range(4):
                 part = broadcast_like(zero, offset, 0)
-                part = short_dot4_steps(part, _weights(p + (quarter * 4 + j) * 192), x)
+                part = short_dot4_steps(part, _weights(p + _VALUES + (quarter * 4 + j) * 192), x)
                 products = add_short(products, part, short_factor(_signed_byte(scales)))
                 scales = shift_right(scales, 8)
                 x += 4 * step
                 offset += step
-        if fresh:
-            prefetch_lines(p + _SCALES + _AHEAD, 5)
         tile_scale_add_to_memory(products, load_f32(p + _D), scale, sums)
         p += _BLOCK_BYTES
         scale += step
@@ -199,16 +201,16 @@ def _tile(
 
 @inner
 def _unpack_block(p: int, to: int) -> None:
+    prefetch_lines(p + _TILES_AHEAD, 5)
+    put_d(to, load_f32(p + _D))
     for quarter in range(4):
         scales = load_i32(p + _SCALES + quarter * 64)
-        prefetch_lines(p + quarter * 768 + _AHEAD, 12)
+        prefetch_lines(p + _VALUES + quarter * 768 + _TILES_AHEAD, 12)
         for i in range(4):
             j = quarter * 4 + i
-            put_values(to, j * 4, _weights(p + j * 192))
+            put_values(to, j * 4, _weights(p + _VALUES + j * 192))
             put_factors(to, j, _signed_byte(scales))
             scales = shift_right(scales, 8)
-    prefetch_lines(p + _SCALES + _AHEAD, 5)
-    put_d(to, load_f32(p + _D))
 
 
 FORMAT = WeightFormat(
