@@ -21,6 +21,7 @@ from gpu_offload.sequences import Sequences
 from gpu_offload.state_desk import State, StateDesk
 
 PIECE_TOKENS = 256  # as long as the disk tier's segments, which are then taken as they are
+HEAD_TOKENS = 32  # what comes first is a piece of its own: a template's first words are in every chat
 _SHARE = 2  # of all cells, one in so many may be copied
 PART_BYTES = 2**27  # moved at once, in whole pieces: some 50 ms
 PROMPT_ROWS = 16  # of one sequence at once; fewer may be a token and those speculated behind it
@@ -282,7 +283,8 @@ class Parking:
                 sharers = self._book.sharers(cells[start:stop])
                 forks = (np.flatnonzero(np.diff(sharers)) + start + 1).tolist()
                 cuts = {row for piece in self._desk.cut(start, stop, PIECE_TOKENS) for row in piece}
-                for first, last in pairwise(sorted(cuts.union(forks))):
+                head = (HEAD_TOKENS,) if start < HEAD_TOKENS < stop else ()
+                for first, last in pairwise(sorted(cuts.union(forks, head))):
                     found[int(cells[first])] = sequence, first, last
         return sorted(found.values(), key=lambda piece: piece[1], reverse=True)
 

@@ -115,6 +115,13 @@ def test_a_fork_brings_it_back(runner, expected, length):
     assert runner.pages_parked() == len(FIRST) // 32 * 32 + 24 - min(-(-length // 32) * 32, 120)
 
 
+def test_few_shared_tokens_bring_back_only_the_head(runner, expected, monkeypatch):
+    monkeypatch.setattr(parking, "HEAD_TOKENS", 8)
+    fork = runner.fork_sequence(parked(runner, FIRST), 5)
+    same(append(runner, fork, SECOND[:9]), expected(FIRST[:5] + SECOND[:9]))
+    assert runner.pages_parked() == len(FIRST) - 8
+
+
 def test_whoever_goes_on_with_it_finds_it_in_place(runner, expected):
     kept = resting(runner, FIRST)
     fork = runner.fork_sequence(kept, len(FIRST))
@@ -413,7 +420,8 @@ class Machine:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_work(piecewise, path, seed):
+def test_random_work(piecewise, path, seed, monkeypatch):
+    monkeypatch.setattr(parking, "HEAD_TOKENS", 5)
     machine = Machine(path, seed)
     for _ in range(250):
         machine.act()
