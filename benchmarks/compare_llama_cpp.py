@@ -11,8 +11,9 @@ change the time. A turn's decode counts by the median of its tokens, as reading 
 a core away for some milliseconds falls on few of them. Before each turn all threads of the one before have stopped
 spinning.
 
-The machine's limits are measured before and after every turn of ours, on as many threads: what we read in decode is
-given as a share of reading memory, our products in prefill as a share of multiplying (see `localllm bench`).
+The machine's limits are measured before and after every turn of ours, on as many threads, and reading between its
+tokens too: what we read in decode is given as a share of reading memory, our products in prefill as a share of
+multiplying (see `localllm bench`).
 """
 
 import argparse
@@ -36,6 +37,8 @@ from models import NativeRunner
 
 # Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
 _SETTLED = 0.7
+# Reading is measured before each so many tokens of ours, and our threads have parked again before they go on.
+_TOKENS_A_READING, _PARKED = 6, 0.004
 # Tokens computed before decode where no prefill is measured.
 _FILLED = 512
 
@@ -185,7 +188,8 @@ class Comparison:
         for _ in range(rounds):
             for name, subject in self._subjects.items():
                 times: list[float] = []
-                self._turn(name, partial(one_by_one, subject, self._tokens[depth:], self._clock, times))
+                pause = self._read if name == "ours" else None
+                self._turn(name, partial(one_by_one, subject, self._tokens[depth:], self._clock, times, pause))
                 found[name].append(1 / statistics.median(times))
                 subject.cut(depth)
         return Turns(f"decode {count}", depth, count, found, self._limits())
@@ -201,6 +205,11 @@ class Comparison:
         if name == "ours":
             self._probes.sample()
         return taken
+
+    def _read(self) -> None:
+        time.sleep(_PARKED)
+        self._probes.sample("read")
+        time.sleep(_PARKED)
 
     def _limits(self) -> Limits:
         """What was measured since the last call: memory gives more in one minute than in another."""
@@ -225,9 +234,17 @@ class Comparison:
         return (cost.int8 / limits.int8.median + cost.floats / limits.floats.median) * rate
 
 
-def one_by_one(subject: Subject, tokens: Sequence[int], clock: Callable[[], float], times: list[float]) -> None:
-    """Decode, and write down what each token took."""
-    for token in tokens:
+def one_by_one(
+    subject: Subject,
+    tokens: Sequence[int],
+    clock: Callable[[], float],
+    times: list[float],
+    pause: Callable[[], None] | None,
+) -> None:
+    """Decode, and write down what each token took; before each few of them, pause is called."""
+    for at, token in enumerate(tokens):
+        if pause and at % _TOKENS_A_READING == 0:
+            pause()
         start = clock()
         subject.append([token])
         times.append(clock() - start)

@@ -1,25 +1,21 @@
 """What rests lies outside of llama.cpp's cells, and comes back as it was."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gguf_io.model_file import open_model
 from gpu_offload import parking
-from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from gpu_offload.state_desk import StateDesk
-from tests.gpu_offload import sparse_models
+from tests.gpu_offload.resting import append, opened, same
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
 CHANCE = np.random.default_rng(5)
 FIRST, SECOND, THIRD = ([1, *CHANCE.integers(5, 290, 119).tolist()] for _ in range(3))
-OPTIONS = LlamaOptions(context_tokens=512, max_sequences=5, gpu_layers=0, threads=1)
 
 
 @pytest.fixture(autouse=True)
@@ -32,23 +28,11 @@ def path(data_dir: Path) -> Path:
     return data_dir / "models" / "gguf" / "stories260K-F32.gguf"
 
 
-def opened(path: Path, **wishes: object) -> LlamaCppRunner:
-    with open_model(path) as model:
-        return LlamaCppRunner(model, replace(OPTIONS, **wishes))  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def runner(path: Path) -> Iterator[LlamaCppRunner]:
     made = opened(path)
     yield made
     made.close()
-
-
-def append(runner: LlamaCppRunner, sequence: int, tokens: list[int]) -> np.ndarray:
-    start, count = runner.sequence_length(sequence), len(tokens)
-    logits = runner.run(tokens, range(start, start + count), [sequence] * count, [count - 1]).copy()
-    runner.check_parked()
-    return logits[0]
 
 
 def resting(runner: LlamaCppRunner, tokens: list[int]) -> int:
@@ -82,10 +66,6 @@ def expected(path: Path) -> Iterator[Callable[[list[int]], np.ndarray]]:
 
     yield compute
     made.close()
-
-
-def same(found: np.ndarray, wanted: np.ndarray) -> None:
-    np.testing.assert_allclose(found, wanted, atol=0.05)  # llama.cpp rounds by what is computed together: 0.027 seen
 
 
 def test_a_prompt_that_does_not_use_it_parks_what_rests(runner, expected):
@@ -342,100 +322,3 @@ def test_no_more_is_parked_than_there_is_memory_for(path, expected, monkeypatch)
     assert small.pages_parked() == 56  # of 64: its last two pieces
     same(append(small, small.fork_sequence(kept, 120), [9]), expected([*FIRST, 9]))
     small.close()
-
-
-class Machine:
-    """A runner at random work, and the tokens that each of its sequences must hold."""
-
-    def __init__(self, path: Path, seed: int) -> None:
-        self.chance = np.random.default_rng(seed)
-        self.runner, self.reference = opened(path), opened(path)
-        self.held: dict[int, list[int]] = {}
-        self.rest: set[int] = set()
-        self.most = self.most_ahead = 0
-        self.happened_in_parts = False
-
-    def act(self) -> None:
-        actions: list[Callable[[int], None]] = [self.append, self.append, self.fork, self.cut, self.park, self.park]
-        if not self.held or (len(self.held) < 4 and self.chance.random() < 0.3):
-            self.held[self.runner.create_sequence()] = []
-        chosen = list(self.held)[int(self.chance.integers(len(self.held)))]
-        actions.extend([self.free, self.move, self.prepare])
-        actions[int(self.chance.integers(len(actions)))](chosen)
-        if self.chance.random() < 0.3:
-            self.runner.copy_resting()
-        self.runner.check_parked()
-        assert {one: self.runner.sequence_length(one) for one in self.held} == {
-            one: len(tokens) for one, tokens in self.held.items()
-        }
-        self.most = max(self.most, self.runner.pages_parked())
-        self.most_ahead = max(self.most_ahead, self.runner.pages_copied() - self.runner.pages_parked())
-
-    def append(self, sequence: int) -> None:
-        tokens = self.held[sequence]
-        count = min(int(self.chance.integers(1, 60)), 230 - len(tokens), self.runner.pages_free())
-        if count < 1:
-            return
-        tokens += self.chance.integers(5, 290, count).tolist()
-        self.rest.discard(sequence)
-        logits = append(self.runner, sequence, tokens[-count:])
-        anew = self.reference.create_sequence()
-        same(logits, append(self.reference, anew, tokens))
-        self.reference.free_sequence(anew)
-
-    def fork(self, sequence: int) -> None:
-        if len(self.held) < OPTIONS.max_sequences:
-            length = int(self.chance.integers(len(self.held[sequence]) + 1))
-            self.held[self.runner.fork_sequence(sequence, length)] = self.held[sequence][:length]
-
-    def cut(self, sequence: int) -> None:
-        length = int(self.chance.integers(len(self.held[sequence]) // 2, len(self.held[sequence]) + 1))
-        self.runner.truncate_sequence(sequence, length)
-        del self.held[sequence][length:]
-
-    def park(self, sequence: int) -> None:
-        self.runner.park_sequence(sequence)
-
-    def prepare(self, sequence: int) -> None:
-        """What is then appended is another matter."""
-        if not self.runner.prepare_sequence(sequence, int(self.chance.integers(1, 60))):
-            self.happened_in_parts = True
-
-    def free(self, sequence: int) -> None:
-        self.runner.free_sequence(sequence)
-        del self.held[sequence]
-
-    def move(self, sequence: int) -> None:
-        """Export the end of a sequence, cut it off, and import it again."""
-        tokens = self.held[sequence]
-        if tokens:
-            start = int(self.chance.integers(len(tokens)))
-            data = self.runner.export_kv(sequence, start, len(tokens))
-            self.runner.truncate_sequence(sequence, start)
-            self.runner.import_kv(sequence, start, len(tokens), data)
-
-    def close(self) -> None:
-        self.runner.close()
-        self.reference.close()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_random_work(piecewise, path, seed, monkeypatch):
-    monkeypatch.setattr(parking, "HEAD_TOKENS", 5)
-    machine = Machine(path, seed)
-    for _ in range(250):
-        machine.act()
-    assert machine.most > 128
-    assert machine.most_ahead > 32
-    assert machine.happened_in_parts
-    machine.close()
-
-
-def test_random_work_behind_windows(tmp_path, monkeypatch):
-    monkeypatch.setattr(parking, "LEAST_TOKENS", 8)
-    machine = Machine(sparse_models.write(sparse_models.TINY_GEMMA3, tmp_path / "gemma.gguf", seed=3), 5)
-    for _ in range(150):
-        machine.act()
-    assert machine.most > 128
-    assert machine.most_ahead > 32
-    machine.close()
