@@ -67,6 +67,7 @@ def llama() -> Any:
         raise LlamaCppMissingError("the package llama-cpp-python is not installed") from error
     except (OSError, RuntimeError) as error:  # a library of another platform, or one of its dependencies
         raise LlamaCppMissingError(f"its library does not load: {error}") from error
+    # Older ones lack the field, and restore states only into cells side by side (ggml-org/llama.cpp#17982).
     if not hasattr(llama_cpp.llama_context_params, "n_outputs_max"):
         raise LlamaCppMissingError(f"llama-cpp-python {version('llama_cpp_python')} is too old, 0.3.36 is needed")
     llama_cpp.llama_log_set(log_callback(), ctypes.c_void_p(0))

@@ -20,7 +20,7 @@ from gpu_offload.image_rows import PositionBook
 from gpu_offload.sequences import Sequences
 from gpu_offload.state_desk import State, StateDesk
 
-PIECE_TOKENS = 256  # as long as the disk tier's segments, which are then taken as they are
+PIECE_TOKENS = 256  # as long as the disk tier's segments, which are then taken from copies as they are
 HEAD_TOKENS = 32  # what comes first is a piece of its own: a template's first words are in every chat
 _SHARE = 2  # of all cells, one in so many may be copied
 PART_BYTES = 2**27  # moved at once, in whole pieces: some 50 ms
@@ -146,9 +146,8 @@ class Parking:
     def states(self, sequence: int, start: int, stop: int) -> list[State]:
         """What llama.cpp saves of rows start..stop-1, in pieces, from wherever they lie."""
         cells = self._book.cells(sequence)[start:stop]
-        copy = self._pieces.get(int(cells[0]))
-        if copy is not None and np.array_equal(copy.cells, cells):
-            return [copy.state]
+        if copies := self._copies(cells):
+            return copies
         end = min(self.in_cells(sequence), stop)
         states = []
         for first, last in self._desk.cut(start, end) if start < end else ():
@@ -296,6 +295,17 @@ class Parking:
             piece = self._pieces[int(self._piece_of[cells[row]])]
             row = piece.start + self._shared(piece, sequence)
             yield piece, row
+
+    def _copies(self, cells: NDArray[np.int32]) -> list[State]:
+        """The copies that hold just these cells, in order; none where some have no copy, or share it with others."""
+        states, row = [], 0
+        while row < len(cells):
+            piece = self._pieces.get(int(cells[row]))
+            if piece is None or not np.array_equal(piece.cells, cells[row : row + len(piece.cells)]):
+                return []
+            states.append(piece.state)
+            row += len(piece.cells)
+        return states
 
     def _holders(self, piece: _Piece) -> Iterator[tuple[int, int]]:
         """The sequences that have a piece's cells, each with the position where its part of them ends."""

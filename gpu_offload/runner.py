@@ -24,7 +24,7 @@ from gpu_offload.parking import Parking, parked_tokens
 from gpu_offload.projector import Projector
 from gpu_offload.row_checks import RowLimits, check_room, check_rows
 from gpu_offload.sequences import MAX_NUMBERS, Sequences, window_of
-from gpu_offload.state_desk import StateDesk, packed, restores_anywhere
+from gpu_offload.state_desk import StateDesk, packed
 
 MAX_SEQUENCES = MAX_NUMBERS - 1  # less the desk
 _LAYOUT = 1  # of exported KV; a new number retires what older versions stored
@@ -78,8 +78,7 @@ class LlamaCppRunner:
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
         self._can_interrupt = on_cpu and self._can_truncate
         self._desk = StateDesk(self._context, self._sequences, window, self._can_truncate)
-        can_park = on_cpu and self._can_truncate and restores_anywhere()
-        limit = parked_tokens(self._book.total) if can_park else 0
+        limit = parked_tokens(self._book.total) if on_cpu and self._can_truncate else 0
         books = self._book, self._positions
         self._parking = Parking(self._sequences, books, self._desk, limit, self._kv_bytes)
 

@@ -23,14 +23,6 @@ def packed(states: Iterable[State]) -> bytes:
     return b"".join(part for state in states for part in (_LENGTH.pack(len(state)), state.data))
 
 
-def restores_anywhere() -> bool:
-    """Whether llama.cpp restores a state into any free cells; older ones want them side by side.
-
-    That came with ggml-org/llama.cpp#17982, and is told by a field of its settings that is younger.
-    """
-    return hasattr(llama().llama_context_params, "n_outputs_max")
-
-
 class StateDesk:
     """The sequence number of a context beyond those of its users, on which ranges are laid for export and import.
 
