@@ -46,6 +46,7 @@ class AnswerSplitter:
         self._section: Marker | None = reasoning[0] if starts_in_reasoning and reasoning else None
         self._begun = False  # whether content, other than blanks, has come
         self._held = ""
+        self._call: list[str] = []  # what has come of a call
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
@@ -63,7 +64,7 @@ class AnswerSplitter:
         elif self._kinds[section] is PartKind.REASONING:
             part = AnswerPart(PartKind.REASONING, held)
         else:
-            part = _call(section[0], held, "")
+            part = _call(section[0], "".join([*self._call, held]), "")
         return [part] if part.text else []
 
     def _step(self, parts: list[AnswerPart]) -> bool:
@@ -72,16 +73,18 @@ class AnswerSplitter:
             return self._read_content(parts)
         opening, closing = self._section
         at = self._held.find(closing) if closing else -1
+        end = at if at >= 0 else len(self._held) - beginning_at_end(self._held, [closing])
+        body, self._held = self._held[:end], self._held[end:]
         if self._kinds[self._section] is PartKind.REASONING:
-            end = at if at >= 0 else len(self._held) - beginning_at_end(self._held, [closing])
-            parts.append(AnswerPart(PartKind.REASONING, self._held[:end]))
-            self._held = self._held[end:]
-            at = 0 if at >= 0 else -1
+            parts.append(AnswerPart(PartKind.REASONING, body))
+        else:
+            self._call.append(body)
         if at < 0:
             return False
         if self._kinds[self._section] is PartKind.TOOL_CALLS:
-            parts.append(_call(opening, self._held[:at], closing))
-        self._held = self._held[at + len(closing) :]
+            parts.append(_call(opening, "".join(self._call), closing))
+            self._call.clear()
+        self._held = self._held[len(closing) :]
         self._section = None
         return True
 

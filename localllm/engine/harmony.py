@@ -34,6 +34,7 @@ class HarmonySplitter:
         self._held = ""
         self._header = ANALYSIS if starts_in_reasoning else ""
         self._inside = starts_in_reasoning  # a message, rather than before one
+        self._call: list[str] = []  # what has come of a call
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
@@ -45,7 +46,7 @@ class HarmonySplitter:
 
     def flush(self) -> list[AnswerPart]:
         """Return what is still held when the answer ends."""
-        held, self._held = self._held, ""
+        held, self._held = "".join([*self._call, self._held]), ""
         part = self._part(held) if self._inside else AnswerPart(PartKind.CONTENT, held)
         self._inside = False
         return [part] if part.text else []
@@ -67,15 +68,15 @@ class HarmonySplitter:
 
     def _read_body(self, parts: list[AnswerPart]) -> bool:
         found = [(at, end) for end in _ENDS if (at := self._held.find(end)) >= 0]
+        at, end = min(found, default=(len(self._held) - beginning_at_end(self._held, _ENDS), ""))
+        body, self._held = self._held[:at], self._held[at:] if end in ("", _START) else self._held[at + len(end) :]
         if self._calls:
-            if not found:
-                return False
-            at, end = min(found)
-            parts.append(self._part(self._held[:at]))
+            self._call.append(body)
+            if end:
+                parts.append(self._part("".join(self._call)))
+                self._call.clear()
         else:
-            at, end = min(found, default=(len(self._held) - beginning_at_end(self._held, _ENDS), ""))
-            parts.append(self._part(self._held[:at]))
-        self._held = self._held[at:] if end in ("", _START) else self._held[at + len(end) :]
+            parts.append(self._part(body))
         self._inside = not end
         return bool(end)
 

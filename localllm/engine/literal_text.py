@@ -9,6 +9,7 @@ and their places remembered, for the tokenizer to read as text.
 import json
 import re
 import secrets
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -74,12 +75,16 @@ class LiteralText:
     def _foreign(self, content: str, role: object) -> list[Range]:
         """The ranges of markup that a content may not hold."""
         kept = self._kept if role == "assistant" else []
-        allowed = [match.span() for text in kept for match in re.finditer(re.escape(text), content)]
-        return [
-            (start, stop)
-            for start, stop in self._markup(content)
-            if not any(first <= start and stop <= last for first, last in allowed)
-        ]
+        allowed = sorted(match.span() for text in kept for match in re.finditer(re.escape(text), content))
+        foreign: list[Range] = []
+        at = reach = 0  # of the allowed ones that begin no later: how many, and where the farthest ends
+        for start, stop in self._markup(content):
+            while at < len(allowed) and allowed[at][0] <= start:
+                reach = max(reach, allowed[at][1])
+                at += 1
+            if stop > reach:
+                foreign.append((start, stop))
+        return foreign
 
     def _hide_parts(self, parts: list[Any], role: object) -> list[Any]:
         """Templates write parts one behind the other, so that a name may begin in one and end in the next."""
@@ -88,9 +93,12 @@ class LiteralText:
         hidden: list[Any] = []
         at = 0
         for part, text in zip(parts, texts, strict=True):
-            inside = [(max(start - at, 0), min(stop - at, len(text))) for start, stop in ranges]
-            plain = self._replace(text, [(start, stop) for start, stop in inside if start < stop])
-            at += len(text)
+            end = at + len(text)
+            first = bisect_right(ranges, at, key=lambda span: span[1])
+            last = bisect_left(ranges, end, key=lambda span: span[0])
+            inside = [(max(start, at) - at, min(stop, end) - at) for start, stop in ranges[first:last]]
+            plain = self._replace(text, inside)
+            at = end
             if isinstance(part, Mapping):
                 hidden.append({**self.hide(part), "text": plain} if text else self.hide(part))
             else:

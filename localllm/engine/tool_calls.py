@@ -5,10 +5,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-_FUNCTION = re.compile(r"<function=(?P<name>[^>]+)>(?P<body>.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=(?P<name>[^>]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
-# A function's name before its arguments, as Mistral and DeepSeek write it.
-_NAMED = re.compile(r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.-]+)\s*(?:\[ARGS\]|<｜tool▁sep｜>|```json)?\s*(?={)")  # noqa: RUF001
+# A function's name before its arguments, as Mistral and DeepSeek write it. No quantifier gives anything back, so that
+# the time to find out that there is none is linear.
+_NAMED = re.compile(
+    r"(?:function\s*+<｜tool▁sep｜>)?+(?P<name>[\w.-]++)\s*+(?:\[ARGS\]|<｜tool▁sep｜>|```json)?+\s*+(?={)"  # noqa: RUF001
+)
 # What stands between calls or around them, and carries no meaning.
 _SEPARATOR = re.compile(r"(?:\s|,|;|```|</?tool_call>|<｜tool▁call▁(?:begin|end)｜>)+")  # noqa: RUF001
 
@@ -37,17 +38,35 @@ def parse_tool_calls(opening: str, body: str) -> tuple[ToolCall, ...]:
 
 
 def _tagged(text: str) -> list[ToolCall]:
-    if _SEPARATOR.sub("", _FUNCTION.sub("", text)):
+    calls, between = _tags(text, "<function=", "</function>", may_end_open=True)
+    if _SEPARATOR.sub("", between):
         raise ValueError("text beside the calls")
-    return [ToolCall(match["name"].strip(), _tag_arguments(match["body"])) for match in _FUNCTION.finditer(text)]
+    return [ToolCall(name, _tag_arguments(body)) for name, body in calls]
 
 
 def _tag_arguments(body: str) -> dict[str, Any]:
-    parameters = {match["name"].strip(): _value(match["value"]) for match in _PARAMETER.finditer(body)}
-    rest = _PARAMETER.sub("", body).strip()
-    if parameters and rest:
+    found, between = _tags(body, "<parameter=", "</parameter>")
+    rest = between.strip()
+    if found and rest:
         raise ValueError("text beside the parameters")
-    return parameters or (_object(json.loads(rest)) if rest else {})
+    if found:
+        return {name: _value(value.removeprefix("\n").removesuffix("\n")) for name, value in found}
+    return _object(json.loads(rest)) if rest else {}
+
+
+def _tags(text: str, opening: str, closing: str, may_end_open: bool = False) -> tuple[list[tuple[str, str]], str]:
+    """The names and bodies of `<opening NAME>body<closing>`, and the text between them. Raises ValueError."""
+    found, between, at = [], [], 0
+    while (start := text.find(opening, at)) >= 0:
+        named = text.index(">", start)
+        end = text.find(closing, named)
+        if end < 0 and not may_end_open:
+            raise ValueError(f"{opening} is not closed")
+        stop = end if end >= 0 else len(text)
+        found.append((text[start + len(opening) : named].strip(), text[named + 1 : stop]))
+        between.append(text[at:start])
+        at = min(stop + len(closing), len(text))
+    return found, "".join([*between, text[at:]])
 
 
 def _value(text: str) -> Any:

@@ -19,7 +19,7 @@ from localllm.server.errors import ApiError, error_body, status_of
 from localllm.server.front.model import ForeignModel, not_told
 from localllm.server.images import image_part, image_part_of_url, plain, text_part
 from localllm.server.json_body import JsonRoute
-from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
+from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
 from localllm.server.ollama.translate import load_progress, progress_of
 from localllm.server.openai import translate
 from localllm.server.openai.schema import Extensions
@@ -66,7 +66,7 @@ class MessagesBody(CountBody, Extensions):
     stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
 
 
 @router.post("/v1/messages")

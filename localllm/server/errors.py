@@ -11,6 +11,9 @@ from localllm.remote.errors import RemoteError
 _PASSED_ON = frozenset({400, 404, 413, 422, 429, 501, 503})
 
 
+LONGEST_MESSAGE = 4000
+
+
 class ApiError(LocalLLMError):
     """A refusal with its HTTP status."""
 
@@ -48,8 +51,17 @@ def status_of(error: LocalLLMError) -> int:
     return 500
 
 
+def shortened(message: str) -> str:
+    """A message with its middle left out where it is long: some repeat what a client or a template wrote."""
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    half = LONGEST_MESSAGE // 2
+    return f"{message[:half]} ... {message[-half:]}"
+
+
 def error_body(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
     """The error's JSON in the protocol that the route belongs to. code: OpenAI's name for it."""
+    message = shortened(message)
     if path.startswith("/v1/messages"):
         return {"type": "error", "error": {"type": _anthropic_type(status), "message": message}}
     if path.startswith("/v1/"):

@@ -8,7 +8,7 @@ from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
-from localllm.server.limits import MAX_JSON_DEPTH
+from localllm.server.limits import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_VALUES
 
 # Larger bodies are parsed on another thread, so that nobody else waits.
 INLINE_BYTES = 64 * 1024
@@ -18,7 +18,7 @@ _TOO_DEEP = f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels"
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse strict JSON in UTF-8, at most MAX_JSON_DEPTH levels deep. Raises ValueError saying what is wrong."""
+    """Parse strict JSON in UTF-8, bounded in depth and in values. Raises ValueError saying what is wrong."""
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except _NoConstantError:
@@ -31,16 +31,24 @@ def parse_json(body: bytes) -> Any:
         raise ValueError("the body holds a number of too many digits") from error
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
-    _check_depth(parsed)
+    _check_shape(parsed)
     return parsed
 
 
-def _check_depth(parsed: Any) -> None:
-    level = [parsed]
+def _check_shape(parsed: Any) -> None:
+    """Raise ValueError for a body that is nested too deeply, or has too many values or containers for its bytes."""
+    level, values, containers = [parsed], 1, 0
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [child for node in level if isinstance(node, dict | list) for child in _children(node)]
+        level = [node for node in level if isinstance(node, dict | list)]
         if not level:
             return
+        values += sum(map(len, level))
+        containers += len(level)
+        if values > MAX_JSON_VALUES or containers > MAX_JSON_CONTAINERS:
+            raise ValueError(
+                f"the JSON has more than {MAX_JSON_VALUES:,} values, or {MAX_JSON_CONTAINERS:,} lists and objects"
+            )
+        level = [child for node in level for child in _children(node)]
     raise ValueError(_TOO_DEEP)
 
 

@@ -2,6 +2,10 @@
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_JSON_DEPTH = 128
+MAX_JSON_VALUES = 2_000_000  # a prompt of token ids for the longest contexts there are
+MAX_JSON_CONTAINERS = 100_000
+MAX_PROMPTS = 256
+MAX_CALLS = 4096  # tool calls of a whole conversation
 MAX_MESSAGES = 1024  # finding where each one stands in the prompt takes time with the square of it
 MAX_TOOLS = 256
 MAX_STOPS = 32

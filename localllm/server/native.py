@@ -16,7 +16,7 @@ from localllm.server.json_body import JsonRoute
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_TOOLS
 from localllm.server.ollama.translate import load_progress, progress_of
 from localllm.server.openai.chat import error_event, usage
-from localllm.server.openai.schema import Message, Sampled, Tool
+from localllm.server.openai.schema import Message, Sampled, Tokens, Tool
 from localllm.server.openai.translate import keep_alive, limits_of, message_of, offered_tools, sampling_of
 from localllm.server.responses import SSE, LoadLines, connected, respond, sse, with_errors
 from localllm.server.service import Prepared, Run, Service, TheService
@@ -46,7 +46,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """/detokenize."""
 
-    tokens: list[Annotated[int, Field(ge=0, le=MAX_INT)]]
+    tokens: Tokens
 
 
 class TemplateBody(Body):

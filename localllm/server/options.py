@@ -13,7 +13,8 @@ from localllm.settings import PREFIX, KVType, Settings
 FOREVER = float("inf")
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
+_LONGEST_DURATION = 64
+_STEP = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,22 @@ def parse_duration(value: str | float) -> float:
 
     Raises ValueError.
     """
-    if isinstance(value, str):
-        text = value.strip()
-        sign, digits = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
-        if re.fullmatch(r"[0-9]+", digits):
-            seconds = sign * float(digits)
-        elif re.fullmatch(f"(?:{_DURATION.pattern})+", digits):
-            seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(digits))
-        else:
-            raise ValueError(f"{value!r} is no duration; write 300, 5m or -1")
+    if not isinstance(value, str):
+        return FOREVER if value < 0 else float(value)
+    text = value.strip()
+    digits = text.removeprefix("-")
+    invalid = ValueError(f"invalid duration {value[:32]!r}; write 300, 5m or -1")
+    if not digits or len(digits) > _LONGEST_DURATION:
+        raise invalid
+    if digits.isascii() and digits.isdigit():
+        seconds, at = float(digits), len(digits)
     else:
-        seconds = float(value)
-    return FOREVER if seconds < 0 else seconds
+        seconds, at = 0.0, 0
+        while step := _STEP.match(digits, at):
+            seconds, at = seconds + float(step[1]) * _UNITS[step[2]], step.end()
+    if at < len(digits):
+        raise invalid
+    return FOREVER if text != digits and seconds > 0 else seconds
 
 
 def server_options(settings: Settings) -> ServerOptions:

@@ -25,6 +25,7 @@ from localllm.server.options import ServerOptions
 OPEN_PATHS = frozenset({"/health"})
 UPLOADS = "/api/blobs/"
 
+_TOO_LARGE = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 
 
@@ -126,14 +127,21 @@ async def _discard(receive: Receive) -> None:
                 left = left - len(message.get("body", b"")) if message.get("more_body") else 0
 
 
+def _framing(headers: dict[bytes, str]) -> tuple[int, str] | None:
+    """The refusal of a body that cannot be taken by what its headers say of it."""
+    if headers.get(b"content-encoding", "identity").lower() != "identity":
+        return 415, "compressed bodies are not accepted"
+    if b"content-length" in headers and b"transfer-encoding" in headers:  # RFC 9112, 6.1: how requests are smuggled
+        return 400, "Content-Length and Transfer-Encoding exclude each other"
+    length = headers.get(b"content-length", "0")
+    fits = length.isascii() and length.isdigit() and len(length) <= 19 and int(length) <= MAX_BODY_BYTES
+    return None if fits else _TOO_LARGE
+
+
 async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
     """The whole body, or a refusal where it is too large, too slow or compressed."""
-    too_large = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-    if headers.get(b"content-encoding", "identity").lower() != "identity":
-        return b"", (415, "compressed bodies are not accepted")
-    length = headers.get(b"content-length", "0")
-    if not length.isdigit() or len(length) > 19 or int(length) > MAX_BODY_BYTES:
-        return b"", too_large
+    if refusal := _framing(headers):
+        return b"", refusal
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -143,7 +151,7 @@ async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes
                     return b"", (400, "the body ended early")
                 body += message.get("body", b"")
                 if len(body) > MAX_BODY_BYTES:
-                    return b"", too_large
+                    return b"", _TOO_LARGE
                 if not message.get("more_body", False):
                     return bytes(body), None
     except TimeoutError:

@@ -64,7 +64,7 @@ def read_options(given: Mapping[str, Any] | None) -> Options:
         elif name in _LIMITS:
             options = _with_limit(options, name, _limit(name, value))
         else:
-            raise ApiError(400, f"invalid option provided: {name!r}{_hint(name)}")
+            raise ApiError(400, f"unknown option {name[:64]!r}{_hint(name[:64])}")
     return replace(options, sampling=replace(options.sampling, **sampling))
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from localllm.server.limits import MAX_EMBED_TEXTS, MAX_INT, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS
+from localllm.server.limits import MAX_EMBED_TEXTS, MAX_IMAGES, MAX_INT, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS
 
 ModelName = Annotated[str, Field(validation_alias=AliasChoices("model", "name"), max_length=1024)]
 KeepAlive = Annotated[float, Field(allow_inf_nan=False)] | str | None
@@ -41,9 +41,9 @@ class GenerateBody(Common):
     suffix: str | None = None
     system: str | None = None
     template: str | None = None
-    context: list[Token] | None = None
+    context: Annotated[list[Token], Field(fail_fast=True)] | None = None
     raw: bool | None = None
-    images: list[str] | None = None
+    images: Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES)] | None = None
 
 
 class Function(Body):
@@ -67,7 +67,7 @@ class Message(Body):
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: list[str] | None = None
+    images: Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES)] | None = None
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -101,7 +101,7 @@ class EmbedBody(Body):
     """/api/embed."""
 
     model: ModelName = ""
-    input: str | Annotated[list[str], Field(max_length=MAX_EMBED_TEXTS)] | None = None
+    input: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_EMBED_TEXTS)] | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     options: dict[str, Any] | None = None

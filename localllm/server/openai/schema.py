@@ -11,6 +11,8 @@ from localllm.server.limits import (
     MAX_INT,
     MAX_LOGIT_BIAS,
     MAX_MESSAGES,
+    MAX_PROMPTS,
+    MAX_STOPS,
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
 )
@@ -21,6 +23,8 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 # It reaches the chat template, and templates know no others.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Object = dict[str, Any]
+# The first wrong item ends the look at a list: a list may have two million, and a field other shapes to try.
+Tokens = Annotated[list[Count], Field(fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -67,7 +71,7 @@ class Sampled(Extensions):
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     max_tokens: Count | None = None
@@ -140,7 +144,12 @@ class ChatBody(Sampled):
 class CompletionBody(Sampled):
     """/v1/completions. prompt: text, token ids, or lists of either."""
 
-    prompt: str | list[Count] | list[str] | list[list[Count]] = ""
+    prompt: (
+        str
+        | Tokens
+        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+        | Annotated[list[Tokens], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+    ) = ""
     suffix: str | None = None
     echo: bool | None = None
     best_of: Count | None = None
@@ -153,9 +162,9 @@ class EmbeddingsBody(Extensions):
     model: str = ""
     input: (
         str
-        | Annotated[list[Count], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_EMBED_TEXTS)]
-        | Annotated[list[list[Count]], Field(min_length=1, max_length=MAX_EMBED_TEXTS)]
+        | Annotated[Tokens, Field(min_length=1)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_EMBED_TEXTS)]
+        | Annotated[list[Tokens], Field(fail_fast=True, min_length=1, max_length=MAX_EMBED_TEXTS)]
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
