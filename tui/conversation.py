@@ -1,13 +1,19 @@
 """The conversation on the screen: which messages are shown, and what becomes of them. Knows no widget."""
 
-from localllm.engine.request import FinishReason
-from tui.backend import ChatRequest, Recipe, Turn
+from dataclasses import fields
+from typing import Any
+
+from localllm.answer.event import function_object
+from localllm.answer.request import AnswerRequest
+from localllm.engine.request import ContextPolicy, FinishReason, SamplingParams
+from tui.backend import Recipe
 from tui.parameters import NAMES, Parameters
 from tui.sessions import Attachment, Message, Role, SessionStore
 
+_USUAL = SamplingParams()
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
-# What a title is made of; more would only cost time.
+# Characters of each message that a title is made of; more would only cost time.
 TITLE_INPUT_CHARS = 2000
 
 
@@ -99,32 +105,26 @@ class Conversation:
         """The names of the pictures that are shown."""
         return tuple(dict.fromkeys(name for message in self.messages for name in message.picture_names))
 
-    def request(self, continues: bool = False, sees: bool = True) -> ChatRequest:
+    def request(self, continues: bool = False, sees: bool = True) -> AnswerRequest:
         """What the model is asked: all that is shown, without the empty answer that waits to be filled.
 
-        sees: whether the model reads pictures; one that does not is told where they were.
+        continues: the last message is a cut answer that goes on. sees: whether the model reads pictures; one that does
+        not gets their names.
         """
         shown = self.messages if continues else self.messages[:-1]
-        turns = [
-            Turn(
-                message.role,
-                message.for_model(sees),
-                message.reasoning,
-                message.calls,
-                message.pictures() if sees else (),
-            )
-            for message in shown
-        ]
+        messages = [_message(message, sees) for message in shown]
         parameters = self.parameters
         if parameters.system:
-            turns.insert(0, Turn("system", parameters.system))
-        return ChatRequest(
-            turns=tuple(turns),
-            sampling=parameters.sampling(),
+            messages.insert(0, {"role": "system", "content": parameters.system})
+        return AnswerRequest(
+            messages=messages,
+            continues_text=True,
+            think=parameters.think,
+            # A server knows better than our defaults what suits its model.
+            sampling=_changed(parameters.sampling()),
             max_tokens=parameters.max_tokens,
-            context=parameters.ctx,
-            thinking=parameters.think,
-            continues=continues,
+            context_limit=parameters.ctx,
+            policy=ContextPolicy.DROP_MESSAGES,
         )
 
     def recipe(self) -> Recipe:
@@ -137,16 +137,21 @@ class Conversation:
             for theirs, ours in SETTING_OF.items()
             if ours in NAMES and getattr(now, ours) not in (None, getattr(usual, ours))
         }
-        turns = tuple(Turn(message.role, message.for_model()) for message in self.messages if message.content)
-        return Recipe(now.system, changed, turns)
+        messages = [
+            {"role": str(message.role), "content": message.for_model()} for message in self.messages if message.content
+        ]
+        return Recipe(now.system, changed, messages)
 
-    def title_request(self) -> ChatRequest | None:
+    def title_request(self) -> AnswerRequest | None:
         """Ask for a title in the background, or None if the session has one or is not ready for one."""
         if self.session_id is None or len(self.messages) < 2 or self.store.summary(self.session_id).titled:
             return None
-        said = [Turn(message.role, message.content[:TITLE_INPUT_CHARS]) for message in self.messages[:2]]
-        return ChatRequest(
-            (*said, Turn("user", TITLE_PROMPT)), max_tokens=TITLE_TOKENS, thinking=False, background=True
+        said = [{"role": str(one.role), "content": one.content[:TITLE_INPUT_CHARS]} for one in self.messages[:2]]
+        return AnswerRequest(
+            messages=[*said, {"role": "user", "content": TITLE_PROMPT}],
+            max_tokens=TITLE_TOKENS,
+            think=False,
+            background=True,
         )
 
     def _read(self) -> None:
@@ -174,3 +179,24 @@ class Conversation:
     def _store_parameters(self) -> None:
         if self.session_id is not None:
             self.store.set_parameters(self.session_id, self.model, self.parameters.stored())
+
+
+def _changed(sampling: SamplingParams) -> dict[str, Any]:
+    """The parameters that differ from the defaults of an empty installation."""
+    values = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+    return {name: value for name, value in values.items() if value != getattr(_USUAL, name)}
+
+
+def _message(message: Message, sees: bool) -> dict[str, Any]:
+    """A message as models take it; its pictures come before its text."""
+    text = message.for_model(sees)
+    pictures = [{"type": "image", "data": data} for data in message.pictures()] if sees else []
+    fields: dict[str, Any] = {
+        "role": str(message.role),
+        "content": [*pictures, {"type": "text", "text": text}] if pictures else text,
+    }
+    if message.reasoning:
+        fields["reasoning_content"] = message.reasoning
+    if message.calls:
+        fields["tool_calls"] = [function_object(call) for call in message.calls]
+    return fields

@@ -1,84 +1,25 @@
 """The chat's backend in this process: one loaded model and its engine. Imports them when the first one is loaded."""
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from localllm.engine.harmony import Splitter, answer_splitter
-from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
+from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from tui.backend import (
-    AnswerUpdate,
-    ChatRequest,
-    LoadProgress,
-    ModelChoice,
-    ModelInfo,
-    Recipe,
-    TokenChoice,
-    Turn,
-    join_parts,
-)
+from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
 
 if TYPE_CHECKING:
+    from localllm.answer.local import LocalModel, LocalStream
     from localllm.engine.backends import BackendChoice
     from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.loaded_model import LoadedModel
-    from localllm.engine.stream import GenerationStream
-    from localllm.library.behaviour import Behaviour
     from localllm.library.entry import LibraryModel
 
-# A load that is on its way when the program ends gets so long to notice; then it ends with the process.
+# How long a load under way gets to end when the program ends; then it ends with the process.
 CLOSE_S = 1.0
-
-
-class EngineAnswer:
-    """A GenerationStream, its text split into content, reasoning and tool calls."""
-
-    def __init__(self, stream: "GenerationStream", splitter: Splitter, model: "LoadedModel") -> None:
-        self._stream = stream
-        self._splitter = splitter
-        self._model = model
-
-    def poll(self) -> AnswerUpdate | None:
-        """See Answer.poll."""
-        events = self._stream.poll()
-        if not events:
-            return None
-        last = events[-1]
-        parts = self._splitter.push("".join(event.text for event in events))
-        if last.finish_reason:
-            parts += self._splitter.flush()
-        return AnswerUpdate(
-            parts=join_parts(parts),
-            counts=last.counts,
-            timings=last.timings,
-            progress=last.progress,
-            choices=tuple(choice for event in events for choice in self._choices(event)),
-            finish_reason=last.finish_reason,
-            error=last.error,
-            seed=last.seed,
-        )
-
-    def cancel(self) -> None:
-        """See Answer.cancel."""
-        self._stream.cancel()
-
-    def _choices(self, event: TokenEvent) -> list[TokenChoice]:
-        def text(token_id: int) -> str:
-            return self._model.tokenizer.token_bytes(token_id).decode(errors="replace")
-
-        return [
-            TokenChoice(
-                text(entry.token_id),
-                math.exp(entry.logprob),
-                tuple((text(token_id), math.exp(logprob)) for token_id, logprob in entry.top),
-            )
-            for entry in event.logprobs
-        ]
 
 
 class EngineBackend:
@@ -88,8 +29,7 @@ class EngineBackend:
         """settings_with gives the settings with a model's own below everything that the user says."""
         self._settings_with = settings_with
         self._lock = threading.Lock()
-        self._model: LoadedModel | None = None
-        self._behaviour: Behaviour | None = None
+        self._model: LocalModel | None = None
         self._found: LibraryModel | None = None
         self._info: ModelInfo | None = None
 
@@ -101,6 +41,7 @@ class EngineBackend:
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
         """See Backend.load. The present model is freed before the new one is loaded: two never share the memory."""
         from gguf_io import open_model
+        from localllm.answer.local import LocalModel
         from localllm.engine.loaded_model import load_model
         from localllm.library.behaviour import behaviour_of
         from localllm.library.lookup import find
@@ -121,34 +62,20 @@ class EngineBackend:
             except BaseException:
                 model.close()
                 raise
-            self._model, self._behaviour, self._found = model, behaviour, found
+            # The model's own parameters are in the settings, which the chat shows and lets the user change.
+            self._model = LocalModel(found.name, model, replace(behaviour, settings={}))
+            self._found = found
             self._info = info = _info(model, found, settings)
         return info
 
-    def submit(self, request: ChatRequest) -> EngineAnswer:
+    def submit(self, request: AnswerRequest) -> "LocalStream":
         """See Backend.submit. The oldest messages are left out where the conversation outgrows the context."""
-        model, behaviour = self._loaded()
-        if model.template.is_default and not any(turn.pictures for turn in request.turns):
-            prompt = model.tokenise("".join(turn.content for turn in request.turns))
-            splitter = answer_splitter(())
-            # Such a model seldom ends by itself, and the window would roll for ever.
-            most = request.max_tokens or model.engine.context // 2
-            rolling = replace(_limits(request), context_policy=ContextPolicy.ROLLING, keep=behaviour.keep)
-            generation = replace(rolling, prompt=prompt, max_tokens=most)
-            return EngineAnswer(model.engine.submit(generation), splitter, model)
-        messages = _opened(behaviour, [_message(turn) for turn in request.turns])
-        chat = model.chat_prompt(messages, enable_thinking=request.thinking, continues=request.continues)
-        generation = replace(
-            _limits(request),
-            prompt=chat.tokens,
-            stop=(*chat.stop, *behaviour.stop),
-            context_policy=ContextPolicy.DROP_MESSAGES,
-            messages=chat.messages,
-            images=chat.images,
-        )
-        template = model.template
-        splitter = answer_splitter(template.reasoning_markers, template.tool_call_markers, chat.starts_in_reasoning)
-        return EngineAnswer(model.engine.submit(generation), splitter, model)
+        if self._model is None or self._info is None:
+            raise RequestError("No model is loaded. Choose one with /load.")
+        if not self._info.converses and request.max_tokens is None:
+            # Such a model seldom ends by itself, and its window rolls.
+            request = replace(request, max_tokens=self._model.loaded.engine.context // 2)
+        return self._model.prepare(request).submit()
 
     def count_tokens(self, text: str) -> int | None:
         """See Backend.count_tokens."""
@@ -158,7 +85,7 @@ class EngineBackend:
     def picture_tokens(self, data: bytes) -> int | None:
         """See Backend.picture_tokens. What the encoder makes of a picture is kept for the request."""
         model = self._model
-        return model.image_tokens(data) if model else None
+        return model.loaded.image_tokens(data) if model else None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         """The models of this machine, the GGUF files beside the present one, and some to pull."""
@@ -190,7 +117,7 @@ class EngineBackend:
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """See Backend.inspect."""
-        return self._model.engine.inspect() if self._model else None
+        return self._model.loaded.engine.inspect() if self._model else None
 
     def memory_bytes(self) -> int | None:
         """Resident memory of this process."""
@@ -208,13 +135,8 @@ class EngineBackend:
 
     def _close(self) -> None:
         if self._model:
-            self._model.close()
-            self._model = self._behaviour = self._found = self._info = None
-
-    def _loaded(self) -> "tuple[LoadedModel, Behaviour]":
-        if self._model is None or self._behaviour is None:
-            raise RequestError("No model is loaded. Choose one with /load.")
-        return self._model, self._behaviour
+            self._model.loaded.close()
+            self._model = self._found = self._info = None
 
 
 def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> ModelInfo:
@@ -246,32 +168,3 @@ def _place(choice: "BackendChoice") -> str:
     if choice.name == "native":
         return "native, CPU"
     return f"{choice.name}, {f'{on_devices}/{layers} layers on GPU' if on_devices else 'CPU'}"
-
-
-def _limits(request: ChatRequest) -> GenerationRequest:
-    """Everything of the engine's request but the prompt."""
-    return GenerationRequest(
-        prompt=(),
-        sampling=request.sampling,
-        max_tokens=request.max_tokens,
-        context_limit=request.context,
-        background=request.background,
-        persist=not request.background,
-    )
-
-
-def _message(turn: Turn) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": turn.role, "content": turn.parts}
-    if turn.reasoning:
-        message["reasoning_content"] = turn.reasoning
-    if turn.calls:
-        message["tool_calls"] = turn.call_objects()
-    return message
-
-
-def _opened(behaviour: "Behaviour", messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation with what the model's manifest begins it with; the user's system prompt replaces the model's."""
-    system = [message for message in messages if message["role"] == "system"]
-    if behaviour.system and not system:
-        system = [{"role": "system", "content": behaviour.system}]
-    return [*system, *behaviour.messages, *(message for message in messages if message["role"] != "system")]

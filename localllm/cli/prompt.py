@@ -1,33 +1,9 @@
-"""What a one-shot command is asked, and where its text comes from."""
+"""Where the prompt of a one-shot command comes from: arguments, files, standard input."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from localllm.errors import RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt and what goes with it. raw leaves the chat template out, where a system message has no place.
-
-    images: files' contents, shown before the text.
-    """
-
-    text: str
-    system: str | None
-    raw: bool
-    stop: tuple[str, ...]
-    ignore_eos: bool
-    images: tuple[bytes, ...] = ()
-
-    @property
-    def content(self) -> Any:
-        """The user's message: text, or parts where there are images."""
-        if not self.images:
-            return self.text
-        return [*({"type": "image", "data": data} for data in self.images), {"type": "text", "text": self.text}]
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -56,18 +32,12 @@ def read_text(file: Path) -> str:
 
 
 def read_image(file: Path) -> bytes:
-    """Read a picture. Raises RequestError for a file that cannot be read, PictureError for one that is not taken."""
+    """Read a picture. Raises RequestError for a file that cannot be read, PictureError for one that is refused."""
     from gpu_offload.pictures import check_picture
 
     data = _read(file)
     check_picture(data)
     return data
-
-
-def check_images(asked: Asked) -> None:
-    """Raise RequestError for images that have no place."""
-    if asked.images and asked.raw:
-        raise RequestError("--image has no place with --raw, which leaves the chat template out.")
 
 
 def check_text(argument: str) -> str:

@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,22 +25,17 @@ from localllm.cli.options import (
     Rpc,
     SplitMode,
     computing_flags,
+    refuse_beside_remote,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from localllm.answer.request import AnswerRequest
     from localllm.cli import generation
-    from localllm.cli.prompt import Asked
-    from localllm.cli.terminal import StatusLine
-    from localllm.engine.images import ImageRows
-    from localllm.engine.loaded_model import LoadedModel
-    from localllm.engine.request import GenerationRequest
-    from localllm.library.behaviour import Behaviour
     from localllm.settings import Settings
 
-
-# One-shot prompts below this are computed again sooner than they are read back.
+# Keys and values of shorter one-shot prompts are recomputed faster than they are read back.
 KEPT_PROMPT_TOKENS = 256
 
 
@@ -97,10 +92,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     keeps what was written so far. Values in brackets are the defaults.
     """
     from localllm.cli import generation, terminal
-    from localllm.cli.prompt import Asked, check_images, check_text, read_image, read_prompt
-    from localllm.engine.request import FinishReason, SamplingParams
-    from localllm.engine.sampling.validation import check_ranges
-    from localllm.engine.stream import fold
+    from localllm.cli.prompt import check_text, read_image, read_prompt
+    from localllm.engine.request import FinishReason
+    from localllm.errors import RequestError
     from localllm.settings import load_settings
 
     flags: dict[str, object] = {
@@ -119,99 +113,112 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "disk_cache": False if no_cache else None,
     }
     settings = load_settings(flags)
-    check_ranges(SamplingParams.of(settings))
     text = read_prompt(prompt, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)
+    images = [read_image(path) for path in image or ()]
+    for name, value in (("system", system), ("image", images or None)):
+        if raw and value is not None:
+            raise RequestError(f"--{name} cannot be used with --raw, which leaves the chat template out.")
+    request = _request(text, system, images, raw, _given(settings, flags))
+    request = replace(request, stop=tuple(stop) if stop else None, ignore_eos=ignore_eos)
 
-    asked = Asked(text, system, raw, tuple(stop or ()), ignore_eos, tuple(map(read_image, image or ())))
-    check_images(asked)
     with (
         terminal.StatusLine() as status,
-        _remotely(model, asked, settings, flags) if settings.remote else _here(model, asked, flags, status) as started,
+        _remotely(model, request, settings, flags)
+        if settings.remote
+        else _here(model, request, flags, status.share) as started,
     ):
         with generation.interrupt_cancels(started.stream):
-            events = generation.with_progress(started.stream, status)
-            completion = fold(events if as_json else generation.written(events))
-        last = completion.last
+            printed = generation.read(started.stream, status, silent=as_json)
+        last = printed.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")
-            elsewhere = started.backend.backend == "remote"  # whose refusal is no failure of ours
+            elsewhere = started.backend.backend == "remote"  # its refusal is not a failure of ours
             raise typer.Exit(ExitCode.REFUSED if elsewhere else ExitCode.FAILED)
         if as_json:
-            generation.write_json(completion, model, started.backend, started.load_s)
+            generation.write_json(printed, model, started.backend, started.load_s)
         if stats:
             generation.write_stats(last, started.backend, started.load_s)
         if last.finish_reason is FinishReason.CANCELLED:
             raise typer.Exit(ExitCode.INTERRUPTED)
 
 
+def _given(settings: "Settings", flags: "Mapping[str, object]") -> dict[str, object]:
+    """The settings that the user has made by flag, variable or file."""
+    from localllm.settings import setting_sources
+
+    names = {name for name, (_, source) in setting_sources().items() if source != "default"}
+    names |= {name for name, value in flags.items() if value is not None}
+    return {name: getattr(settings, name) for name in names}
+
+
+def _request(
+    text: str, system: str | None, images: list[bytes], raw: bool, given: "Mapping[str, object]"
+) -> "AnswerRequest":
+    """The request for a prompt. given: the settings that the user has made. Raises RequestError for bad sampling."""
+    from localllm.answer.request import AnswerRequest
+    from localllm.engine.request import SamplingParams
+    from localllm.engine.sampling.validation import check_ranges
+
+    sampling: dict[str, Any] = {
+        name: value for name, value in given.items() if name in SamplingParams.__dataclass_fields__
+    }
+    check_ranges(replace(SamplingParams(), **sampling))
+    content = [*({"type": "image", "data": data} for data in images), {"type": "text", "text": text}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": content if images else text})
+    max_tokens = given.get("max_tokens")
+    return AnswerRequest(
+        messages=[] if raw else messages,
+        prompt=text if raw else None,
+        continues_text=True,
+        sampling=sampling,
+        max_tokens=max_tokens if isinstance(max_tokens, int) else None,
+        persist_from=KEPT_PROMPT_TOKENS + 1,
+    )
+
+
 @contextlib.contextmanager
 def _here(
-    model: str, asked: "Asked", flags: "Mapping[str, object]", status: "StatusLine"
+    model: str, request: "AnswerRequest", flags: "Mapping[str, object]", progress: "Callable[[str, float], None]"
 ) -> "Iterator[generation.Started]":
-    """Load the model into this process and begin to answer. Its own parameters go below what the user says."""
+    """Load the model into this process and begin to answer."""
+    from localllm.answer.local import LocalModel
+    from localllm.answer.stand_ins import has_images
     from localllm.cli import generation
     from localllm.cli.pull import obtain
     from localllm.engine.loaded_model import load_model
     from localllm.engine.projectors import WITHOUT
-    from localllm.engine.request import SamplingParams
-    from localllm.engine.sampling.validation import check_ranges
     from localllm.library.behaviour import behaviour_of
     from localllm.settings import load_settings
 
     found = obtain(model, load_settings(flags))
     behaviour = behaviour_of(found)
     settings = load_settings(flags, model=behaviour.settings)
-    if not asked.images and flags["mmproj"] is None:  # text alone needs neither the projector nor, for it, llama.cpp
+    if not has_images(request.messages) and flags["mmproj"] is None:  # text needs no projector, nor llama.cpp for it
         settings = replace(settings, mmproj=WITHOUT)
-    check_ranges(SamplingParams.of(settings))
     began = monotonic()
-    with load_model(found.path, settings, status.share, behaviour.template) as loaded:
+    with load_model(found.path, settings, progress, behaviour.template) as loaded:
         load_s = monotonic() - began
-        stream = loaded.engine.submit(_request(loaded, settings, behaviour, asked))
-        yield generation.Started(stream, loaded.backend, load_s)
+        prompt = LocalModel(model, loaded, behaviour).prepare(replace(request, context_limit=settings.ctx))
+        yield generation.Started(prompt.submit(), loaded.backend, load_s)
 
 
 @contextlib.contextmanager
 def _remotely(
-    model: str, asked: "Asked", settings: "Settings", flags: "Mapping[str, object]"
+    model: str, request: "AnswerRequest", settings: "Settings", flags: "Mapping[str, object]"
 ) -> "Iterator[generation.Started]":
-    """Have the server of the settings answer."""
-    from localllm.cli.remote_run import submit
+    """Have the server of the settings answer. Raises RequestError for flags that it cannot follow."""
+    from localllm.cli import generation
+    from localllm.engine.backends import BackendChoice
+    from localllm.remote.openai import OpenAIServer
 
-    yield submit(model, asked, settings, flags)
-
-
-def _request(
-    loaded: "LoadedModel", settings: "Settings", behaviour: "Behaviour", asked: "Asked"
-) -> "GenerationRequest":
-    """The request for a prompt: a conversation where the model has a chat template, else the text as it is.
-
-    Raises RequestError for a system message that has no place, and TemplateError.
-    """
-    from localllm.engine.request import GenerationRequest, SamplingParams
-    from localllm.errors import RequestError
-
-    converses = not asked.raw and (bool(asked.images) or not loaded.template.is_default)
-    images: Mapping[int, ImageRows] = {}
-    if asked.system is not None and not converses:
-        reason = "--raw leaves the chat template out" if asked.raw else "this model has no chat template"
-        raise RequestError(f"--system has no place: {reason}. Put its text into the prompt.")
-    stop = asked.stop
-    if converses:
-        system = behaviour.system if asked.system is None else asked.system
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        chat = loaded.chat_prompt([*messages, *behaviour.messages, {"role": "user", "content": asked.content}])
-        tokens, stop, images = chat.tokens, (*stop, *chat.stop, *behaviour.stop), chat.images
-    else:
-        tokens = loaded.tokenise(asked.text)
-    return GenerationRequest(
-        prompt=tokens,
-        sampling=SamplingParams.of(settings),
-        max_tokens=settings.max_tokens,
-        stop=stop,
-        ignore_eos=asked.ignore_eos,
-        images=images,
-        persist=len(tokens) > KEPT_PROMPT_TOKENS,
-    )
+    refuse_beside_remote(flags)
+    assert settings.remote is not None
+    server = OpenAIServer.at(settings.remote, settings)
+    stream = server.model(model).prepare(request).submit()
+    try:
+        yield generation.Started(stream, BackendChoice("remote", str(server.endpoint)), 0.0)
+    finally:
+        stream.cancel()

@@ -1,23 +1,22 @@
 """A model ready to answer: its file, tokenizer, chat template and engine. What every front end holds."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.adapters import adapter_set
 from localllm.engine.backends import BackendChoice, for_draft, open_runner, usual_adapters
-from localllm.engine.chat_prompt import ChatPrompt, RenderedChat
 from localllm.engine.disk_cache import DiskCache, disk_cache_folder
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
-from localllm.engine.images import ImagePieces, PromptImages, SeesImages, has_images
+from localllm.engine.images import ImagePieces, SeesImages
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
 from localllm.settings import Settings
@@ -53,41 +52,16 @@ class LoadedModel:
         """Token ids of a raw prompt: BOS where the model wants it, special tokens' names are plain text."""
         return tuple(self.tokenizer.encode(text))
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        enable_thinking: bool | None = None,
-        continues: bool = False,
-        **extra: Any,
-    ) -> ChatPrompt:
-        """Render and tokenise a conversation that the assistant answers next. Raises TemplateError.
-
-        continues: its last message is the beginning of that answer. A content may be a list of parts, {"type": "text",
-        "text": str} and {"type": "image", "data": bytes}, a PNG or JPEG; RequestError where the model reads no images,
-        PictureError for a picture that is not taken.
-        """
-        options = {"tools": tools, "enable_thinking": enable_thinking, **extra}
-        images = PromptImages(self._see) if has_images(messages) else None
-        if images:
-            messages = images.hide(messages)
-        chat = RenderedChat(self.tokenizer, self.template, messages[:-1] if continues else messages, options, images)
-        begun, tokens, in_reasoning = chat.begun(messages[-1]) if continues else ("", (), chat.starts_in_reasoning)
-        prompt = chat.tokens + tokens
-        rows = images.rows if images else {}
-        return ChatPrompt(chat.text + begun, prompt, chat, self.template.stop_strings, in_reasoning, rows)
-
     @property
     def sees_images(self) -> bool:
         """Whether a conversation may hold images."""
         return isinstance(self.engine.runner, SeesImages) and self.engine.runner.projector is not None
 
     def image_tokens(self, data: bytes) -> int:
-        """Tokens of the context that a picture takes. Encodes it, and raises as `chat_prompt` does."""
-        return sum(len(piece) if isinstance(piece, tuple) else len(piece.ids) for piece in self._see(data))
+        """Tokens of the context that a picture takes. Encodes it, and raises as `see` does."""
+        return sum(len(piece) if isinstance(piece, tuple) else len(piece.ids) for piece in self.see(data))
 
-    def _see(self, data: bytes) -> ImagePieces:
+    def see(self, data: bytes) -> ImagePieces:
         """A picture as the model reads it. Raises RequestError where it reads none, PictureError, LlamaCppError."""
         runner = self.engine.runner
         if not isinstance(runner, SeesImages):

@@ -1,4 +1,4 @@
-"""Servers that speak OpenAI's protocol (vLLM, SGLang, llama.cpp, Ollama and others), as a source of answers.
+"""Models that a server elsewhere computes. `openai` speaks OpenAI's protocol, `ollama` Ollama's.
 
-connection is one HTTP request that any thread may end; server asks for answers and reads them as they come.
+connection is one HTTP request that any thread may end, stream an answer on its way, fields a request in OpenAI's words.
 """

@@ -1,7 +1,7 @@
 """One HTTP request to a server: sent, read line by line, and ended by any thread at any moment.
 
-http.client and not a library of more comfort, because cancelling has to end a read that another thread waits in, which
-takes the socket itself. Redirects are not followed, so that a key never leaves the host that it is for.
+Uses http.client, because cancelling must end a read in which another thread waits, and that takes the socket itself.
+Redirects are not followed, so that a key is sent only to the host that it is for.
 """
 
 import contextlib
@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from localllm.errors import reason
-from localllm.remote.errors import RemoteError
+from localllm.errors import LocalLLMError, reason
 
-# Only connecting is bounded: a server may read a long prompt for minutes before it says anything.
+# Only connecting has a time limit: a server may read a long prompt for minutes before it answers.
 CONNECT_S = 10.0
 LONGEST_LINE = 2**24
 LONGEST_REFUSAL = 2**14
@@ -25,9 +24,20 @@ LONGEST_REFUSAL = 2**14
 DEFAULT_PATH = "/v1"
 
 
+class RemoteError(LocalLLMError):
+    """A server cannot be reached, refuses, or breaks off. The message has its address and its own words.
+
+    status is the HTTP status that it refused with, None for everything else.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        self.status = status
+        super().__init__(message)
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is, and the key that it asks for. path stands before every route, such as /v1."""
+    """A server's address, and the key that it asks for. path comes before every route, such as /v1."""
 
     secure: bool
     host: str
@@ -39,7 +49,7 @@ class Endpoint:
     def parse(
         cls, address: str, key: str | None = None, path: str = DEFAULT_PATH, port: int | None = None
     ) -> "Endpoint":
-        """Read host:port or a URL. path and port are those of an address without, 80 or 443 if not given.
+        """Read host:port or a URL. path and port are for an address without; port None is 80 or 443.
 
         Raises RemoteError.
         """
@@ -51,7 +61,7 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname or named == 0 or parts.query:
             raise RemoteError(f"{address!r} is not the address of a server: give http://host:port.")
         if parts.username or parts.password:
-            raise RemoteError("An address with a password in it can be seen by others: set LOCALLLM_REMOTE_KEY.")
+            raise RemoteError("Others can see a password in an address: set LOCALLLM_REMOTE_KEY instead.")
         secure = parts.scheme == "https"
         usual = 443 if secure else port or 80
         return cls(secure, parts.hostname, named or usual, parts.path.rstrip("/") or path, key)
@@ -67,10 +77,7 @@ class Call:
     def __init__(
         self, endpoint: Endpoint, method: str, route: str, body: object = None, patience_s: float | None = None
     ) -> None:
-        """route: below the endpoint's path. body is sent as JSON.
-
-        patience_s: how long the server may say nothing; None is for ever.
-        """
+        """route: below the endpoint's path. body: sent as JSON. patience_s: the longest silence, None is for ever."""
         self._endpoint = endpoint
         self._method = method
         self._route = route
@@ -106,15 +113,19 @@ class Call:
             self._response = held.enter_context(contextlib.closing(self._send(connection)))
             self._held = held.pop_all()
 
+    def close(self) -> None:
+        """Give back what is held; on the thread that reads. Idempotent."""
+        self._held.close()
+
     def json(self) -> dict[str, Any]:
         """Send, and return the whole answer. Raises RemoteError."""
         text = b"".join(self.lines())
         try:
             answer = json.loads(text)
         except ValueError as error:
-            raise RemoteError(f"{self._endpoint}{self._route} answers no JSON. Is a model server there?") from error
+            raise RemoteError(f"{self._endpoint}{self._route} does not answer JSON. Is it a model server?") from error
         if not isinstance(answer, dict):
-            raise RemoteError(f"{self._endpoint}{self._route} answers something unexpected: {text[:80]!r}.")
+            raise RemoteError(f"{self._endpoint}{self._route} answers what is not an object: {text[:80]!r}.")
         return answer
 
     def lines(self) -> Iterator[bytes]:
@@ -125,12 +136,12 @@ class Call:
         with self._held, self._broken():
             while line := self._response.readline(LONGEST_LINE):
                 if len(line) == LONGEST_LINE:
-                    raise RemoteError(f"{self._endpoint} sends a line of more than {LONGEST_LINE // 2**20} MiB.")
+                    raise RemoteError(f"{self._endpoint} sends a line longer than {LONGEST_LINE // 2**20} MiB.")
                 yield line
 
     @contextlib.contextmanager
     def _broken(self) -> Iterator[None]:
-        """Tell what breaks the connection as a RemoteError."""
+        """Raise what breaks the connection as a RemoteError."""
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
@@ -154,7 +165,8 @@ class Call:
         connection.request(self._method, f"{endpoint.path}{self._route}", self._content, headers)
         response = connection.getresponse()
         if response.status != http.client.OK:
-            text = response.read(LONGEST_REFUSAL).decode(errors="replace")
+            with contextlib.closing(response):
+                text = response.read(LONGEST_REFUSAL).decode(errors="replace")
             words = refusal(text) or response.reason
             raise RemoteError(f"{endpoint} refuses: {words}.{_advice(response.status, endpoint)}", response.status)
         return response
@@ -176,8 +188,8 @@ def _advice(status: int, endpoint: Endpoint) -> str:
     if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
         return " Set the server's key: LOCALLLM_REMOTE_KEY, or remote_key_file."
     if status == http.client.NOT_FOUND:
-        address = ", and the address: most servers want /v1 at its end" if endpoint.path else ""
+        address = ", and the address: most servers need /v1 at its end" if endpoint.path else ""
         return f" Check the model's name{address}."
     if status == http.client.SERVICE_UNAVAILABLE:
-        return " It is busy, or loads its model: try again in a while."
+        return " It is busy or still loads its model: try again later."
     return ""

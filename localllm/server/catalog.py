@@ -1,5 +1,6 @@
 """Which models requests may name. A request never names a path."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,6 +19,8 @@ from localllm.library.summary import ModelSummary, summarize
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
 from localllm.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a file's header tells. digest: 64 hex digits that name the content."""
+    """What a file's header says. digest: 64 hex digits that name the content."""
 
     summary: ModelSummary
     digest: str
@@ -58,7 +61,7 @@ class Catalog:
         self._served = [_served(name, settings) for name in served]
 
     def entries(self) -> list[CatalogEntry]:
-        """All models whose files can be read, those named at the start first; what a manifest makes of one, too."""
+        """All models whose files can be read, those named at the start first; models that manifests derive, too."""
         paths = {entry.path for entry in self._served}
         names = {_plain(entry.name) for entry in self._served}
         library = [
@@ -69,7 +72,7 @@ class Catalog:
         return [entry for entry in (*self._served, *library) if _is_model(entry.path)]
 
     def find(self, name: str) -> CatalogEntry:
-        """The model of that name, ":latest" or not. Raises ApiError: 400 for what is no name, 404 for a missing one."""
+        """The model of that name, ":latest" or not. Raises ApiError: 400 for an invalid name, 404 for a missing one."""
         check_name(name)
         for entry in self._served:
             if _plain(entry.name) == _plain(name):
@@ -120,7 +123,7 @@ def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
 
 def _served(name: str, settings: Settings) -> CatalogEntry:
     model = find(name, settings)
-    facts_of(model.path)  # what was asked for by name must not turn out missing with the first request
+    facts_of(model.path)  # refused now rather than with the first request
     shown = model.path.name.removesuffix(".gguf") if is_path(name) else name
     return _entry(shown, model)
 
@@ -130,11 +133,14 @@ def _plain(name: str) -> str:
 
 
 def _listed(model: LibraryModel) -> CatalogEntry:
-    """An entry even where the manifest cannot be followed: asking for the model tells why."""
+    """An entry even where the manifest cannot be followed: a request for the model says why. No other is affected."""
     try:
         return _entry(model.name, model)
     except library_errors.LibraryError:
-        return CatalogEntry(model.name, model.path, model=model)
+        pass
+    except Exception:
+        log.exception("%s: reading its manifest failed", model.name)
+    return CatalogEntry(model.name, model.path, model=model)
 
 
 def _entry(name: str, model: LibraryModel) -> CatalogEntry:
@@ -142,9 +148,12 @@ def _entry(name: str, model: LibraryModel) -> CatalogEntry:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether the header can be read; what else lies in a library is left out of lists."""
+    """Whether the header can be read; other files of a library are left out of lists."""
     try:
         facts_of(path)
     except (OSError, LocalLLMError):
+        return False
+    except Exception:
+        log.exception("%s: reading its header failed", path)
         return False
     return True

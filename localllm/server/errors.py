@@ -1,17 +1,22 @@
-"""Errors as the three protocols write them."""
+"""Refusals and their HTTP status. Each protocol writes them in its own words: see `ProtocolRoute.error_body`."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from gpu_offload.errors import LlamaCppMemoryError, PictureError
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
 from localllm.library.errors import LibraryError, PullError
-from localllm.remote.errors import RemoteError
+from localllm.remote.connection import RemoteError
 
-# What a server elsewhere refuses its client with is passed on; all else, our own key among it, is between us and it.
+# The status of a server elsewhere is passed on where it concerns the client; everything else, such as our own key, is
+# between that server and this one.
 _PASSED_ON = frozenset({400, 404, 413, 422, 429, 501, 503})
-
-
 LONGEST_MESSAGE = 4000
+
+T = TypeVar("T")
+
+# The JSON of an error from its status, its message, and OpenAI's code for it.
+ErrorBody = Callable[[int, str, str | None], dict[str, Any]]
 
 
 class ApiError(LocalLLMError):
@@ -23,14 +28,14 @@ class ApiError(LocalLLMError):
 
 
 class ModelNotFoundError(ApiError):
-    """No model goes by that name here."""
+    """There is no model of that name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(404, f"model '{name}' not found")
 
 
 class ClientGoneError(ApiError):
-    """The client has closed the connection; nobody reads this."""
+    """The client has closed the connection; nothing is sent."""
 
     def __init__(self) -> None:
         super().__init__(499, "the client closed the connection")
@@ -51,37 +56,22 @@ def status_of(error: LocalLLMError) -> int:
     return 500
 
 
-def shortened(message: str) -> str:
-    """A message with its middle left out where it is long: some repeat what a client or a template wrote."""
+def known(value: T | None, what: str) -> T:
+    """The value, which a server elsewhere does not share: ApiError 501 for None."""
+    if value is None:
+        raise ApiError(501, f"{what}: the server that answers here cannot be asked for it in OpenAI's protocol")
+    return value
+
+
+def message_of(error: LocalLLMError) -> str:
+    """The error's message, its middle left out where it is long: some repeat what a client or a template wrote."""
+    message = str(error)
     if len(message) <= LONGEST_MESSAGE:
         return message
     half = LONGEST_MESSAGE // 2
     return f"{message[:half]} ... {message[-half:]}"
 
 
-def error_body(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """The error's JSON in the protocol that the route belongs to. code: OpenAI's name for it."""
-    message = shortened(message)
-    if path.startswith("/v1/messages"):
-        return {"type": "error", "error": {"type": _anthropic_type(status), "message": message}}
-    if path.startswith("/v1/"):
-        return openai_error(status, message, code)
-    return {"error": message}
-
-
-def openai_error(status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's shape, which also stands inside of streams."""
-    kinds = {401: "authentication_error", 404: "not_found_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _anthropic_type(status: int) -> str:
-    kinds = {
-        401: "authentication_error",
-        403: "permission_error",
-        404: "not_found_error",
-        413: "request_too_large",
-        503: "overloaded_error",
-    }
+def kind_of(status: int, kinds: dict[int, str]) -> str:
+    """OpenAI's and Anthropic's name for a kind of error."""
     return kinds.get(status, "invalid_request_error" if status < 500 else "api_error")

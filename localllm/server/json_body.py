@@ -1,4 +1,4 @@
-"""Request bodies as JSON, whatever their content type says: `curl -d` calls it a form."""
+"""Routes of protocols: bodies that are JSON whatever their content type says, since `curl -d` calls it a form."""
 
 import json
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from localllm.server.limits import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_VALUES
 
-# Larger bodies are parsed on another thread, so that nobody else waits.
+# Larger bodies are parsed on another thread, so that the event loop goes on.
 INLINE_BYTES = 64 * 1024
 
 _SHOULD_BE = "Input should be "
@@ -57,7 +57,7 @@ def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 class _NoConstantError(ValueError):
-    """NaN and infinities, which Python reads and JSON has not."""
+    """NaN and infinities, which Python reads but JSON does not have."""
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -65,9 +65,9 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def what_is_wrong(faults: Sequence[Mapping[str, Any]], body: Any) -> str:
-    """Say where a body has a wrong shape and which would be right, without repeating what was sent.
+    """Say where a body has the wrong shape and which is right, without repeating what was sent.
 
-    faults: pydantic's. A field that may be of several types has one for each: those that got furthest are told.
+    faults: pydantic's. A field that may be of several types has one for each; those that got furthest are named.
     """
     if faults[0]["loc"] == ("body",):
         return "missing request body; send a JSON object" if body is None else "the body must be a JSON object"
@@ -106,8 +106,13 @@ class _JsonRequest(Request):
             raise HTTPException(400, str(error)) from error
 
 
-class JsonRoute(APIRoute):
-    """A route whose body is JSON."""
+class ProtocolRoute(APIRoute):
+    """A route of one protocol: its body is JSON, and its errors are spelled as that protocol spells them."""
+
+    @staticmethod
+    def error_body(_status: int, message: str, _code: str | None = None) -> dict[str, Any]:
+        """An error's JSON; code is OpenAI's name for it. Protocols override it."""
+        return {"error": message}
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Have the body parsed by parse_json."""

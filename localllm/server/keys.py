@@ -1,22 +1,21 @@
-"""The keys that the server asks for: one, or one for each user, who then share no known prefixes.
+"""API keys: one, or one for each user, who then do not share the prefix cache.
 
-What a request takes from the cache of another one can be told from its time and its counts. So each of several users
-has a namespace of the cache, named by the key itself: a key that is replaced begins anew, and one that is shared is
-one user.
+The time and the counts of a request show what it reused of another's cache. So each of several users has a namespace of
+the cache, named by the key itself: a new key begins with an empty one, and people who share a key share it.
 """
 
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
-from contextvars import ContextVar
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from localllm.errors import SettingsError
 from localllm.settings import Settings, read_key
 
-# The namespace of the request that is being answered.
-_namespace: ContextVar[str] = ContextVar("namespace", default="")
+# Where an ASGI scope holds the namespace of its request.
+NAMESPACE = "localllm.namespace"
 
 _NAMED = re.compile(r"([A-Za-z0-9._@-]{1,64}):\s+(\S+)")
 _DIGEST = 16
@@ -33,7 +32,7 @@ class Key:
 def read_keys(settings: Settings) -> tuple[Key, ...]:
     """The keys of the settings. Raises SettingsError for a file that cannot be read or holds something else.
 
-    A file has one key, or a line `NAME: KEY` for each user; empty lines and those that begin with # do not count.
+    A file has one key, or a line `NAME: KEY` for each user; empty lines and those that begin with # are ignored.
     """
     text = read_key(settings.api_key, settings.api_key_file, "api_key_file")
     if text is None:
@@ -62,28 +61,26 @@ def _named(lines: Sequence[tuple[int, str]], where: str) -> tuple[Key, ...]:
 
 
 class KeyRing:
-    """Finds out whose key a request brings, in a time that tells nothing about the keys."""
+    """Finds out whose key a request brings, in a time that does not depend on the keys."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
-        self._keys = [(key.secret.encode(), _namespace_of(key) if len(keys) > 1 else "") for key in keys]
+        self._keys = [(key.secret.encode(), _namespace(key) if len(keys) > 1 else "") for key in keys]
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key is asked for."""
+        """Whether no key is needed."""
         return not self._keys
 
-    def admit(self, given: bytes) -> bool:
-        """Whether it is one of the keys; what follows in this context is then done for its user."""
+    def admit(self, given: bytes) -> str | None:
+        """The namespace of the key's user; "" is the one that all share. None where it is not a key."""
         found = [namespace for secret, namespace in self._keys if hmac.compare_digest(given, secret)]
-        if found:
-            _namespace.set(found[0])
-        return bool(found)
+        return found[0] if found else None
 
 
-def current_namespace() -> str:
-    """The namespace of the cache for the request that is being answered; "" is the one that all share."""
-    return _namespace.get()
+def namespace_of(scope: MutableMapping[str, Any]) -> str:
+    """The namespace of the prefix cache for an HTTP request, as the gate has noted it; "" is the one that all share."""
+    return str(scope.get(NAMESPACE, ""))
 
 
-def _namespace_of(key: Key) -> str:
+def _namespace(key: Key) -> str:
     return hashlib.blake2b(key.secret.encode(), digest_size=_DIGEST).hexdigest()

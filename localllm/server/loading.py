@@ -4,7 +4,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import psutil
 
@@ -16,10 +15,11 @@ from localllm.engine.runner import Parks
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
 from localllm.server.catalog import CatalogEntry, with_files
-from localllm.server.embedding_model import EmbeddingModel
-from localllm.server.file_details import told_of
+from localllm.server.details import about
+from localllm.server.embeddings import EmbeddingModel
 from localllm.server.llama_plans import EMBEDDING_BYTES, MIB, plan_embedder, plan_model
 from localllm.server.options import ServerOptions
+from localllm.server.served import ModelAbout
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
 
@@ -57,9 +57,9 @@ class MemoryLoader:
         self._options = options
         self._llama = threading.Lock()
 
-    def describe(self, entry: CatalogEntry) -> dict[str, Any]:
-        """Size, digest and details of a model's file. Raises ModelFileError and its kin."""
-        return told_of(entry.path)
+    def describe(self, entry: CatalogEntry) -> ModelAbout:
+        """What lists say of a model. Raises ModelFileError and its kin."""
+        return about(entry)
 
     def plan(self, entry: CatalogEntry, embeds: bool, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
         """Grant a load its memory beside models that are loaded and loads under way; for one thread at a time.

@@ -1,4 +1,4 @@
-"""Figures for Prometheus. Nothing in them tells what was asked or answered."""
+"""Figures for Prometheus. They hold nothing of what was asked or answered."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,9 +7,10 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localllm.answer.event import AnswerEvent
 from localllm.engine.engine import EngineStats
-from localllm.engine.request import TokenEvent
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -42,8 +43,8 @@ class Metrics:
         """Ask the engines for their figures whenever the metrics are read."""
         self.registry.register(_Engines(loaded))
 
-    def observe(self, last: TokenEvent) -> None:
-        """Note a generation's end."""
+    def observe(self, last: AnswerEvent) -> None:
+        """Count an answer by its last event."""
         self._queue.observe(last.timings.queue_s)
         if last.counts.generated:
             self._ttft.observe(last.timings.ttft_s)
@@ -106,3 +107,25 @@ class _Engines(Collector):
         yield GaugeMetricFamily(
             "localllm_memory_bytes", "Memory that the process holds.", value=psutil.Process().memory_info().rss
         )
+
+
+class Counting:
+    """ASGI middleware: counts requests by route and status.
+
+    The route's pattern is counted and not the path, which clients can make up.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, and count the status."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "none")
+                self._metrics.requests.labels(route, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counted if scope["type"] == "http" else send)

@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from anyio import to_thread
 
@@ -19,14 +19,15 @@ from localllm.engine.loaded_model import LoadProgress
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError
-from localllm.server.load_watch import LoadState, LoadStoppedError, LoadWatch
+from localllm.server.load_watch import LoadListener, LoadStoppedError, LoadWatch
 from localllm.server.loading import LoadPlan, Model
 from localllm.server.options import FOREVER, ServerOptions
+from localllm.server.served import ModelAbout
 
 log = logging.getLogger(__name__)
 
 # A file may be loaded with more than one chat template or set of adapters, and once more for embeddings.
-Key = tuple[Path, str | None, str, bool]
+Key = tuple[Path, str | None, tuple[str, str], bool]
 
 STOPPING = "the server is shutting down"
 
@@ -34,8 +35,8 @@ STOPPING = "the server is shutting down"
 class Loader(Protocol):
     """Loads models beside others; see MemoryLoader. Its methods block, and load is called for several at once."""
 
-    def describe(self, entry: CatalogEntry) -> dict[str, Any]:
-        """What is to be told of a model's file. Raises ModelFileError and its kin."""
+    def describe(self, entry: CatalogEntry) -> ModelAbout:
+        """What lists say of a model. Raises ModelFileError and its kin."""
 
     def plan(self, entry: CatalogEntry, embeds: bool, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
         """Grant a load its memory. Raises OutOfMemoryError where the others leave too little room."""
@@ -46,10 +47,10 @@ class Loader(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A model that waits for room, loads (plan), is loaded (model) or is being closed. users are requests that hold it.
+    """A model that waits for room, loads (plan), is loaded (model) or is being closed. users: requests that hold it.
 
-    watch tells how far the load is, and stops it. about: what was found out of the file before it was loaded, since it
-    may change or go afterwards.
+    watch reports the load, and stops it. about: read from the file before it was loaded, since it may change or go
+    afterwards.
     """
 
     entry: CatalogEntry
@@ -58,7 +59,7 @@ class Slot:
     watch: LoadWatch = field(default_factory=LoadWatch)
     plan: LoadPlan | None = None
     model: Model | None = None
-    about: dict[str, Any] = field(default_factory=dict)
+    about: ModelAbout | None = None
     users: int = 0
     last_used: float = field(default_factory=time.monotonic)
     loading: "asyncio.Task[Model] | None" = None
@@ -67,13 +68,13 @@ class Slot:
 
     @property
     def seconds_left(self) -> float:
-        """Until the model is unloaded, if nobody asks for it."""
+        """Until the model is unloaded, if no request asks for it."""
         return self.last_used + self.keep_alive_s - time.monotonic() if not self.users else self.keep_alive_s
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A model that stays loaded while it is held. load_s is how long its user waited for it."""
+    """A model that stays loaded while it is held. load_s: how long the request waited for it."""
 
     slot: Slot
     model: Model
@@ -106,11 +107,11 @@ class ModelManager:
         keep_alive_s: float | None = None,
         *,
         embeds: bool = False,
-        told: Callable[[LoadState], None] | None = None,
+        listener: LoadListener | None = None,
     ) -> AsyncIterator[Lease]:
         """Hold a model, loading it first where needed. keep_alive_s counts from the end; None is the default.
 
-        told hears how far the load is, if there is one. A load that nobody waits for any more is stopped.
+        listener hears of the load, if there is one. A load that no request waits for any more is stopped.
         Raises ModelFileError and its kin, OutOfMemoryError where it cannot fit even alone, ApiError on shutdown.
         """
         began = time.monotonic()
@@ -121,20 +122,20 @@ class ModelManager:
             slot.timer.cancel()
         try:
             assert slot.loading
-            # Shielded: that one client leaves is no reason for the others to wait anew.
-            with slot.watch.heard_by(told):
+            # Shielded: one client that leaves must not end the load for the others.
+            with slot.watch.listening(listener):
                 model = await asyncio.shield(slot.loading)
             yield Lease(slot, model, time.monotonic() - began)
         finally:
             slot.users -= 1
             slot.last_used = time.monotonic()
             if slot.model is None and not slot.users:
-                self._stop_load(slot, f"nobody waits for {entry.name} any more")
+                self._stop_load(slot, f"no request waits for {entry.name} any more")
             self._plan_unload(slot)
             self._changed.set()
 
     def expire(self, entry: CatalogEntry) -> None:
-        """Unload a model as soon as nobody uses it."""
+        """Unload a model as soon as no request holds it."""
         for slot in self._slots.values():
             if slot.entry.path == entry.path:
                 self._expire(slot)
@@ -151,7 +152,7 @@ class ModelManager:
         self._begin_close(slot)
 
     def stop_loading(self) -> None:
-        """Hand out nothing from now on, and end what is being loaded; who waits for it gets an ApiError."""
+        """Hand out nothing from now on, and end what is being loaded; requests that wait for it get an ApiError."""
         self._closed = True
         for slot in self.coming():
             self._stop_load(slot, STOPPING)
@@ -176,7 +177,7 @@ class ModelManager:
         if self._closed:
             raise ApiError(503, STOPPING)
         if slot is None:
-            for replaced in self._slots.values():  # made anew under its name: nobody can ask for it any more
+            for replaced in self._slots.values():  # made anew under its name: it cannot be asked for any more
                 if replaced.entry.name == entry.name and replaced.embeds == embeds:
                     self._expire(replaced)
             slot = self._slots[key] = Slot(entry, embeds, self._options.keep_alive_s)
@@ -284,12 +285,12 @@ class ModelManager:
 
 def _key(entry: CatalogEntry, embeds: bool) -> Key:
     if embeds:
-        return entry.path, None, "", True
-    beside = ",".join(str(entry.behaviour.settings.get(name, "")) for name in ("lora", "mmproj"))
-    return entry.path, entry.behaviour.template, beside, False
+        return entry.path, None, ("", ""), True
+    own = entry.behaviour.settings
+    return entry.path, entry.behaviour.template, (str(own.get("lora", "")), str(own.get("mmproj", ""))), False
 
 
 def _retrieve(task: "asyncio.Task[Model]") -> None:
-    """Take note of a failure that all who waited for have left."""
+    """Retrieve a failure, or asyncio logs it where every request that waited has left."""
     if not task.cancelled():
         task.exception()

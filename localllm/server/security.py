@@ -1,14 +1,14 @@
-"""Who may talk to the server, and how much may come in before anybody looks at it.
+"""Who may talk to the server, and how large a request may be before a route reads it.
 
-A page on the internet can reach this port through the user's browser. Its Origin gives it away; a page that has
-rebound its own name to this machine is given away by the Host header, which browsers do not let it change.
+A page on the internet can reach this port through the user's browser; its Origin shows that. A page that has rebound
+its own name to this machine (DNS rebinding) is recognised by the Host header, which browsers do not let it change.
 """
 
 import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from urllib.parse import urlsplit
@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.server.errors import error_body
-from localllm.server.keys import KeyRing
+from localllm.server.errors import ErrorBody
+from localllm.server.keys import NAMESPACE, KeyRing
 from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
 
-# What a request that changes nothing and tells nothing needs no key for.
+# Routes that need no API key.
 OPEN_PATHS = frozenset({"/health"})
 UPLOADS = "/api/blobs/"
 
@@ -29,11 +29,21 @@ _TOO_LARGE = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 
 
-class Gate:
-    """ASGI middleware: Host, Origin, API key and the size of bodies, in this order."""
+def _plain_error(_status: int, message: str, _code: str | None) -> dict[str, str]:
+    return {"error": message}
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+
+class Gate:
+    """ASGI middleware: Host, Origin, API key and the size of bodies, in this order.
+
+    error_body_at: how errors are written at a path.
+    """
+
+    def __init__(
+        self, app: ASGIApp, options: ServerOptions, error_body_at: Callable[[str], ErrorBody] = lambda _: _plain_error
+    ) -> None:
         self._app = app
+        self._error_body_at = error_body_at
         self._keys = KeyRing(options.keys)
         self._hosts = frozenset({options.host.lower(), *(host.lower() for host in options.hosts), *_own_names()})
         self._origins = [origin.lower().rstrip("/") for origin in options.origins]
@@ -51,15 +61,18 @@ class Gate:
         if refusal is None and scope["method"] == "OPTIONS" and origin and b"access-control-request-method" in headers:
             await _preflight(headers)(scope, receive, send)
             return
-        if refusal is None and not self._has_key(scope["path"], headers):
+        if refusal is None and not self._admits(scope, headers):
             refusal = (401, "an API key is needed: send it as Authorization: Bearer ...")
         if refusal is None and not scope["path"].startswith(UPLOADS):
-            body, refusal = await _read_body(headers, receive)
+            content, refusal = await _read_body(headers, receive)
             if refusal:
                 await _discard(receive)
-            receive = _replay(body, receive)
+            receive = _replay(content, receive)
         if refusal:
-            await _refuse(scope["path"], *refusal)(scope, receive, send)
+            status, message = refusal
+            body = self._error_body_at(scope["path"])(status, message, None)
+            # What was not read of a body must not be taken for the next request.
+            await JSONResponse(body, status, headers={"Connection": "close"})(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -71,7 +84,7 @@ class Gate:
         return None
 
     def _knows_host(self, header: str, scope: Scope) -> bool:
-        """A name of this machine or an address. Names of others can be rebound to here, addresses cannot."""
+        """A name or address of this machine. Foreign names can be rebound to it, addresses cannot."""
         if not header:
             return True  # HTTP/1.0 without it; browsers always send one
         host = _host_of(header)
@@ -93,12 +106,15 @@ class Gate:
             return True
         return any(fnmatchcase(origin, pattern) for pattern in self._origins)
 
-    def _has_key(self, path: str, headers: dict[bytes, str]) -> bool:
-        if self._keys.is_empty or path in OPEN_PATHS:
+    def _admits(self, scope: Scope, headers: dict[bytes, str]) -> bool:
+        """Whether the request brings a key where one is needed; notes its user's namespace in the scope."""
+        if self._keys.is_empty or scope["path"] in OPEN_PATHS:
             return True
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
-        return self._keys.admit(given.encode("latin-1"))
+        namespace = self._keys.admit(given.encode("latin-1"))
+        scope[NAMESPACE] = namespace or ""
+        return namespace is not None
 
 
 def _host_of(header: str) -> str | None:
@@ -118,7 +134,7 @@ def _own_names() -> Iterable[str]:
 
 
 async def _discard(receive: Receive) -> None:
-    """Take in what a refused client still sends, within bounds: closing at once would reset the connection unread."""
+    """Read what a refused client still sends, within bounds: closing at once would reset the connection unread."""
     left = DISCARDED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):
@@ -169,11 +185,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return replayed
-
-
-def _refuse(path: str, status: int, message: str) -> JSONResponse:
-    # What was not read of a body must not be taken for the next request.
-    return JSONResponse(error_body(path, status, message), status, headers={"Connection": "close"})
 
 
 def _preflight(headers: dict[bytes, str]) -> JSONResponse:

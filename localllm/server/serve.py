@@ -1,5 +1,6 @@
 """From options to a listening server."""
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -8,19 +9,17 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import RequestError
 from localllm.server.app import create_app
-from localllm.server.catalog import Catalog
-from localllm.server.front.catalog import ForeignCatalog
-from localllm.server.limits import IDLE_SECONDS
-from localllm.server.loading import MemoryLoader
+from localllm.server.limits import HEADER_SECONDS, IDLE_SECONDS, STALLED_SECONDS
 from localllm.server.options import ServerOptions
-from localllm.server.protocol import GuardedProtocol
-from localllm.settings import Settings
+from localllm.server.served import ServedModels
 
 BACKLOG = 2048
 _HINTS = {
@@ -29,8 +28,57 @@ _HINTS = {
 }
 
 
+class GuardedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, with limits on the time to send a request's headers and to take what is written."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._headers_due: asyncio.TimerHandle | None = self._abort_after(HEADER_SECONDS)
+        self._writing_due: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all clocks."""
+        self._headers_arrived()
+        self._caught_up()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request; its headers are due some time after their first byte."""
+        super().data_received(data)
+        waiting = self.cycle is None or self.cycle.response_complete
+        if not waiting:
+            self._headers_arrived()
+        elif self._headers_due is None:
+            self._headers_due = self._abort_after(HEADER_SECONDS)
+
+    def pause_writing(self) -> None:
+        """The reader is slow."""
+        super().pause_writing()
+        self._writing_due = self._abort_after(STALLED_SECONDS)
+
+    def resume_writing(self) -> None:
+        """The reader has caught up."""
+        super().resume_writing()
+        self._caught_up()
+
+    def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
+        transport: Any = self.transport
+        return self.loop.call_later(seconds, transport.abort)
+
+    def _headers_arrived(self) -> None:
+        if self._headers_due:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+    def _caught_up(self) -> None:
+        if self._writing_due:
+            self._writing_due.cancel()
+            self._writing_due = None
+
+
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends loads as soon as it is to stop: before it waits for what is under way."""
+    """uvicorn's server. It ends loads as soon as it is to stop, before it waits for requests under way."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -38,23 +86,22 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop."""
-        self._app.state.service.manager.stop_loading()
+        self._app.state.service.models.stop_loading()
         await super().shutdown(sockets)
 
 
-def serve(
-    settings: Settings, options: ServerOptions, catalog: Catalog | ForeignCatalog, ready: Callable[[str], None]
-) -> None:
-    """Serve until SIGINT or SIGTERM: then refuse what is new, end loads, let requests end within the grace
-    time, cancel the rest.
+def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM: then refuse new connections, end loads, let requests end within the grace time,
+    cancel the rest.
 
-    ready is told the address before the first request is taken. Raises RequestError where the address cannot be had.
+    models: called on the event loop. ready: called with the address before the first request is taken. Raises
+    RequestError where the address cannot be had.
     """
     _allow_many_connections()
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves while it is written to
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves during a write
     with listen(options) as listener:
         host, port = listener.getsockname()[:2]
-        app = create_app(options, catalog, MemoryLoader(settings, options))
+        app = create_app(options, models)
         config = uvicorn.Config(
             app,
             http=GuardedProtocol,

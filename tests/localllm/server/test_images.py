@@ -98,7 +98,7 @@ def test_what_is_no_picture_of_this_request_is_refused(client: httpx.Client) -> 
     many = {"role": "user", "content": "?", "images": [PICTURE] * 33}
     refused.append((client.post("/api/chat", json={"model": "seer", "messages": [many]}), "at most 32"))
     raw = {"model": "seer", "prompt": "?", "raw": True, "images": [PICTURE]}
-    refused.append((client.post("/api/generate", json=raw), "raw mode"))
+    refused.append((client.post("/api/generate", json=raw), "cannot be used with raw"))
     for answer, said in refused:
         assert (answer.status_code, said in answer.text) == (400, True), answer.text
 

@@ -72,8 +72,8 @@ def played(
     asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
 
 
-async def held(manager: ModelManager, name: str, told: Any = None) -> float:
-    async with manager.lease(entry(name), told=told) as lease:
+async def held(manager: ModelManager, name: str, listener: Any = None) -> float:
+    async with manager.lease(entry(name), listener=listener) as lease:
         return lease.load_s
 
 

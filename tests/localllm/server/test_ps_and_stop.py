@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.cli.remote import until
+from localllm.cli.resident import until
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 from tests.waiting import PATIENCE_S, eventually
 

@@ -1,6 +1,5 @@
 """A megabyte of the worst input for every loop and expression that meets foreign text: one that is not linear hangs."""
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from localllm.engine.answer_parts import AnswerSplitter
-from localllm.engine.harmony import HarmonySplitter
-from localllm.engine.literal_text import LiteralText
-from localllm.engine.tool_calls import parse_tool_calls
-from localllm.server.errors import LONGEST_MESSAGE, ApiError, error_body
+from localllm.answer.harmony import HarmonySplitter
+from localllm.answer.splitting import AnswerSplitter
+from localllm.answer.stand_ins import LiteralText
+from localllm.answer.tool_calls import parse_tool_calls
+from localllm.server.errors import LONGEST_MESSAGE, ApiError, message_of
 from localllm.server.json_body import parse_json, what_is_wrong
 from localllm.server.ollama.options import read_options
 from localllm.server.openai.schema import CompletionBody, EmbeddingsBody
@@ -87,6 +86,4 @@ def test_what_is_wrong_is_said_in_few_words() -> None:
     with pytest.raises(ApiError) as refused:
         read_options({filled("x"): 1})
     assert len(str(refused.value)) < 200
-    for path in ("/api/chat", "/v1/chat/completions", "/v1/messages"):
-        told = json.dumps(error_body(path, 400, filled("x")))
-        assert len(told) < LONGEST_MESSAGE + 200
+    assert len(message_of(ApiError(400, filled("x")))) < LONGEST_MESSAGE + 10

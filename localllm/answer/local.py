@@ -1,0 +1,321 @@
+"""Answers of an engine in this process."""
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
+from localllm.answer.harmony import before_answer
+from localllm.answer.rendering import ChatPrompt, render
+from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
+from localllm.answer.splitting import ForcedCall, Marker, Splitter, ThinkingFirst, answer_splitter
+from localllm.answer.stand_ins import has_images
+from localllm.engine.loaded_model import LoadedModel
+from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams, TokenEvent
+from localllm.engine.stream import GenerationStream
+from localllm.errors import RequestError
+from localllm.library.behaviour import Behaviour
+
+if TYPE_CHECKING:
+    from gguf_io.chat_template import ChatTemplate
+    from gguf_io.tokenizer import Tokenizer
+    from localllm.engine.constraint import Constraint
+
+SAMPLING = frozenset(field.name for field in fields(SamplingParams))
+# The longest answer where the window rolls: a model that never ends would go on for ever.
+CONTEXTS_OF_ANSWER = 10
+
+_ACCEPTED: "Future[None]" = Future()
+_ACCEPTED.set_result(None)
+
+
+class LocalModel:
+    """A loaded model that answers as its manifest says where a request says nothing. Fulfils AnsweringModel."""
+
+    def __init__(self, name: str, loaded: LoadedModel, behaviour: Behaviour = Behaviour()) -> None:  # noqa: B008 - frozen
+        """name: for messages."""
+        self.name = name
+        self.loaded = loaded
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.template: ChatTemplate = loaded.template
+        self._behaviour = behaviour
+
+    @property
+    def most_choices(self) -> int:
+        """See AnsweringModel."""
+        return self.loaded.engine.runner.max_sequences
+
+    def prepare(self, request: AnswerRequest) -> "LocalPrompt":
+        """See AnsweringModel."""
+        request.check()
+        continues = request.continues_text and self.template.is_default and not has_images(request.messages)
+        return self._text(request) if continues or request.prompt is not None else self._conversation(request)
+
+    def conversation(self, messages: Sequence[Message]) -> list[Message]:
+        """A conversation in full: the system text, the request's or else the model's; the model's messages; the rest.
+
+        That is the order of Ollama's generate route.
+        """
+        first = next((at for at, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
+        system = list(messages[:first])
+        if not system and self._behaviour.system:
+            system = [{"role": "system", "content": self._behaviour.system}]
+        return [*system, *self._behaviour.messages, *messages[first:]]
+
+    def _conversation(self, request: AnswerRequest) -> "LocalPrompt":
+        if request.tools and not self.template.supports_tools:
+            raise RequestError(f'"{self.name}" does not support tools')
+        think = self._think(request)
+        prompt = render(
+            self.loaded,
+            self.conversation(request.messages),
+            tools=request.tools,
+            enable_thinking=None if think is None else bool(think),
+            continues=request.goes_on,
+            **({"reasoning_effort": think} if isinstance(think, str) else {}),
+        )
+        constrained = request.has_format or request.tool_choice is not None
+        reasoning, header = self._before_format(request, bool(think), prompt) if constrained else (None, "")
+        constraint = self._constraint(request, reasoning)
+        generation = replace(
+            self._generation(request),
+            prompt=(*prompt.tokens, *self.tokenizer.encode(header, add_special=False, parse_special=True)),
+            stop=(*self._stop(request), *prompt.stop),
+            messages=prompt.messages,
+            images=prompt.images,
+            constraint=constraint,
+        )
+
+        def splitter() -> Splitter | None:
+            if constraint is None:
+                calls = self.template.tool_call_markers if request.tools else ()
+                return answer_splitter(self.template.reasoning_markers, calls, prompt.starts_in_reasoning)
+            answer = None if request.tool_choice is None else ForcedCall()
+            return ThinkingFirst(reasoning, answer) if reasoning else answer
+
+        return self._prompt(generation, request, splitter, prompt.text)
+
+    def _text(self, request: AnswerRequest) -> "LocalPrompt":
+        if request.think:
+            raise RequestError(f'"{self.name}" does not support thinking')
+        if any(message["role"] in SYSTEM_ROLES for message in request.messages):
+            raise RequestError(
+                "this model has no chat template and so takes no system text; put the text into the prompt"
+            )
+        generation = replace(
+            self._generation(request),
+            prompt=self._text_tokens(request),
+            stop=self._stop(request),
+            constraint=self._constraint(request, None),
+        )
+        if request.messages and generation.context_policy is ContextPolicy.DROP_MESSAGES:
+            generation = replace(generation, context_policy=ContextPolicy.ROLLING)
+        return self._prompt(generation, request, lambda: None, None)
+
+    def _text_tokens(self, request: AnswerRequest) -> tuple[int, ...]:
+        tokenizer = self.tokenizer
+        prompt = "".join(map(_text_of, request.messages)) if request.prompt is None else request.prompt
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        if request.before:
+            return (*request.before, *tokenizer.encode(prompt, add_special=False))
+        if request.suffix is None:
+            return tuple(tokenizer.encode(prompt))
+        marks = (tokenizer.fim_prefix_id, tokenizer.fim_suffix_id, tokenizer.fim_middle_id)
+        if None in marks:
+            raise RequestError(f'"{self.name}" does not support insert')
+        before, after, middle = (mark for mark in marks if mark is not None)
+        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        head, tail = (tokenizer.encode(text, add_special=False) for text in (prompt, request.suffix))
+        return (*bos, before, *head, after, *tail, middle)
+
+    def _prompt(
+        self,
+        generation: GenerationRequest,
+        request: AnswerRequest,
+        splitter: Callable[[], Splitter | None],
+        text: str | None,
+    ) -> "LocalPrompt":
+        persist = not request.background and len(generation.prompt) >= request.persist_from
+        if generation.context_policy is ContextPolicy.ROLLING:
+            context = min(generation.context_limit or self.loaded.engine.context, self.loaded.engine.context)
+            most = CONTEXTS_OF_ANSWER * context
+            limit = most if generation.max_tokens is None else min(generation.max_tokens, most)
+            generation = replace(generation, max_tokens=limit)
+        return LocalPrompt(self.loaded, replace(generation, persist=persist), splitter, text)
+
+    def _generation(self, request: AnswerRequest) -> GenerationRequest:
+        """Everything of the engine's request that does not depend on what is asked."""
+        own: Mapping[str, Any] = self._behaviour.settings
+        sampling = {name: value for name, value in own.items() if name in SAMPLING} | dict(request.sampling)
+        max_tokens = own.get("max_tokens") if request.max_tokens is None else request.max_tokens
+        return GenerationRequest(
+            prompt=(),
+            sampling=replace(request.defaults, **sampling),
+            max_tokens=None if max_tokens is None or max_tokens < 0 else max_tokens,
+            ignore_eos=request.ignore_eos,
+            context_limit=own.get("ctx") if request.context_limit is None else request.context_limit,
+            context_policy=request.policy,
+            background=request.background,
+            adapters=request.adapters,
+            keep=self._behaviour.keep if request.keep is None else request.keep,
+            namespace=request.namespace,
+        )
+
+    def _stop(self, request: AnswerRequest) -> tuple[str, ...]:
+        return self._behaviour.stop if request.stop is None else request.stop
+
+    def _think(self, request: AnswerRequest) -> bool | str | None:
+        """Whether the template is to have the model think, or how hard."""
+        if request.think and not can_think(self.template):
+            raise RequestError(f'"{self.name}" does not support thinking')
+        if request.think is not None:
+            return request.think
+        if (request.has_format or request.tool_choice is not None) and not request.thinks_before_format:
+            return False
+        return True if can_think(self.template) else None
+
+    def _before_format(self, request: AnswerRequest, think: bool, prompt: ChatPrompt) -> tuple[Marker | None, str]:
+        """The reasoning that comes before an answer with a format; its opening is "" where the prompt has opened it.
+
+        None where the model is not to think; then with the markup that comes before the answer. RequestError where the
+        template does not show where reasoning ends.
+        """
+        markers = self.template.reasoning_markers
+        alone, after_reasoning = before_answer(markers)
+        if think and not markers:
+            raise RequestError(
+                f'the template of "{self.name}" does not show where thinking ends: ask for a format or for thinking'
+            )
+        if not think and not prompt.starts_in_reasoning:
+            return None, "" if request.goes_on else alone
+        opening, closing = markers[0]
+        return ("" if prompt.starts_in_reasoning else opening, closing + after_reasoning), ""
+
+    def _constraint(self, request: AnswerRequest, reasoning: Marker | None) -> "Constraint | None":
+        if request.tool_choice is not None:
+            schema: Any = {"anyOf": [_call_schema(tool["function"]) for tool in request.chosen_tools]}
+        elif request.has_format:
+            schema = request.format
+        else:
+            return None
+        from localllm.engine.constraint import ConstraintKind
+
+        if schema == "json":
+            return self.loaded.constraint(ConstraintKind.JSON, after=reasoning)
+        return self.loaded.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema), reasoning)
+
+
+def can_think(template: "ChatTemplate") -> bool:
+    """Whether a model reasons before it answers: where it is told to, or always."""
+    return template.supports_thinking or bool(template.reasoning_markers)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPrompt:
+    """See Prompt. rendered: the conversation's text."""
+
+    loaded: LoadedModel
+    generation: GenerationRequest
+    splitter: Callable[[], Splitter | None]
+    rendered: str | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """See Prompt."""
+        return self.generation.prompt
+
+    @property
+    def text(self) -> str:
+        """See Prompt."""
+        return self.loaded.tokenizer.decode(self.tokens) if self.rendered is None else self.rendered
+
+    @property
+    def images(self) -> int:
+        """See Prompt."""
+        return len(self.generation.images)
+
+    def submit(self, choice: int = 0) -> "LocalStream":
+        """See Prompt."""
+        generation, seed = self.generation, self.generation.sampling.seed
+        if choice and seed is not None:
+            generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
+        return LocalStream(self.loaded.engine.submit(generation), self.splitter(), self.loaded.tokenizer.token_bytes)
+
+
+class LocalStream:
+    """A generation's events, their text split into parts. Fulfils AnswerStream."""
+
+    accepted = _ACCEPTED
+
+    def __init__(
+        self, stream: GenerationStream, splitter: Splitter | None, token_bytes: Callable[[int], bytes]
+    ) -> None:
+        """splitter: None where all text is content."""
+        self._stream = stream
+        self._splitter = splitter
+        self._token_bytes = token_bytes
+
+    def cancel(self) -> None:
+        """See AnswerStream."""
+        self._stream.cancel()
+
+    def poll(self) -> list[AnswerEvent]:
+        """See AnswerStream."""
+        return [self._event(event) for event in self._stream.poll()]
+
+    def __iter__(self) -> Iterator[AnswerEvent]:
+        return map(self._event, self._stream)
+
+    async def __aiter__(self) -> AsyncGenerator[AnswerEvent, None]:
+        async with contextlib.aclosing(self._stream.__aiter__()) as events:
+            async for event in events:
+                yield self._event(event)
+
+    def _event(self, event: TokenEvent) -> AnswerEvent:
+        return AnswerEvent(
+            self._parts(event),
+            event.counts,
+            event.timings,
+            event.progress,
+            tuple(map(self._logprob, event.logprobs)) if event.logprobs else (),
+            event.token_ids,
+            event.finish_reason,
+            event.error,
+            event.cause,
+            event.seed,
+            event.stop_string,
+        )
+
+    def _parts(self, event: TokenEvent) -> tuple[AnswerPart, ...]:
+        if self._splitter is None:
+            return (AnswerPart(PartKind.CONTENT, event.text),) if event.text else ()
+        parts = self._splitter.push(event.text) if event.text else []
+        if event.finish_reason is not None:
+            parts += self._splitter.flush()
+        return tuple(parts)
+
+    def _logprob(self, entry: Any) -> Logprob:
+        spell = self._token_bytes
+        return Logprob(spell(entry.token_id), entry.logprob, tuple((spell(token), value) for token, value in entry.top))
+
+
+def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """What {"name": ..., "arguments": ...} looks like for one tool."""
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": function.get("parameters") or {"type": "object"},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)

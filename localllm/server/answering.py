@@ -1,0 +1,91 @@
+"""The way of every generating route: a request in its protocol's words to an answer in them, whole or streamed."""
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+
+from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.request import AnswerRequest
+from localllm.errors import LocalLLMError
+from localllm.server.service import Run, Service, for_user_of
+from localllm.server.streams import LoadLines, respond, with_errors
+from localllm.server.wire import load_progress, prompt_progress
+
+
+class Writer(Protocol):
+    """Writes one request's answers in the words of a protocol. Each method but `whole` gives lines of a stream."""
+
+    media_type: str
+
+    def begin(self, run: Run) -> Iterable[bytes]:
+        """Before the first event. What it raises has a status of its own."""
+
+    def progress(self, told: dict[str, Any]) -> bytes:
+        """How far a load is, or the reading of the prompt; also before `begin`."""
+
+    def event(self, run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterable[bytes]:
+        """An event of one of the answers. before: what had come of this answer."""
+
+    def end(self, run: Run, answers: Sequence[Answer]) -> Iterable[bytes]:
+        """After the last event of all answers."""
+
+    def error(self, error: LocalLLMError) -> bytes:
+        """An error after the first byte."""
+
+    def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
+        """The answers as one JSON object."""
+
+
+async def answer(
+    http: Request,
+    service: Service,
+    model: str,
+    requests: Sequence[AnswerRequest],
+    writer: Writer,
+    *,
+    stream: bool,
+    progress: bool,
+    keep_alive_s: float | None,
+    choices: int = 1,
+) -> Response:
+    """Answer a request. progress: whether the client wants lines before the first token."""
+    load_lines = LoadLines(lambda state: writer.progress(load_progress(state)), writer.error) if progress else None
+    listener = load_lines.listen if load_lines else None
+    running = service.run(model, for_user_of(http, requests), keep_alive_s, choices=choices, listener=listener)
+
+    @contextlib.asynccontextmanager
+    async def begun() -> AsyncIterator[tuple[Run, list[bytes]]]:
+        async with running as run:
+            yield run, list(writer.begin(run)) if stream else []
+
+    async def whole(held: tuple[Run, list[bytes]]) -> Any:
+        return writer.whole(held[0], await held[0].answers())
+
+    def lines(held: tuple[Run, list[bytes]]) -> AsyncGenerator[bytes, None]:
+        return with_errors(_lines(*held, writer, progress), writer.error)
+
+    return await respond(
+        http,
+        begun(),
+        whole=whole,
+        lines=lines if stream else None,
+        media_type=writer.media_type,
+        load_lines=load_lines,
+    )
+
+
+async def _lines(run: Run, begin: Sequence[bytes], writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
+    answers = [Answer() for _ in run.streams]
+    for line in begin:
+        yield line
+    async with contextlib.aclosing(run.events()) as events:
+        async for index, event in events:
+            if event.progress and progress:
+                yield writer.progress(prompt_progress(event.progress))
+            for line in writer.event(run, index, event, answers[index]):
+                yield line
+            answers[index].add(event)
+    for line in writer.end(run, answers):
+        yield line

@@ -1,0 +1,178 @@
+"""The models of a server elsewhere, under the names that it gives them. Nothing is loaded here."""
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Generic
+
+from anyio import to_thread
+
+from localllm.engine.engine import EngineStats
+from localllm.library.entry import LibraryModel
+from localllm.remote.connection import RemoteError
+from localllm.remote.openai import OpenAIModel, OpenAIServer
+from localllm.server.errors import ApiError, ModelNotFoundError
+from localllm.server.limits import MAX_NAME_CHARS
+from localllm.server.load_watch import LoadListener
+from localllm.server.served import Embedder, ModelAbout, ModelDescription, ModelT, ResidentModel, ServedModel
+from localllm.settings import Settings
+
+# Clients offer tools only to models that name them, so all do; the server refuses what it must.
+CAPABILITIES = ("completion", "tools")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEntry:
+    """A model that can be asked for. used: when it was asked for last, on time.monotonic's clock, if ever."""
+
+    model: OpenAIModel
+    used: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The server's name for it."""
+        return self.model.name
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLease(Generic[ModelT]):
+    """See served.Lease."""
+
+    model: ModelT
+    load_s: float = 0.0
+
+    def discard(self) -> None:
+        """Nothing is held here."""
+
+
+class RemoteModels:
+    """Fulfils ServedModels. The server is asked for its list again where a name is unknown. Thread-safe."""
+
+    def __init__(self, server: OpenAIServer, keep_alive_s: float) -> None:
+        """keep_alive_s: for how long a model that was asked for counts as resident; no server says what it holds."""
+        self._server = server
+        self._keep_alive_s = keep_alive_s
+        self._lock = threading.Lock()
+        self._entries: dict[str, RemoteEntry] = {}
+
+    @property
+    def settings(self) -> Settings:
+        """See ServedModels."""
+        raise ApiError(501, f"{self._server.endpoint} keeps the models; add, copy and remove them there")
+
+    def entries(self) -> list[RemoteEntry]:
+        """See ServedModels. Raises RemoteError."""
+        offered = self._server.models()
+        with self._lock:
+            self._entries = {model.name: self._entry(model) for model in offered}
+            return list(self._entries.values())
+
+    def find(self, name: str) -> RemoteEntry:
+        """See ServedModels."""
+        if not 0 < len(name) <= MAX_NAME_CHARS:
+            raise ApiError(400, "invalid model name" if name else "model is required")
+        found = self._known(name)
+        if found is None:
+            self.entries()
+            found = self._known(name)
+        if found is None:
+            raise ModelNotFoundError(name)
+        found.used[:] = [time.monotonic()]
+        return found
+
+    def library_model(self, entry: RemoteEntry) -> LibraryModel:
+        """See ServedModels."""
+        raise ApiError(501, f"{self._server.endpoint} keeps {entry.name}")
+
+    def about(self, entry: RemoteEntry) -> ModelAbout:
+        """See ServedModels. What OpenAI's protocol does not say stays empty."""
+        return ModelAbout(
+            name=entry.name,
+            created=0,
+            modified=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            digest=hashlib.sha256(f"{self._server.endpoint}\n{entry.name}".encode()).hexdigest(),
+            format="remote",
+            family="remote",
+            context=entry.model.context or 0,
+            owner="remote",
+        )
+
+    def capabilities(self, _entry: RemoteEntry) -> tuple[str, ...]:
+        """See ServedModels."""
+        return CAPABILITIES
+
+    def ranks(self, _entry: RemoteEntry) -> bool:
+        """See ServedModels. Only the server knows; it refuses what it cannot do."""
+        return True
+
+    def describe(self, entry: RemoteEntry, verbose: bool) -> ModelDescription:
+        """See ServedModels."""
+        info: dict[str, Any] = {"general.architecture": "remote", "general.name": entry.name}
+        if entry.model.context is not None:
+            info["remote.context_length"] = entry.model.context
+        return ModelDescription(self.about(entry), CAPABILITIES, info=info)
+
+    @contextlib.asynccontextmanager
+    async def lease(
+        self,
+        entry: RemoteEntry,
+        _keep_alive_s: float | None = None,
+        _listener: LoadListener | None = None,
+    ) -> "AsyncIterator[RemoteLease[ServedModel]]":
+        """See ServedModels. There is nothing to wait for."""
+        yield RemoteLease(entry.model)
+
+    @contextlib.asynccontextmanager
+    async def lease_embedder(
+        self, entry: RemoteEntry, _keep_alive_s: float | None = None
+    ) -> "AsyncIterator[RemoteLease[Embedder]]":
+        """See ServedModels. There is nothing to wait for."""
+        yield RemoteLease(entry.model)
+
+    def release(self, entry: RemoteEntry) -> None:
+        """Count the model as one that was never asked for."""
+        entry.used.clear()
+
+    async def resident(self) -> list[ResidentModel]:
+        """The models that were asked for lately."""
+        now = time.monotonic()
+        rows = []
+        for entry in await to_thread.run_sync(self.entries):
+            left = max(entry.used, default=-self._keep_alive_s) + self._keep_alive_s - now
+            if left > 0:
+                about = self.about(entry)
+                more = {"backend": "remote", "backend_reason": str(self._server.endpoint)}
+                rows.append(ResidentModel(about, left, 0, about.context, more=more))
+        return rows
+
+    async def health(self) -> dict[str, Any]:
+        """Ready is a server that lists its models; reason says what is wrong with it."""
+        said: dict[str, Any] = {"status": "ok", "ready": True, "remote": str(self._server.endpoint)}
+        try:
+            await to_thread.run_sync(self.entries)
+        except RemoteError as error:
+            return said | {"ready": False, "reason": str(error)}
+        return said
+
+    def engine_stats(self) -> Mapping[str, EngineStats]:
+        """There are no engines here."""
+        return {}
+
+    def stop_loading(self) -> None:
+        """Nothing loads here."""
+
+    async def close(self) -> None:
+        """Nothing is held here."""
+
+    def _known(self, name: str) -> RemoteEntry | None:
+        plain = name.removesuffix(":latest")
+        with self._lock:
+            return next((self._entries[one] for one in (name, plain, f"{plain}:latest") if one in self._entries), None)
+
+    def _entry(self, model: OpenAIModel) -> RemoteEntry:
+        known = self._entries.get(model.name)
+        return known if known and known.model == model else RemoteEntry(model)
