@@ -1,16 +1,14 @@
 """The conversation on the screen: which messages are shown, and what becomes of them. Knows no widget."""
 
-from dataclasses import fields
 from typing import Any
 
 from localllm.answer.event import function_object
-from localllm.answer.request import AnswerRequest
-from localllm.engine.request import ContextPolicy, FinishReason, SamplingParams
+from localllm.answer.request import AnswerRequest, changed
+from localllm.engine.request import ContextPolicy, FinishReason
 from tui.backend import Recipe
 from tui.parameters import NAMES, Parameters
 from tui.sessions import Attachment, Message, Role, SessionStore
 
-_USUAL = SamplingParams()
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
 # Characters of each message that a title is made of; more would only cost time.
@@ -121,7 +119,7 @@ class Conversation:
             continues_text=True,
             think=parameters.think,
             # A server knows better than our defaults what suits its model.
-            sampling=_changed(parameters.sampling()),
+            sampling=changed(parameters.sampling()),
             max_tokens=parameters.max_tokens,
             context_limit=parameters.ctx,
             policy=ContextPolicy.DROP_MESSAGES,
@@ -179,12 +177,6 @@ class Conversation:
     def _store_parameters(self) -> None:
         if self.session_id is not None:
             self.store.set_parameters(self.session_id, self.model, self.parameters.stored())
-
-
-def _changed(sampling: SamplingParams) -> dict[str, Any]:
-    """The parameters that differ from the defaults of an empty installation."""
-    values = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
-    return {name: value for name, value in values.items() if value != getattr(_USUAL, name)}
 
 
 def _message(message: Message, sees: bool) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class LocalModel:
         prompt = render(
             self.loaded,
             self.conversation(request.messages),
-            tools=request.tools,
+            tools=[_ordered(tool) for tool in request.tools],
             enable_thinking=None if think is None else bool(think),
             continues=request.goes_on,
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
@@ -301,6 +301,13 @@ class LocalStream:
     def _logprob(self, entry: Any) -> Logprob:
         spell = self._token_bytes
         return Logprob(spell(entry.token_id), entry.logprob, tuple((spell(token), value) for token, value in entry.top))
+
+
+def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with its keys in OpenAI's order, so that the prompt does not depend on the order of the client's JSON."""
+    function = tool["function"]
+    known = {key: function[key] for key in ("name", "description", "parameters") if key in function}
+    return {"type": "function", "function": {**known, **function}}
 
 
 def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """What may be asked of a model: to answer a conversation, or to continue a text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from localllm.engine.request import ContextPolicy, SamplingParams
 from localllm.errors import RequestError
 
 Message = Mapping[str, Any]
+_USUAL = SamplingParams()
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 SYSTEM_ROLES = frozenset({"system", "developer"})
@@ -99,3 +100,9 @@ class AnswerRequest:
             raise RequestError('invalid format: expected "json" or a JSON schema')
         if self.has_format and self.tool_choice is not None:
             raise RequestError("a format and a tool_choice that asks for a call exclude each other")
+
+
+def changed(sampling: SamplingParams) -> dict[str, Any]:
+    """The parameters that differ from the defaults, by name."""
+    values = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
+    return {name: value for name, value in values.items() if value != getattr(_USUAL, name)}

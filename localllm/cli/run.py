@@ -91,9 +91,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     Exits with 0 when the answer is complete, 2 when the model or the request cannot be served, 130 after Ctrl-C, which
     keeps what was written so far. Values in brackets are the defaults.
     """
+    from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
     from localllm.cli.prompt import check_text, read_image, read_prompt
-    from localllm.engine.request import FinishReason
+    from localllm.engine.request import FinishReason, SamplingParams
+    from localllm.engine.sampling.validation import check_ranges
     from localllm.errors import RequestError
     from localllm.settings import load_settings
 
@@ -113,6 +115,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "disk_cache": False if no_cache else None,
     }
     settings = load_settings(flags)
+    check_ranges(SamplingParams.of(settings))
     text = read_prompt(prompt, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)
@@ -120,9 +123,14 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     for name, value in (("system", system), ("image", images or None)):
         if raw and value is not None:
             raise RequestError(f"--{name} cannot be used with --raw, which leaves the chat template out.")
-    request = _request(text, system, images, raw, _given(settings, flags))
-    request = replace(request, stop=tuple(stop) if stop else None, ignore_eos=ignore_eos)
-
+    request = AnswerRequest(
+        messages=[] if raw else _messages(text, system, images),
+        prompt=text if raw else None,
+        continues_text=True,
+        stop=tuple(stop) if stop else None,
+        ignore_eos=ignore_eos,
+        persist_from=KEPT_PROMPT_TOKENS + 1,
+    )
     with (
         terminal.StatusLine() as status,
         _remotely(model, request, settings, flags)
@@ -144,52 +152,25 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _given(settings: "Settings", flags: "Mapping[str, object]") -> dict[str, object]:
-    """The settings that the user has made by flag, variable or file."""
-    from localllm.settings import setting_sources
-
-    names = {name for name, (_, source) in setting_sources().items() if source != "default"}
-    names |= {name for name, value in flags.items() if value is not None}
-    return {name: getattr(settings, name) for name in names}
-
-
-def _request(
-    text: str, system: str | None, images: list[bytes], raw: bool, given: "Mapping[str, object]"
-) -> "AnswerRequest":
-    """The request for a prompt. given: the settings that the user has made. Raises RequestError for bad sampling."""
-    from localllm.answer.request import AnswerRequest
-    from localllm.engine.request import SamplingParams
-    from localllm.engine.sampling.validation import check_ranges
-
-    sampling: dict[str, Any] = {
-        name: value for name, value in given.items() if name in SamplingParams.__dataclass_fields__
-    }
-    check_ranges(replace(SamplingParams(), **sampling))
+def _messages(text: str, system: str | None, images: list[bytes]) -> list[dict[str, Any]]:
     content = [*({"type": "image", "data": data} for data in images), {"type": "text", "text": text}]
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": content if images else text})
-    max_tokens = given.get("max_tokens")
-    return AnswerRequest(
-        messages=[] if raw else messages,
-        prompt=text if raw else None,
-        continues_text=True,
-        sampling=sampling,
-        max_tokens=max_tokens if isinstance(max_tokens, int) else None,
-        persist_from=KEPT_PROMPT_TOKENS + 1,
-    )
+    user = {"role": "user", "content": content if images else text}
+    return [user] if system is None else [{"role": "system", "content": system}, user]
 
 
 @contextlib.contextmanager
 def _here(
     model: str, request: "AnswerRequest", flags: "Mapping[str, object]", progress: "Callable[[str, float], None]"
 ) -> "Iterator[generation.Started]":
-    """Load the model into this process and begin to answer."""
+    """Load the model into this process and begin to answer. Its own parameters go below what the user says."""
     from localllm.answer.local import LocalModel
+    from localllm.answer.request import changed
     from localllm.answer.stand_ins import has_images
     from localllm.cli import generation
     from localllm.cli.pull import obtain
     from localllm.engine.loaded_model import load_model
     from localllm.engine.projectors import WITHOUT
+    from localllm.engine.request import SamplingParams
     from localllm.library.behaviour import behaviour_of
     from localllm.settings import load_settings
 
@@ -198,10 +179,12 @@ def _here(
     settings = load_settings(flags, model=behaviour.settings)
     if not has_images(request.messages) and flags["mmproj"] is None:  # text needs no projector, nor llama.cpp for it
         settings = replace(settings, mmproj=WITHOUT)
+    sampling = changed(SamplingParams.of(settings))
+    request = replace(request, sampling=sampling, max_tokens=settings.max_tokens, context_limit=settings.ctx)
     began = monotonic()
     with load_model(found.path, settings, progress, behaviour.template) as loaded:
         load_s = monotonic() - began
-        prompt = LocalModel(model, loaded, behaviour).prepare(replace(request, context_limit=settings.ctx))
+        prompt = LocalModel(model, loaded, replace(behaviour, settings={})).prepare(request)
         yield generation.Started(prompt.submit(), loaded.backend, load_s)
 
 
@@ -209,12 +192,23 @@ def _here(
 def _remotely(
     model: str, request: "AnswerRequest", settings: "Settings", flags: "Mapping[str, object]"
 ) -> "Iterator[generation.Started]":
-    """Have the server of the settings answer. Raises RequestError for flags that it cannot follow."""
+    """Have the server of the settings answer. It is sent what the user has set by flag, variable or file.
+
+    Raises RequestError for flags that it cannot follow.
+    """
     from localllm.cli import generation
     from localllm.engine.backends import BackendChoice
+    from localllm.engine.request import SamplingParams
     from localllm.remote.openai import OpenAIServer
+    from localllm.settings import setting_sources
 
     refuse_beside_remote(flags)
+    given = {name for name, (_, source) in setting_sources().items() if source != "default"}
+    given |= {name for name, value in flags.items() if value is not None}
+    names = given & SamplingParams.__dataclass_fields__.keys()
+    request = replace(
+        request, sampling={name: getattr(settings, name) for name in names}, max_tokens=settings.max_tokens
+    )
     assert settings.remote is not None
     server = OpenAIServer.at(settings.remote, settings)
     stream = server.model(model).prepare(request).submit()

@@ -121,17 +121,15 @@ def _conversation(body: CountBody) -> Object:
     found: list[Object] = [{"role": "system", "content": _text(body.system)}] if body.system else []
     for message in body.messages:
         found += _messages(message)
-    tools = [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema},
-        }
-        for tool in body.tools or []
-    ]
     thinking = (body.thinking or {}).get("type")
     think = True if thinking in ("enabled", "adaptive") else False if thinking == "disabled" else None
     offers = (body.tool_choice or {}).get("type") != "none"
-    return {"messages": found, "tools": tools if offers else [], "think": think}
+    return {"messages": found, "tools": [_tool(tool) for tool in body.tools or []] if offers else [], "think": think}
+
+
+def _tool(tool: Tool) -> Object:
+    about = {"description": tool.description} if tool.description else {}
+    return {"type": "function", "function": {"name": tool.name, **about, "parameters": tool.input_schema}}
 
 
 def _tool_choice(choice: Object | None) -> str | None:

@@ -16,6 +16,7 @@ from localllm.server.service import ServiceDep
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
+_SAID = ("content", "reasoning_content", "tool_calls")
 STATEFUL = ("previous_response_id", "conversation", "background")
 
 
@@ -45,7 +46,7 @@ def responses_request(body: ResponsesBody) -> AnswerRequest:
             raise ApiError(400, f"{name} is not supported: responses are not stored; send the whole conversation")
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    messages += [message for item in given for message in _messages(item)]
+    messages += _joined([_message(item) for item in given])
     if not given or given == [{"role": "user", "content": ""}]:
         raise ApiError(400, "input is empty")
     fields = body.request_fields(None)
@@ -62,8 +63,24 @@ def responses_request(body: ResponsesBody) -> AnswerRequest:
     )
 
 
-def _messages(item: Object) -> list[Object]:
-    """The messages of an input item; there are none for reasoning."""
+def _joined(messages: list[Object]) -> list[Object]:
+    """The messages, those of one turn of the assistant's as one: its reasoning, text and calls are items apart."""
+    found: list[Object] = []
+    for message in messages:
+        before = found[-1] if found else {}
+        same_turn = message["role"] == before.get("role") == "assistant"
+        if not same_turn or (message["content"] and (before["content"] or "tool_calls" in before)):
+            found.append(message)
+            continue
+        before["content"] = before["content"] or message["content"]
+        for key in ("reasoning_content", "tool_calls"):
+            if key in message:
+                before[key] = before[key] + message[key] if key in before else message[key]
+    return [message for message in found if message["role"] != "assistant" or any(map(message.get, _SAID))]
+
+
+def _message(item: Object) -> Object:
+    """An input item as a message."""
     kind = item.get("type", "message")
     if kind == "message":
         content, role = item.get("content"), item.get("role")
@@ -71,19 +88,22 @@ def _messages(item: Object) -> list[Object]:
             raise ApiError(400, "an input message needs a role and content")
         if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
             raise ApiError(400, TEXT_ONLY)
-        return [{"role": role, "content": openai_content(content, role)}]
+        return {"role": role, "content": openai_content(content, role)}
     if kind == "function_call":
         function = {"name": _string(item, "name"), "arguments": _string(item, "arguments")}
         call = {"id": _string(item, "call_id"), "type": "function", "function": function}
-        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
         output = item.get("output")
         parts = output if isinstance(output, list) else []
         if not isinstance(output, str | list) or not all(isinstance(part, dict) for part in parts):
             raise ApiError(400, "an item of type function_call_output needs output as text")
-        return [{"role": "tool", "tool_call_id": _string(item, "call_id"), "content": openai_text(output)}]
+        return {"role": "tool", "tool_call_id": _string(item, "call_id"), "content": openai_text(output)}
     if kind == "reasoning":
-        return []
+        parts = item.get("content") or []
+        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        reasoning = "\n".join(text for text in texts if isinstance(text, str))
+        return {"role": "assistant", "content": "", "reasoning_content": reasoning}
     raise ApiError(400, f"input items of type {str(kind)[:32]!r} are not supported")
 
 
