@@ -1,16 +1,18 @@
 """The way of every generating route: a request in its protocol's words to an answer in them, whole or streamed."""
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Protocol
 
 from fastapi import Request, Response
+from starlette.responses import JSONResponse
 
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.errors import LocalLLMError
+from localllm.server.load_watch import LoadListener
 from localllm.server.service import Run, Service, for_user_of
-from localllm.server.streams import LoadLines, respond, with_errors
+from localllm.server.streams import connected, held_lines, streamed
 from localllm.server.wire import load_progress, prompt_progress
 
 
@@ -51,34 +53,24 @@ async def answer(
     choices: int = 1,
 ) -> Response:
     """Answer a request. progress: whether the client wants lines before the first token."""
-    load_lines = LoadLines(lambda state: writer.progress(load_progress(state)), writer.error) if progress else None
-    listener = load_lines.listen if load_lines else None
-    running = service.run(model, for_user_of(http, requests), keep_alive_s, choices=choices, listener=listener)
 
-    @contextlib.asynccontextmanager
-    async def begun() -> AsyncIterator[tuple[Run, list[bytes]]]:
-        async with running as run:
-            yield run, list(writer.begin(run)) if stream else []
+    def running(listener: LoadListener | None = None) -> contextlib.AbstractAsyncContextManager[Run]:
+        return service.run(model, for_user_of(http, requests), keep_alive_s, choices=choices, listener=listener)
 
-    async def whole(held: tuple[Run, list[bytes]]) -> Any:
-        return writer.whole(held[0], await held[0].answers())
+    async def whole() -> Any:
+        async with running() as run:
+            return writer.whole(run, await run.answers())
 
-    def lines(held: tuple[Run, list[bytes]]) -> AsyncGenerator[bytes, None]:
-        return with_errors(_lines(*held, writer, progress), writer.error)
-
-    return await respond(
-        http,
-        begun(),
-        whole=whole,
-        lines=lines if stream else None,
-        media_type=writer.media_type,
-        load_lines=load_lines,
-    )
+    if not stream:
+        return JSONResponse(await connected(http, whole()))
+    state_line = (lambda state: writer.progress(load_progress(state))) if progress else None
+    lines = held_lines(running, lambda run: _lines(run, writer, progress), state_line)
+    return await streamed(http, lines, writer.error, writer.media_type)
 
 
-async def _lines(run: Run, begin: Sequence[bytes], writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
+async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
     answers = [Answer() for _ in run.streams]
-    for line in begin:
+    for line in [*writer.begin(run), b""]:  # the empty one lets the response begin
         yield line
     async with contextlib.aclosing(run.events()) as events:
         async for index, event in events:

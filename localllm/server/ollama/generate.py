@@ -14,11 +14,12 @@ from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import ApiError, known
+from localllm.server.load_watch import LoadState
 from localllm.server.ollama import wire
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
 from localllm.server.service import Run, Service, ServiceDep
-from localllm.server.streams import LoadLines, connected, respond
+from localllm.server.streams import connected, held_lines, streamed
 from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
 router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
@@ -173,23 +174,23 @@ async def _load(body: Common, empty: Object, request: Request, service: Service)
         service.models.release(await service.find(body.model))
         return JSONResponse(_loaded(body, empty, "unload"))
 
-    async def whole(_lease: object) -> Object:
-        return _loaded(body, empty, "load")
+    loaded = _loaded(body, empty, "load")
+    if not body.progress or body.stream is False:
+        return JSONResponse(await connected(request, _held(body, keep_alive, loaded, service)))
 
     async def lines(_lease: object) -> AsyncGenerator[bytes, None]:
-        yield ndjson(_loaded(body, empty, "load"))
+        yield ndjson(loaded)
 
-    load_lines = LoadLines(
-        lambda state: ndjson(wire.line(body.model, empty, progress=load_progress(state))), wire.error_line
-    )
-    return await respond(
-        request,
-        service.lease(body.model, keep_alive, load_lines.listen),
-        whole=whole,
-        lines=lines if body.progress and body.stream is not False else None,
-        media_type=NDJSON,
-        load_lines=load_lines,
-    )
+    def state_line(state: LoadState) -> bytes:
+        return ndjson(wire.line(body.model, empty, progress=load_progress(state)))
+
+    loading = held_lines(lambda listener: service.lease(body.model, keep_alive, listener), lines, state_line)
+    return await streamed(request, loading, wire.error_line, NDJSON)
+
+
+async def _held(body: Common, keep_alive: float | None, loaded: Object, service: Service) -> Object:
+    async with service.lease(body.model, keep_alive):
+        return loaded
 
 
 def _loaded(body: Common, empty: Object, reason: str) -> Object:

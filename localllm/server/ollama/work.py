@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from localllm.library.pull import PullProgress, PullStatus
 from localllm.server.ollama.wire import error_line
-from localllm.server.streams import ClosingStream, connected, with_errors
+from localllm.server.streams import connected, streamed
 from localllm.server.wire import NDJSON, ndjson
 
 Work = Callable[[PullProgress], object]
@@ -71,7 +71,7 @@ def _status(status: PullStatus) -> dict[str, Any]:
 async def progress_response(request: Request, lines: AsyncGenerator[bytes, None], stream: bool | None) -> Response:
     """Lines of progress, or their end alone."""
     if stream is not False:
-        return ClosingStream(with_errors(lines, error_line), contextlib.AsyncExitStack(), NDJSON)
+        return await streamed(request, lines, error_line, NDJSON)
     await connected(request, _drained(lines))
     return JSONResponse({"status": "success"})
 
