@@ -14,8 +14,7 @@ from localllm.engine.memory_plan import plan_memory
 from localllm.engine.runner import Parks
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
-from localllm.server.catalog import CatalogEntry, with_files
-from localllm.server.details import about
+from localllm.server.catalog import CatalogEntry, about, with_files
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.llama_plans import EMBEDDING_BYTES, MIB, plan_embedder, plan_model
 from localllm.server.options import ServerOptions

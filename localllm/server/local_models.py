@@ -1,36 +1,23 @@
 """The models of this machine, loaded into this process."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, cast
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
 
-from gguf_io import open_model
-from gpu_offload.reranker import is_reranker
 from localllm.answer.local import LocalModel
 from localllm.engine.engine import EngineStats
 from localllm.engine.loaded_model import LoadedModel
-from localllm.library.entry import LibraryModel, ModelDefaults, Source
-from localllm.server import details
-from localllm.server.catalog import Catalog, CatalogEntry, facts_of
+from localllm.library.entry import LibraryModel, Source
+from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, ranks
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.load_watch import LoadListener
 from localllm.server.models_manager import ModelManager, Slot
-from localllm.server.served import Embedder, ModelAbout, ModelDescription, ModelT, ResidentModel, ServedModel
+from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
 from localllm.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class LocalLease(Generic[ModelT]):
-    """See served.Lease."""
-
-    model: ModelT
-    load_s: float
-    discard: Callable[[], None]
-
-
 class LocalModels:
-    """Fulfils ServedModels: finds models in a catalog, and has a manager load them."""
+    """Finds models in a catalog, and has a manager load them. Fulfils ServedModels, which documents the methods."""
 
     def __init__(self, catalog: Catalog, manager: ModelManager) -> None:
         self.settings: Settings = catalog.settings
@@ -42,56 +29,34 @@ class LocalModels:
         self._manager = manager
 
     def library_model(self, entry: CatalogEntry) -> LibraryModel:
-        """See ServedModels."""
         return entry.model or LibraryModel((entry.name,), Source.PATH, entry.path)
 
     def about(self, entry: CatalogEntry) -> ModelAbout:
-        """See ServedModels."""
-        return details.about(entry)
+        return about(entry)
 
     def capabilities(self, entry: CatalogEntry) -> list[str]:
-        """See ServedModels."""
-        return details.capabilities_of(entry, details.projector_for(entry, self.settings))
+        return capabilities(entry, self.settings)
 
     def ranks(self, entry: CatalogEntry) -> bool:
-        """See ServedModels."""
-        with open_model(entry.path) as file:
-            return is_reranker(file)
+        return ranks(entry)
 
     def describe(self, entry: CatalogEntry, verbose: bool) -> ModelDescription:
-        """See ServedModels."""
-        projector = details.projector_for(entry, self.settings)
-        return ModelDescription(
-            about=details.about(entry),
-            capabilities=details.capabilities_of(entry, projector),
-            template=entry.behaviour.template or facts_of(entry.path).summary.chat_template or "",
-            behaviour=entry.behaviour,
-            defaults=entry.model.defaults() if entry.model else ModelDefaults(),
-            info=details.model_info(entry.path, verbose),
-            projector_info=details.model_info(projector, False) if projector else None,
-            tensors=details.tensors_of(entry.path) if verbose else None,
-        )
+        return describe(entry, self.settings, verbose)
 
     @contextlib.asynccontextmanager
     async def lease(
-        self, entry: CatalogEntry, keep_alive_s: float | None = None, listener: LoadListener | None = None
-    ) -> "AsyncIterator[LocalLease[ServedModel]]":
-        """See ServedModels. Raises what ModelManager.lease raises."""
+        self, entry: CatalogEntry, keep_alive_s: float | None, listener: LoadListener | None
+    ) -> AsyncIterator[Lease[ServedModel]]:
         async with self._manager.lease(entry, keep_alive_s, listener=listener) as held:
             model = LocalModel(entry.name, cast("LoadedModel", held.model), entry.behaviour)
-            yield LocalLease(model, held.load_s, lambda: self._manager.discard(held.slot))
+            yield Lease(model, held.load_s, lambda: self._manager.discard(held.slot))
 
     @contextlib.asynccontextmanager
-    async def lease_embedder(
-        self, entry: CatalogEntry, keep_alive_s: float | None = None
-    ) -> "AsyncIterator[LocalLease[Embedder]]":
-        """See ServedModels."""
+    async def lease_embedder(self, entry: CatalogEntry, keep_alive_s: float | None) -> AsyncIterator[Lease[Embedder]]:
         async with self._manager.lease(entry, keep_alive_s, embeds=True) as held:
-            model = cast("EmbeddingModel", held.model)
-            yield LocalLease(model, held.load_s, lambda: self._manager.discard(held.slot))
+            yield Lease(cast("EmbeddingModel", held.model), held.load_s)
 
     async def resident(self) -> list[ResidentModel]:
-        """See ServedModels."""
         loaded = sorted(self._manager.slots(), key=lambda slot: -slot.seconds_left)
         return [_resident(slot, slot.about) for slot in (*loaded, *self._manager.coming()) if slot.about]
 
@@ -105,7 +70,6 @@ class LocalModels:
         }
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
-        """See ServedModels."""
         return {
             slot.entry.name: slot.model.engine.stats()
             for slot in self._manager.slots()

@@ -4,10 +4,10 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Generic
+from typing import Any
 
 from anyio import to_thread
 
@@ -18,7 +18,7 @@ from localllm.remote.openai import OpenAIModel, OpenAIServer
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
 from localllm.server.load_watch import LoadListener
-from localllm.server.served import Embedder, ModelAbout, ModelDescription, ModelT, ResidentModel, ServedModel
+from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
 from localllm.settings import Settings
 
 # Clients offer tools only to models that name them, so all do; the server refuses what it must.
@@ -38,19 +38,11 @@ class RemoteEntry:
         return self.model.name
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteLease(Generic[ModelT]):
-    """See served.Lease."""
-
-    model: ModelT
-    load_s: float = 0.0
-
-    def discard(self) -> None:
-        """Nothing is held here."""
-
-
 class RemoteModels:
-    """Fulfils ServedModels. The server is asked for its list again where a name is unknown. Thread-safe."""
+    """Asks the server for its list again where a name is unknown. Thread-safe.
+
+    Fulfils ServedModels, which documents the methods. What OpenAI's protocol does not say stays empty.
+    """
 
     def __init__(self, server: OpenAIServer, keep_alive_s: float) -> None:
         """keep_alive_s: for how long a model that was asked for counts as resident; no server says what it holds."""
@@ -61,18 +53,15 @@ class RemoteModels:
 
     @property
     def settings(self) -> Settings:
-        """See ServedModels."""
         raise ApiError(501, f"{self._server.endpoint} keeps the models; add, copy and remove them there")
 
     def entries(self) -> list[RemoteEntry]:
-        """See ServedModels. Raises RemoteError."""
         offered = self._server.models()
         with self._lock:
             self._entries = {model.name: self._entry(model) for model in offered}
             return list(self._entries.values())
 
     def find(self, name: str) -> RemoteEntry:
-        """See ServedModels."""
         if not 0 < len(name) <= MAX_NAME_CHARS:
             raise ApiError(400, "invalid model name" if name else "model is required")
         found = self._known(name)
@@ -85,11 +74,9 @@ class RemoteModels:
         return found
 
     def library_model(self, entry: RemoteEntry) -> LibraryModel:
-        """See ServedModels."""
         raise ApiError(501, f"{self._server.endpoint} keeps {entry.name}")
 
     def about(self, entry: RemoteEntry) -> ModelAbout:
-        """See ServedModels. What OpenAI's protocol does not say stays empty."""
         return ModelAbout(
             name=entry.name,
             created=0,
@@ -102,36 +89,26 @@ class RemoteModels:
         )
 
     def capabilities(self, _entry: RemoteEntry) -> tuple[str, ...]:
-        """See ServedModels."""
         return CAPABILITIES
 
     def ranks(self, _entry: RemoteEntry) -> bool:
-        """See ServedModels. Only the server knows; it refuses what it cannot do."""
-        return True
+        return True  # only the server knows; it refuses what it cannot do
 
     def describe(self, entry: RemoteEntry, verbose: bool) -> ModelDescription:
-        """See ServedModels."""
         info: dict[str, Any] = {"general.architecture": "remote", "general.name": entry.name}
         if entry.model.context is not None:
             info["remote.context_length"] = entry.model.context
         return ModelDescription(self.about(entry), CAPABILITIES, info=info)
 
-    @contextlib.asynccontextmanager
-    async def lease(
-        self,
-        entry: RemoteEntry,
-        _keep_alive_s: float | None = None,
-        _listener: LoadListener | None = None,
-    ) -> "AsyncIterator[RemoteLease[ServedModel]]":
-        """See ServedModels. There is nothing to wait for."""
-        yield RemoteLease(entry.model)
+    def lease(
+        self, entry: RemoteEntry, _keep_alive_s: float | None, _listener: LoadListener | None
+    ) -> contextlib.AbstractAsyncContextManager[Lease[ServedModel]]:
+        return contextlib.nullcontext(Lease(entry.model))
 
-    @contextlib.asynccontextmanager
-    async def lease_embedder(
-        self, entry: RemoteEntry, _keep_alive_s: float | None = None
-    ) -> "AsyncIterator[RemoteLease[Embedder]]":
-        """See ServedModels. There is nothing to wait for."""
-        yield RemoteLease(entry.model)
+    def lease_embedder(
+        self, entry: RemoteEntry, _keep_alive_s: float | None
+    ) -> contextlib.AbstractAsyncContextManager[Lease[Embedder]]:
+        return contextlib.nullcontext(Lease(entry.model))
 
     def release(self, entry: RemoteEntry) -> None:
         """Count the model as one that was never asked for."""
@@ -159,7 +136,6 @@ class RemoteModels:
         return said
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
-        """There are no engines here."""
         return {}
 
     def stop_loading(self) -> None:

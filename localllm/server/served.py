@@ -1,12 +1,9 @@
 """The models that requests may name, whoever computes them: an engine in this process, or a server elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from localllm.answer.event import AnsweringModel
 from localllm.engine.engine import EngineStats
@@ -16,6 +13,9 @@ from localllm.server.load_watch import LoadListener, LoadState
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from gguf_io.chat_template import ChatTemplate
     from gguf_io.tokenizer import Tokenizer
 
@@ -41,13 +41,13 @@ class Embedder(Protocol):
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
-    ) -> tuple[NDArray[np.float32], int]:
+    ) -> "tuple[NDArray[np.float32], int]":
         """Rows of Euclidean length 1, float32[len(texts), dimensions], and how many tokens were read.
 
         dimensions keeps the first numbers of each row; None keeps all. truncate: whether long texts are cut or refused.
         """
 
-    def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> tuple[NDArray[np.float32], int]:
+    def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> "tuple[NDArray[np.float32], int]":
         """The score of each document for the query, higher is better, and how many tokens were read."""
 
 
@@ -59,14 +59,14 @@ class Entry(Protocol):
 
 
 EntryT = TypeVar("EntryT", bound=Entry)
-ModelT = TypeVar("ModelT", covariant=True)
+ModelT = TypeVar("ModelT")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAbout:
     """What lists say of a model. Sizes are bytes, lengths tokens; 0 and "" are unknown.
 
-    created: seconds since the epoch; modified: the same, or when it was asked for, as RFC 3339. digest: 64 hex digits.
+    created: seconds since the epoch; modified: RFC 3339. digest: 64 hex digits that name the content.
     """
 
     name: str
@@ -113,21 +113,23 @@ class ResidentModel:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Lease(Protocol, Generic[ModelT]):
-    """A model that stays loaded while it is held. load_s: how long the request waited for it."""
+@dataclass(frozen=True, slots=True)
+class Lease(Generic[ModelT]):
+    """A model that stays loaded while it is held. load_s: how long the request waited for it.
 
-    @property
-    def model(self) -> ModelT: ...
+    discard: do not hand it out any more, since it has broken; the next request loads it anew.
+    """
 
-    @property
-    def load_s(self) -> float: ...
-
-    def discard(self) -> None:
-        """Do not hand out the model any more: it has broken. The next request loads it anew."""
+    model: ModelT
+    load_s: float = 0.0
+    discard: Callable[[], None] = lambda: None
 
 
 class ServedModels(Protocol[EntryT]):
-    """What a server serves. Plain methods may block, unless they say that they are for the event loop."""
+    """What a server serves. Plain methods may block, unless they say that they are for the event loop.
+
+    What reads a model's file raises ModelFileError and its kin.
+    """
 
     @property
     def settings(self) -> Settings:
@@ -143,25 +145,23 @@ class ServedModels(Protocol[EntryT]):
         """The model as the library has it. Raises ApiError 501 where there is none."""
 
     def about(self, entry: EntryT) -> ModelAbout:
-        """What lists say of a model. Raises ModelFileError and its kin."""
+        """What lists say of a model."""
 
     def capabilities(self, entry: EntryT) -> Sequence[str]:
-        """What requests may ask of it, in Ollama's words. Raises ModelFileError and its kin."""
+        """What requests may ask of it, in Ollama's words."""
 
     def ranks(self, entry: EntryT) -> bool:
-        """Whether it may be asked to rank documents. Raises ModelFileError."""
+        """Whether it may be asked to rank documents."""
 
     def describe(self, entry: EntryT, verbose: bool) -> ModelDescription:
-        """Everything about it; verbose adds arrays and tensors. Raises ModelFileError and its kin, LibraryError."""
+        """Everything about it; verbose adds arrays and tensors. Raises LibraryError too."""
 
     def lease(
-        self, entry: EntryT, keep_alive_s: float | None = None, listener: LoadListener | None = None
+        self, entry: EntryT, keep_alive_s: float | None, listener: LoadListener | None
     ) -> AbstractAsyncContextManager[Lease[ServedModel]]:
         """Hold a model that answers, loading it first where needed. keep_alive_s None is the server's default."""
 
-    def lease_embedder(
-        self, entry: EntryT, keep_alive_s: float | None = None
-    ) -> AbstractAsyncContextManager[Lease[Embedder]]:
+    def lease_embedder(self, entry: EntryT, keep_alive_s: float | None) -> AbstractAsyncContextManager[Lease[Embedder]]:
         """Hold a model that embeds or ranks."""
 
     def release(self, entry: EntryT) -> None:

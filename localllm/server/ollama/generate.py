@@ -12,7 +12,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.engine.request import ContextPolicy
 from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
-from localllm.server.bodies import keep_alive_s
+from localllm.server.bodies import keep_alive_s, offered_tools
 from localllm.server.errors import ApiError, known
 from localllm.server.load_watch import LoadState
 from localllm.server.ollama import wire
@@ -55,7 +55,7 @@ def chat_request(body: ChatBody) -> AnswerRequest:
     """
     return AnswerRequest(
         messages=[wire.conversation_message(message) for message in body.messages or []],
-        tools=[tool.model_dump(exclude_unset=True) | {"type": "function"} for tool in body.tools or []],
+        tools=offered_tools(body.tools),
         policy=ContextPolicy.REFUSE if body.truncate is False else ContextPolicy.DROP_MESSAGES,
         **_common(body),
     )

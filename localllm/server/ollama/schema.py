@@ -2,19 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
-from localllm.server.limits import MAX_EMBED_TEXTS, MAX_IMAGES, MAX_INT, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS
+from localllm.server.bodies import Body, Tokens, Tools
+from localllm.server.limits import MAX_EMBED_TEXTS, MAX_IMAGES, MAX_INT, MAX_MESSAGES, MAX_TOP_LOGPROBS
 
 ModelName = Annotated[str, Field(validation_alias=AliasChoices("model", "name"), max_length=1024)]
 KeepAlive = Annotated[float, Field(allow_inf_nan=False)] | str | None
-Token = Annotated[int, Field(ge=0, le=MAX_INT)]
-
-
-class Body(BaseModel):
-    """A request's body."""
-
-    model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
 
 
 class Common(Body):
@@ -41,7 +35,7 @@ class GenerateBody(Common):
     suffix: str | None = None
     system: str | None = None
     template: str | None = None
-    context: Annotated[list[Token], Field(fail_fast=True)] | None = None
+    context: Tokens | None = None
     raw: bool | None = None
     images: Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES)] | None = None
 
@@ -50,7 +44,7 @@ class Function(Body):
     """The function of a tool call."""
 
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     index: int | None = None
 
 
@@ -73,28 +67,11 @@ class Message(Body):
     tool_call_id: str | None = None
 
 
-class ToolFunction(Body):
-    """What a tool is. Everything else about it goes to the template as it is."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-
-
-class Tool(Body):
-    """A tool that the model may call."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["function"] = "function"
-    function: ToolFunction
-
-
 class ChatBody(Common):
     """/api/chat."""
 
     messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
 
 
 class EmbedBody(Body):

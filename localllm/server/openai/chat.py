@@ -7,25 +7,22 @@ from fastapi import APIRouter, Request, Response
 
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import AnswerRequest
-from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s, offered_tools
 from localllm.server.contents import openai_message
 from localllm.server.openai.schema import ChatBody
 from localllm.server.openai.wire import (
-    DONE,
+    ChunkWriter,
     Object,
     OpenAIRoute,
-    error_event,
     finish_reason,
     format_of,
-    head,
     think_of,
     tool_calls,
     tool_choice_of,
 )
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, logprob_entries, sse, usage
+from localllm.server.wire import logprob_entries, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -39,7 +36,7 @@ async def chat_completions(body: ChatBody, request: Request, service: ServiceDep
         service,
         body.model,
         [asked],
-        _Writer(body),
+        _Writer(body, "chatcmpl", "chat.completion.chunk"),
         stream=bool(body.stream),
         progress=body.progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
@@ -63,21 +60,12 @@ def chat_request(body: ChatBody) -> AnswerRequest:
     )
 
 
-class _Writer:
+class _Writer(ChunkWriter):
     """See answering.Writer."""
-
-    media_type = SSE
-
-    def __init__(self, body: ChatBody) -> None:
-        self._body = body
-        self._head = head("chatcmpl", "chat.completion.chunk", body.model)
 
     def begin(self, run: Run) -> Iterator[bytes]:
         for index in range(len(run.streams)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-
-    def progress(self, told: Object) -> bytes:
-        return sse({**self._head, "choices": [], "progress": told})
 
     def event(self, _run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
         if event.parts or event.logprobs:
@@ -86,17 +74,9 @@ class _Writer:
             reason = finish_reason(event, bool(before.calls or event.calls))
             yield self._chunk(index, {}, finish_reason=reason)
 
-    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        if self._body.stream_options and self._body.stream_options.include_usage:
-            yield sse({**self._head, "choices": [], "usage": _usage(answers)})
-        yield DONE
-
-    def error(self, error: LocalLLMError) -> bytes:
-        return error_event(error)
-
     def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
         choices = [_choice(index, answer) for index, answer in enumerate(answers)]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage(answers)}
 
     def _chunk(self, index: int, delta: Object, **more: object) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
@@ -131,9 +111,3 @@ def _delta(event: AnswerEvent, calls_before: int) -> Object:
 
 def _logprobs(part: AnswerEvent | Answer) -> Object | None:
     return {"content": logprob_entries(part.logprobs)} if part.logprobs else None
-
-
-def _usage(answers: Sequence[Answer]) -> Object:
-    reasoning = sum(answer.reasoning_tokens for answer in answers)
-    details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
-    return {**usage([answer.last for answer in answers]), **details}

@@ -8,14 +8,13 @@ from fastapi import APIRouter, Request, Response
 
 from localllm.answer.event import Answer, AnswerEvent, Logprob
 from localllm.answer.request import AnswerRequest
-from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
-from localllm.server.openai.wire import DONE, Object, OpenAIRoute, error_event, finish_reason, head
+from localllm.server.openai.wire import ChunkWriter, Object, OpenAIRoute, finish_reason
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, finite, sse, usage
+from localllm.server.wire import finite, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -54,22 +53,17 @@ def completion_requests(body: CompletionBody) -> list[AnswerRequest]:
     return [AnswerRequest(prompt=one, suffix=body.suffix or None, **fields) for one in prompts]
 
 
-class _Writer:
+class _Writer(ChunkWriter):
     """See answering.Writer."""
 
-    media_type = SSE
-
     def __init__(self, body: CompletionBody) -> None:
-        self._body = body
-        self._head = head("cmpl", "text_completion", body.model)
+        super().__init__(body, "cmpl", "text_completion")
+        self._echo = bool(body.echo)
 
     def begin(self, run: Run) -> Iterator[bytes]:
-        if self._body.echo:
+        if self._echo:
             for index in range(len(run.streams)):
                 yield self._chunk(index, _prompt_text(run, index))
-
-    def progress(self, told: Object) -> bytes:
-        return sse({**self._head, "choices": [], "progress": told})
 
     def event(self, _run: Run, index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         if event.parts or event.logprobs:
@@ -77,19 +71,11 @@ class _Writer:
         if event.finish_reason is not None:
             yield self._chunk(index, "", finish_reason=finish_reason(event, False))
 
-    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        if self._body.stream_options and self._body.stream_options.include_usage:
-            yield sse({**self._head, "choices": [], "usage": self._usage(answers)})
-        yield DONE
-
-    def error(self, error: LocalLLMError) -> bytes:
-        return error_event(error)
-
     def whole(self, run: Run, answers: Sequence[Answer]) -> Object:
         choices = [
             _choice(
                 index,
-                (_prompt_text(run, index) if self._body.echo else "") + answer.content,
+                (_prompt_text(run, index) if self._echo else "") + answer.content,
                 logprobs=_logprobs(answer.logprobs),
                 finish_reason=finish_reason(answer.last, False),
             )
@@ -99,17 +85,6 @@ class _Writer:
 
     def _chunk(self, index: int, text: str, **more: object) -> bytes:
         return sse({**self._head, "choices": [_choice(index, text, **more)]})
-
-    def _usage(self, answers: Sequence[Answer]) -> Object:
-        """The usage of all prompts together."""
-        choices = self._body.n or 1
-        lasts = [answer.last for answer in answers]
-        each = [usage(lasts[first : first + choices]) for first in range(0, len(lasts), choices)]
-        names = ("prompt_tokens", "completion_tokens", "total_tokens")
-        cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in each)
-        return {name: sum(one[name] for one in each) for name in names} | {
-            "prompt_tokens_details": {"cached_tokens": cached}
-        }
 
 
 def _prompt_text(run: Run, index: int) -> str:

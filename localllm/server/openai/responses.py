@@ -1,21 +1,34 @@
-"""/v1/responses, without memory: the conversation is what the request brings."""
+"""/v1/responses, without memory: the conversation is what the request brings, the answer a list of items."""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
+from localllm.answer.event import Answer, AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
-from localllm.engine.request import ContextPolicy
+from localllm.answer.tool_calls import ToolCall
+from localllm.engine.request import ContextPolicy, FinishReason
+from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
 from localllm.server.contents import TEXT_ONLY, openai_content, openai_text
-from localllm.server.errors import ApiError
-from localllm.server.openai.response_writer import ResponseWriter
+from localllm.server.errors import ApiError, message_of, status_of
 from localllm.server.openai.schema import ResponsesBody
-from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of, tool_choice_of
-from localllm.server.service import ServiceDep
+from localllm.server.openai.wire import Object, OpenAIRoute, arguments_of, format_of, think_of, tool_choice_of
+from localllm.server.service import Run, ServiceDep
+from localllm.server.wire import SSE, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
+# The type of an item, the prefix of its id, and the type of its one part.
+_ITEMS = {
+    PartKind.REASONING: ("reasoning", "rs", "reasoning_text"),
+    PartKind.CONTENT: ("message", "msg", "output_text"),
+}
 _SAID = ("content", "reasoning_content", "tool_calls")
 STATEFUL = ("previous_response_id", "conversation", "background")
 
@@ -29,7 +42,7 @@ async def responses(body: ResponsesBody, request: Request, service: ServiceDep) 
         service,
         body.model,
         [asked],
-        ResponseWriter(body),
+        _Writer(body),
         stream=bool(body.stream),
         progress=body.progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
@@ -119,3 +132,169 @@ def _string(item: Object, key: str) -> str:
     if not isinstance(value, str):
         raise ApiError(400, f"an item of type {str(item.get('type'))[:32]} needs {key} as text")
     return value
+
+
+class _Writer:
+    """Reasoning, then a message, then calls: opened, filled and closed one after the other. See answering.Writer."""
+
+    media_type = SSE
+
+    def __init__(self, body: ResponsesBody) -> None:
+        self._response = _begun(body)
+        self._items: list[Object] = []
+        self._open: PartKind | None = None
+        self._text = ""
+        self._sequence = 0
+
+    def begin(self, _run: Run | None = None) -> list[bytes]:
+        """See answering.Writer. Nothing where progress has begun the stream."""
+        if self._sequence:
+            return []
+        return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
+
+    def progress(self, told: Object) -> bytes:
+        """See answering.Writer. OpenAI has no such event."""
+        return b"".join([*self.begin(), self._event("localllm.progress", progress=told)])
+
+    def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+        for part in event.parts:
+            yield from self._part(part)
+
+    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+        yield from self._close()
+        response = self._ended(answers[0])
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def error(self, error: LocalLLMError) -> bytes:
+        told = OpenAIRoute.error_body(status_of(error), message_of(error))["error"]
+        return self._event("error", **{name: told[name] for name in ("code", "message", "param")})
+
+    def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
+        answer = answers[0]
+        texts = ((PartKind.REASONING, answer.reasoning), (PartKind.CONTENT, answer.content))
+        parts = [AnswerPart(kind, text) for kind, text in texts if text]
+        for part in [*parts, *(AnswerPart(PartKind.TOOL_CALLS, "", (call,)) for call in answer.calls)]:
+            self._part(part)
+        self._close()
+        return self._ended(answer)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        """One event, numbered."""
+        self._sequence += 1
+        return sse({"type": kind, "sequence_number": self._sequence - 1, **fields}, event=kind)
+
+    def _part(self, part: AnswerPart) -> list[bytes]:
+        if part.kind is PartKind.TOOL_CALLS:
+            return [line for call in part.tool_calls for line in self._call(call)]
+        lines: list[bytes] = []
+        if self._open is not part.kind:
+            lines = [*self._close(), *self._begin_item(part.kind)]
+        self._text += part.text
+        kind = _ITEMS[part.kind][2]
+        delta = self._event(f"response.{kind}.delta", **self._at(), delta=part.text, **_logprobs(part.kind))
+        return [*lines, delta]
+
+    def _begin_item(self, kind: PartKind) -> list[bytes]:
+        self._open, self._text = kind, ""
+        name, prefix, _ = _ITEMS[kind]
+        item: Object = {
+            "type": name,
+            "id": f"{prefix}_{secrets.token_hex(12)}",
+            "status": "in_progress",
+            "content": [],
+            **({"role": "assistant"} if kind is PartKind.CONTENT else {"summary": []}),
+        }
+        self._items.append(item)
+        return [
+            self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item)),
+            self._event("response.content_part.added", **self._at(), part=_content_part(kind, "")),
+        ]
+
+    def _close(self) -> list[bytes]:
+        """End the open item."""
+        kind, self._open = self._open, None
+        if kind is None:
+            return []
+        part, item = _content_part(kind, self._text), self._items[-1]
+        item |= {"content": [part], "status": "completed"}
+        return [
+            self._event(f"response.{part['type']}.done", **self._at(), text=self._text, **_logprobs(kind)),
+            self._event("response.content_part.done", **self._at(), part=part),
+            self._event("response.output_item.done", output_index=len(self._items) - 1, item=item),
+        ]
+
+    def _call(self, call: ToolCall) -> list[bytes]:
+        lines = self._close()
+        arguments = arguments_of(call)
+        item: Object = {
+            "type": "function_call",
+            "id": f"fc_{secrets.token_hex(12)}",
+            "call_id": f"call_{secrets.token_hex(12)}",
+            "name": call.name,
+            "arguments": arguments,
+            "status": "completed",
+        }
+        self._items.append(item)
+        at = {"item_id": item["id"], "output_index": len(self._items) - 1}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        return [
+            *lines,
+            self._event("response.output_item.added", output_index=at["output_index"], item=begun),
+            self._event("response.function_call_arguments.delta", **at, delta=arguments),
+            self._event("response.function_call_arguments.done", **at, name=call.name, arguments=arguments),
+            self._event("response.output_item.done", output_index=at["output_index"], item=item),
+        ]
+
+    def _at(self) -> Object:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
+
+    def _ended(self, answer: Answer) -> Object:
+        cut, counts = answer.last.finish_reason is FinishReason.LENGTH, answer.last.counts
+        return {
+            **self._response,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._items,
+            "usage": {
+                "input_tokens": counts.prompt,
+                "input_tokens_details": {"cached_tokens": counts.cached},
+                "output_tokens": counts.generated,
+                "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+                "total_tokens": counts.prompt + counts.generated,
+            },
+        }
+
+
+def _begun(body: ResponsesBody) -> Object:
+    """A response before its first token."""
+    return {
+        "id": f"resp_{secrets.token_hex(16)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "model": body.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": body.text or {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "auto" if body.truncate else body.truncation or "disabled",
+        "usage": None,
+    }
+
+
+def _content_part(kind: PartKind, text: str) -> Object:
+    more: Object = {"annotations": [], "logprobs": []} if kind is PartKind.CONTENT else {}
+    return {"type": _ITEMS[kind][2], "text": text, **more}
+
+
+def _logprobs(kind: PartKind) -> Object:
+    return {"logprobs": []} if kind is PartKind.CONTENT else {}

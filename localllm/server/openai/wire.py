@@ -3,15 +3,18 @@
 import json
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
+from localllm.server.bodies import Sampled
 from localllm.server.errors import ApiError, kind_of, message_of, status_of
 from localllm.server.json_body import ProtocolRoute
-from localllm.server.wire import sse
+from localllm.server.service import Run
+from localllm.server.wire import SSE, sse, usage
 
 Object = dict[str, Any]
 
@@ -28,20 +31,45 @@ class OpenAIRoute(ProtocolRoute):
         return {"error": {"message": message, "type": kind_of(status, _KINDS), "param": None, "code": code}}
 
 
-def error_event(error: LocalLLMError) -> bytes:
-    """An error in the middle of a stream."""
-    return sse(OpenAIRoute.error_body(status_of(error), message_of(error)))
+class ChunkWriter:
+    """What chat completions and completions write alike; see answering.Writer."""
 
+    media_type = SSE
 
-def head(prefix: str, kind: str, model: str) -> Object:
-    """The fields with which a completion, or each chunk of one, begins."""
-    return {
-        "id": f"{prefix}-{secrets.token_hex(12)}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": "fp_localllm",
-    }
+    def __init__(self, body: Sampled, prefix: str, kind: str) -> None:
+        self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._choices = body.n or 1
+        self._head = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": "fp_localllm",
+        }
+
+    def progress(self, told: Object) -> bytes:
+        return sse({**self._head, "choices": [], "progress": told})
+
+    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+        if self._includes_usage:
+            yield sse({**self._head, "choices": [], "usage": self._usage(answers)})
+        yield DONE
+
+    def error(self, error: LocalLLMError) -> bytes:
+        return sse(OpenAIRoute.error_body(status_of(error), message_of(error)))
+
+    def _usage(self, answers: Sequence[Answer]) -> Object:
+        """The counts of all prompts together."""
+        lasts = [answer.last for answer in answers]
+        found = usage(lasts[: self._choices])
+        for first in range(self._choices, len(lasts), self._choices):
+            more = usage(lasts[first : first + self._choices])
+            for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+                found[name] += more[name]
+            found["prompt_tokens_details"]["cached_tokens"] += more["prompt_tokens_details"]["cached_tokens"]
+        reasoning = sum(answer.reasoning_tokens for answer in answers)
+        details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
+        return found | details
 
 
 def tool_calls(answer: Answer | AnswerEvent) -> list[Object]:
