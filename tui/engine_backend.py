@@ -134,9 +134,12 @@ class EngineBackend:
                 self._lock.release()
 
     def _close(self) -> None:
+        from localllm.engine.loaded_model import release_memory
+
         if self._model:
             self._model.loaded.close()
             self._model = self._found = self._info = None
+            release_memory()
 
 
 def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> ModelInfo:

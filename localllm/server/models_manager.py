@@ -15,7 +15,7 @@ from typing import Protocol
 from anyio import to_thread
 
 from gpu_offload.errors import LlamaCppMemoryError
-from localllm.engine.loaded_model import LoadProgress
+from localllm.engine.loaded_model import LoadProgress, release_memory
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError
@@ -267,18 +267,20 @@ class ModelManager:
 
     def _begin_close(self, slot: Slot) -> None:
         if slot.closing is None and slot.model is not None:
-            slot.closing = asyncio.create_task(self._close_slot(slot, slot.model))
+            slot.closing = asyncio.create_task(self._close_slot(slot))
 
-    async def _close_slot(self, slot: Slot, model: Model) -> None:
+    async def _close_slot(self, slot: Slot) -> None:
+        assert slot.model is not None
         if slot.timer:
             slot.timer.cancel()
         try:
-            await to_thread.run_sync(model.close)
+            await to_thread.run_sync(slot.model.close)
         except LocalLLMError:
             log.exception("%s could not be closed in good order", slot.entry.name)
         finally:
             del self._slots[_key(slot.entry, slot.embeds)]
-            slot.model = None
+            slot.model = slot.loading = None
+            await to_thread.run_sync(release_memory)  # a thread's next work lets go of what the last one held
             self._changed.set()
         log.info("unloaded %s", slot.entry.name)
 
