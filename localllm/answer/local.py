@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
@@ -33,7 +34,7 @@ _ACCEPTED.set_result(None)
 
 
 class LocalModel:
-    """A loaded model that answers as its manifest says where a request says nothing. Fulfils AnsweringModel."""
+    """A loaded model that answers as its manifest says where a request says nothing. Implements AnsweringModel."""
 
     def __init__(self, name: str, loaded: LoadedModel, behaviour: Behaviour = Behaviour()) -> None:  # noqa: B008 - frozen
         """name: for messages."""
@@ -45,11 +46,9 @@ class LocalModel:
 
     @property
     def most_choices(self) -> int:
-        """See AnsweringModel."""
         return self.loaded.engine.runner.max_sequences
 
     def prepare(self, request: AnswerRequest) -> "LocalPrompt":
-        """See AnsweringModel."""
         request.check()
         continues = request.continues_text and self.template.is_default and not has_images(request.messages)
         return self._text(request) if continues or request.prompt is not None else self._conversation(request)
@@ -77,8 +76,7 @@ class LocalModel:
             continues=request.goes_on,
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
         )
-        constrained = request.has_format or request.tool_choice is not None
-        reasoning, header = self._before_format(request, bool(think), prompt) if constrained else (None, "")
+        reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
         constraint = self._constraint(request, reasoning)
         generation = replace(
             self._generation(request),
@@ -152,6 +150,9 @@ class LocalModel:
         own: Mapping[str, Any] = self._behaviour.settings
         sampling = {name: value for name, value in own.items() if name in SAMPLING} | dict(request.sampling)
         max_tokens = own.get("max_tokens") if request.max_tokens is None else request.max_tokens
+        biases = sampling.get("logit_bias") or {}
+        if biases and sum(bias == -math.inf for bias in biases.values()) >= self.tokenizer.vocab_size:
+            raise RequestError("logit_bias bans every token")
         return GenerationRequest(
             prompt=(),
             sampling=replace(request.defaults, **sampling),
@@ -174,7 +175,7 @@ class LocalModel:
             raise RequestError(f'"{self.name}" does not support thinking')
         if request.think is not None:
             return request.think
-        if (request.has_format or request.tool_choice is not None) and not request.thinks_before_format:
+        if request.is_constrained and not (request.thinks_before_format and self.template.reasoning_markers):
             return False
         return True if can_think(self.template) else None
 
@@ -216,7 +217,7 @@ def can_think(template: "ChatTemplate") -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LocalPrompt:
-    """See Prompt. rendered: the conversation's text."""
+    """Implements Prompt. rendered: the conversation's text, None for a prompt without messages."""
 
     loaded: LoadedModel
     generation: GenerationRequest
@@ -225,21 +226,17 @@ class LocalPrompt:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """See Prompt."""
         return self.generation.prompt
 
     @property
     def text(self) -> str:
-        """See Prompt."""
         return self.loaded.tokenizer.decode(self.tokens) if self.rendered is None else self.rendered
 
     @property
     def images(self) -> int:
-        """See Prompt."""
         return len(self.generation.images)
 
     def submit(self, choice: int = 0) -> "LocalStream":
-        """See Prompt."""
         generation, seed = self.generation, self.generation.sampling.seed
         if choice and seed is not None:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
@@ -247,7 +244,7 @@ class LocalPrompt:
 
 
 class LocalStream:
-    """A generation's events, their text split into parts. Fulfils AnswerStream."""
+    """A generation's events, their text split into parts. Implements AnswerStream."""
 
     accepted = _ACCEPTED
 
@@ -260,11 +257,9 @@ class LocalStream:
         self._token_bytes = token_bytes
 
     def cancel(self) -> None:
-        """See AnswerStream."""
         self._stream.cancel()
 
     def poll(self) -> list[AnswerEvent]:
-        """See AnswerStream."""
         return [self._event(event) for event in self._stream.poll()]
 
     def __iter__(self) -> Iterator[AnswerEvent]:

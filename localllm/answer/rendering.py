@@ -55,7 +55,7 @@ def render(
 
 
 class RenderedChat:
-    """A conversation that the assistant answers next, rendered and tokenised. Fulfils engine.request.Conversation.
+    """A conversation that the assistant answers next, rendered and tokenised. Implements engine.request.Conversation.
 
     Markup is what the template writes. The names of control tokens in messages and options stay text; an assistant's
     content alone may hold the markers of reasoning. options: of ChatTemplate.render. images: those whose

@@ -73,6 +73,11 @@ class AnswerRequest:
         return self.format is not None and self.format != ""
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether the answer must fit a format, or be a tool call."""
+        return self.has_format or self.tool_choice is not None
+
+    @property
     def chosen_tools(self) -> list[Mapping[str, Any]]:
         """The tools that must be called, if any must. Raises RequestError where the named one is not offered."""
         if self.tool_choice is None:

@@ -66,7 +66,7 @@ class OllamaServer:
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """One model of a server. Fulfils AnsweringModel. context: in tokens, None where the server is silent."""
+    """One model of a server. Implements AnsweringModel. context: in tokens, None where the server is silent."""
 
     server: OllamaServer
     name: str

@@ -57,7 +57,7 @@ class OpenAIServer:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIModel:
-    """One model of a server. Fulfils AnsweringModel; thread-safe. context: in tokens, None where the server is silent.
+    """One model of a server. Implements AnsweringModel; thread-safe. context: in tokens, None if the server is silent.
 
     fills_in: False where a completion's suffix would be ignored.
     """

@@ -60,7 +60,7 @@ Reader = Callable[[Call, Meter], Iterator[AnswerEvent]]
 
 
 class RemoteStream:
-    """Sends a request and reads its answer. Fulfils AnswerStream."""
+    """Sends a request and reads its answer. Implements AnswerStream."""
 
     def __init__(self, call: Call, read: Reader) -> None:
         self.accepted: Future[None] = Future()
@@ -77,7 +77,6 @@ class RemoteStream:
         self._room.set()
 
     def poll(self) -> list[AnswerEvent]:
-        """See AnswerStream."""
         return self._events.poll()
 
     def __iter__(self) -> Iterator[AnswerEvent]:

@@ -17,7 +17,7 @@ from localllm.settings import Settings
 
 
 class LocalModels:
-    """Finds models in a catalog, and has a manager load them. Fulfils ServedModels, which documents the methods."""
+    """Finds models in a catalog, and has a manager load them. Implements ServedModels, which documents the methods."""
 
     def __init__(self, catalog: Catalog, manager: ModelManager) -> None:
         self.settings: Settings = catalog.settings

@@ -41,7 +41,7 @@ class RemoteEntry:
 class RemoteModels:
     """Asks the server for its list again where a name is unknown. Thread-safe.
 
-    Fulfils ServedModels, which documents the methods. What OpenAI's protocol does not say stays empty.
+    Implements ServedModels, which documents the methods. What OpenAI's protocol does not say stays empty.
     """
 
     def __init__(self, server: OpenAIServer, keep_alive_s: float) -> None:
