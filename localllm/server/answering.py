@@ -1,4 +1,4 @@
-"""The way of every generating route: a request in its protocol's words to an answer in them, whole or streamed."""
+"""What every generating route does after it has read its request: run it, and write the answer, whole or streamed."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -17,24 +17,24 @@ from localllm.server.wire import load_progress, prompt_progress
 
 
 class Writer(Protocol):
-    """Writes one request's answers in the words of a protocol. Each method but `whole` gives lines of a stream."""
+    """Writes the answers to one request in a protocol's format. Every method but `whole` returns lines of a stream."""
 
     media_type: str
 
     def begin(self, run: Run) -> Iterable[bytes]:
-        """Before the first event. What it raises has a status of its own."""
+        """Before the first event. An error raised here still sets the HTTP status."""
 
-    def progress(self, told: dict[str, Any]) -> bytes:
-        """How far a load is, or the reading of the prompt; also before `begin`."""
+    def progress(self, progress: dict[str, Any]) -> bytes:
+        """Progress of the model's load or of prefill. May be called before `begin`."""
 
     def event(self, run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterable[bytes]:
-        """An event of one of the answers. before: what had come of this answer."""
+        """An event of one answer. before: the answer without this event."""
 
     def end(self, run: Run, answers: Sequence[Answer]) -> Iterable[bytes]:
-        """After the last event of all answers."""
+        """After the last event of every answer."""
 
     def error(self, error: LocalLLMError) -> bytes:
-        """An error after the first byte."""
+        """An error after the response has begun."""
 
     def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
         """The answers as one JSON object."""
@@ -52,7 +52,7 @@ async def answer(
     keep_alive_s: float | None,
     choices: int = 1,
 ) -> Response:
-    """Answer a request. progress: whether the client wants lines before the first token."""
+    """Run requests and respond. progress: whether the client wants progress lines before the first token."""
 
     def running(listener: LoadListener | None = None) -> contextlib.AbstractAsyncContextManager[Run]:
         return service.run(model, for_user_of(http, requests), keep_alive_s, choices=choices, listener=listener)
@@ -70,7 +70,7 @@ async def answer(
 
 async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
     answers = [Answer() for _ in run.streams]
-    for line in [*writer.begin(run), b""]:  # the empty one lets the response begin
+    for line in [*writer.begin(run), b""]:  # the empty line starts the response
         yield line
     async with contextlib.aclosing(run.events()) as events:
         async for index, event in events:

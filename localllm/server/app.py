@@ -1,4 +1,4 @@
-"""The application: routes, errors in the words of their protocol, models that end with it."""
+"""The ASGI application: routes, middleware, and error handlers that write each protocol's own errors."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -44,7 +44,7 @@ _PROTOCOLS = (
 
 
 def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) -> FastAPI:
-    """Make the application. models: called on its event loop."""
+    """Create the application. models: called on its event loop."""
     metrics = Metrics()
 
     @contextlib.asynccontextmanager
@@ -68,7 +68,7 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) 
 
 
 def error_body_at(path: str) -> ErrorBody:
-    """How errors are written at a path: as by the route whose own path begins with the most steps of it."""
+    """The error format for a path that no route matched: of the route that shares most of its first steps."""
     routes = [route for module in _PROTOCOLS for route in module.router.routes if isinstance(route, ProtocolRoute)]
     steps = path.split("/")
 

@@ -1,4 +1,4 @@
-"""What the bodies of several protocols share: types, OpenAI's messages and tools, limits and sampling parameters."""
+"""Request bodies that several protocols share: base types, OpenAI's messages and tools, limits, sampling parameters."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -22,14 +22,13 @@ from localllm.server.options import parse_duration
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Object = dict[str, Any]
-# Validation ends at the first wrong item: a list may have two million, and its field other shapes to try.
+# fail_fast: validation stops at the first wrong item. A list may have two million.
 Tokens = Annotated[list[Count], Field(fail_fast=True)]
 Stops = str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
 
-# Where neither the request nor the model says anything: OpenAI's defaults; min_p, which it lacks, is Ollama's.
+# Defaults below the request and the model's manifest: OpenAI's; min_p, which OpenAI lacks, is Ollama's.
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
-# A bias of this much bans a token.
-BANNED = -100
+BANNED = -100  # a logit_bias of this or less bans the token
 _SAMPLING = (
     "temperature",
     "top_k",
@@ -49,17 +48,17 @@ class Body(BaseModel):
 
 
 class AppliedAdapter(Body):
-    """A LoRA adapter that the server was started with, by number, as llama.cpp's server has it."""
+    """A LoRA adapter that the server was started with, by its index, as in llama.cpp's server."""
 
     id: Count
     scale: Number = 1.0
 
 
 class Extensions(Body):
-    """What OpenAI's and Anthropic's protocols lack.
+    """Our additions to OpenAI's and Anthropic's protocols.
 
-    num_ctx limits the context, keep_alive is how long the model stays loaded, truncate lets old messages go, progress
-    asks for events before the first token. lora replaces the usual adapters; an empty list takes none.
+    num_ctx limits the context, keep_alive is how long the model stays loaded, truncate drops old messages that do not
+    fit, progress asks for events before the first token. lora replaces the default adapters; an empty list uses none.
     """
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
@@ -72,7 +71,7 @@ class Extensions(Body):
     lora: Annotated[list[AppliedAdapter], Field(max_length=MAX_ADAPTERS)] | None = None
 
     def request_fields(self, stop: Any, logprobs: int | None = None) -> dict[str, Any]:
-        """Limits and sampling for an AnswerRequest. Raises ApiError 400."""
+        """The fields of an AnswerRequest for limits and sampling. Raises ApiError 400."""
         sampling = {name: value for name in _SAMPLING if (value := getattr(self, name, None)) is not None}
         if sampling.get("seed", 0) < 0:
             sampling["seed"] = None
@@ -91,13 +90,13 @@ class Extensions(Body):
 
 
 class StreamOptions(Body):
-    """Whether the last chunk has the usage."""
+    """include_usage: whether a last chunk reports token counts."""
 
     include_usage: bool = False
 
 
 class Sampled(Extensions):
-    """What OpenAI's chat completions and completions share, and llama.cpp's infill takes."""
+    """Fields of OpenAI's chat completions and completions, and of llama.cpp's infill."""
 
     model: str = ""
     temperature: Number | None = None
@@ -114,7 +113,7 @@ class Sampled(Extensions):
 
 
 class FunctionCall(Body):
-    """The function of a tool call; arguments are JSON text."""
+    """The function of a tool call. arguments: JSON text; an object is accepted too."""
 
     name: str
     arguments: str | Object = "{}"
@@ -129,7 +128,7 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """One message in OpenAI's shape."""
+    """A message in OpenAI's format."""
 
     role: str
     content: str | list[Object] | None = None
@@ -141,7 +140,7 @@ class Message(Body):
 
 
 class ToolFunction(Body):
-    """What a tool is; the rest goes to the template unchanged."""
+    """A tool's definition; other fields go to the template unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -168,7 +167,7 @@ def keep_alive_s(value: float | str | None) -> float | None:
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
-    """One text or a list of them; empty ones are left out. ApiError 400 for others, for too many and too long ones."""
+    """Parse a string or a list of strings, without empty ones. Raises ApiError 400, also for too many or too long."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ApiError(400, 'option "stop" must be of type array of strings')
@@ -178,7 +177,7 @@ def stop_strings(value: Any) -> tuple[str, ...]:
 
 
 def offered_tools(tools: list[Tool] | None) -> list[Object]:
-    """The tools as templates take them."""
+    """The tools as chat templates expect them."""
     return [{"type": "function", "function": tool.function.model_dump(exclude_unset=True)} for tool in tools or []]
 
 

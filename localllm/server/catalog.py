@@ -1,4 +1,4 @@
-"""Which models requests may name, and what their files say of them. A request never names a path."""
+"""The models that requests may name, and what their files contain. A request never names a path."""
 
 import logging
 from collections.abc import Sequence
@@ -34,10 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that can be asked for, by name. behaviour: what its manifest adds to requests.
-
-    model: as the library has it.
-    """
+    """A model that requests can name. behaviour: what its manifest adds to requests. model: its library entry."""
 
     name: str
     path: Path
@@ -52,25 +49,25 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a file's header says. digest: 64 hex digits that name the content."""
+    """Facts from a file's header. digest: 64 hex digits that identify the content."""
 
     summary: ModelSummary
     digest: str
 
 
 class Catalog:
-    """The models that were named when the server started, and those of this machine's library.
+    """The models named when the server started, and those of this machine's library.
 
-    Reading the library looks into folders: off the event loop.
+    Its methods read folders: call them off the event loop.
     """
 
     def __init__(self, served: Sequence[str], settings: Settings) -> None:
-        """served: names or paths. Raises ModelNotFoundError of the library, ModelFileError for what is no model."""
+        """served: names or paths. Raises the library's ModelNotFoundError, ModelFileError for an unreadable file."""
         self.settings = settings
         self._served = [_served(name, settings) for name in served]
 
     def entries(self) -> list[CatalogEntry]:
-        """All models whose files can be read, those named at the start first; models that manifests derive, too."""
+        """All models with readable files, those named at the start first, including those derived by manifests."""
         paths = {entry.path for entry in self._served}
         names = {_plain(entry.name) for entry in self._served}
         library = [
@@ -81,7 +78,7 @@ class Catalog:
         return [entry for entry in (*self._served, *library) if _is_model(entry.path)]
 
     def find(self, name: str) -> CatalogEntry:
-        """The model of that name, ":latest" or not. Raises ApiError: 400 for an invalid name, 404 for a missing one."""
+        """Find a model by name; ":latest" is optional. Raises ApiError: 400 for an invalid name, 404 if missing."""
         check_name(name)
         for entry in self._served:
             if _plain(entry.name) == _plain(name):
@@ -96,7 +93,7 @@ class Catalog:
 
 
 def check_name(name: str) -> str:
-    """Return the name if it can be a model's; ApiError 400 otherwise, before anything is done with it."""
+    """Return the name if it is valid. Raises ApiError 400."""
     try:
         if len(name) <= MAX_NAME_CHARS:
             ModelName.parse(name)
@@ -107,7 +104,7 @@ def check_name(name: str) -> str:
 
 
 def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
-    """The settings with the adapters and the projector of the model's manifest, where they name none themselves."""
+    """The settings, with the adapters and the projector from the model's manifest where the settings name none."""
     if lora := entry.behaviour.settings.get("lora"):
         settings = replace(settings, lora=settings.lora or str(lora))
     if mmproj := entry.behaviour.settings.get("mmproj"):
@@ -116,7 +113,7 @@ def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
 
 
 def facts_of(path: Path) -> ModelFacts:
-    """Read a file's header, once as long as it does not change. Raises ModelFileError."""
+    """Read a file's header; cached until the file changes. Raises ModelFileError."""
     try:
         status = path.stat()
     except OSError as error:
@@ -132,7 +129,7 @@ def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
 
 def _served(name: str, settings: Settings) -> CatalogEntry:
     model = find(name, settings)
-    facts_of(model.path)  # refused now rather than with the first request
+    facts_of(model.path)  # fail at the start rather than at the first request
     shown = model.path.name.removesuffix(".gguf") if is_path(name) else name
     return _entry(shown, model)
 
@@ -142,7 +139,7 @@ def _plain(name: str) -> str:
 
 
 def _listed(model: LibraryModel) -> CatalogEntry:
-    """An entry even where the manifest cannot be followed: a request for the model says why. No other is affected."""
+    """An entry, also for a manifest that cannot be read: a request for that model reports the error."""
     try:
         return _entry(model.name, model)
     except library_errors.LibraryError:
@@ -157,7 +154,7 @@ def _entry(name: str, model: LibraryModel) -> CatalogEntry:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether the header can be read; other files of a library are left out of lists."""
+    """Whether the file's header can be read. Lists leave out other files."""
     try:
         facts_of(path)
     except (OSError, LocalLLMError):
@@ -169,7 +166,7 @@ def _is_model(path: Path) -> bool:
 
 
 def about(entry: CatalogEntry) -> ModelAbout:
-    """What lists say of a model. Raises ModelFileError and its kin."""
+    """A model's row in lists. Raises ModelFileError and its kin."""
     path = entry.path
     facts = facts_of(path)
     status = path.stat()
@@ -188,18 +185,18 @@ def about(entry: CatalogEntry) -> ModelAbout:
 
 
 def capabilities(entry: CatalogEntry, settings: Settings) -> list[str]:
-    """What requests may ask of a model: completion, embedding or reranking, and tools, thinking, insert, vision.
+    """What a model can do: completion, embedding or reranking; and tools, thinking, insert, vision.
 
-    Read from its file and its template once, as long as the file does not change. Raises ModelFileError and its kin.
+    From its file and its template; cached until the file changes. Raises ModelFileError and its kin.
     """
     found = _capabilities(entry.path, entry.path.stat().st_mtime_ns, entry.behaviour.template)
     return [*found, *(["vision"] if "completion" in found and projector_for(entry, settings) else [])]
 
 
 def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:
-    """The file that lets a model see; None where there is none, or llama.cpp does not compute the model.
+    """The file of a model's image projector; None where there is none, or where llama.cpp does not run the model.
 
-    Raises RequestError for a named one that is missing.
+    Raises RequestError if the named file is missing.
     """
     if settings.backend == "native":
         return None
@@ -209,7 +206,7 @@ def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:
 
 
 def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDescription:
-    """Everything about a model; verbose adds arrays, such as the vocabulary, and tensors.
+    """Describe a model. verbose adds arrays, such as the vocabulary, and tensors.
 
     Raises ModelFileError and its kin, LibraryError.
     """
@@ -227,7 +224,7 @@ def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDes
 
 
 def _info(path: Path, verbose: bool) -> dict[str, Any]:
-    """The file's metadata; arrays are null unless verbose."""
+    """The file's metadata. Arrays are None unless verbose."""
     with open_model(path) as file:
         return {
             **{key: _json(value, verbose) for key, value in file.metadata.items() if key != "tokenizer.chat_template"},
@@ -236,7 +233,7 @@ def _info(path: Path, verbose: bool) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> list[dict[str, Any]]:
-    """Every tensor's name, type and shape, which counts from the innermost dimension, as files do."""
+    """Every tensor's name, type and shape, innermost dimension first, as in the file."""
     with open_model(path) as file:
         return [
             {"name": name, "type": tensor.type.name, "shape": list(reversed(tensor.shape))}
@@ -253,14 +250,14 @@ def ranks(entry: CatalogEntry) -> bool:
 def _json(value: Any, verbose: bool) -> Any:
     if isinstance(value, MetadataArray):
         return [_json(item, verbose) for item in value] if verbose else None
-    if isinstance(value, float) and not abs(value) < float("inf"):  # JSON has no infinity and no NaN
+    if isinstance(value, float) and not abs(value) < float("inf"):  # JSON has neither infinity nor NaN
         return str(value)
     return value
 
 
 @lru_cache(maxsize=256)
 def _quantization(path: Path, _changed: int) -> str:
-    """The name of `general.file_type`, or the block format that holds most bytes."""
+    """The name of `general.file_type`, or else of the block format that most bytes are in."""
     with open_model(path) as file:
         return file_type(file) or facts_of(path).summary.quantization
 
@@ -270,7 +267,7 @@ def _capabilities(path: Path, _changed: int, template_source: str | None) -> tup
     with open_model(path) as file:
         if is_reranker(file):
             return ("reranking",)
-        if f"{file.architecture}.pooling_type" in file.metadata:  # only embedding models say how they pool
+        if f"{file.architecture}.pooling_type" in file.metadata:  # only embedding models have this key
             return ("embedding",)
         template, tokenizer = load_chat_template(file, template_source), load_tokenizer(file)
         found = {

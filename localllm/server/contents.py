@@ -1,4 +1,4 @@
-"""Contents of messages: text and images, which each protocol spells in its own way."""
+"""Message contents: text and images, from the formats of the protocols."""
 
 import base64
 import binascii
@@ -12,61 +12,58 @@ from localllm.server.limits import MAX_IMAGES
 
 Part = dict[str, Any]
 
-TEXT_ONLY = "only text is read here, and images in the messages of users; sound and documents are not supported"
+TEXT_ONLY = "only text, and images in user messages, are supported; audio and documents are not"
 _NO_FETCHING = (
-    "this server fetches no images from other addresses; send the image itself, as data:image/png;base64,... or "
+    "this server does not fetch images; send the image itself, as data:image/png;base64,... or "
     "data:image/jpeg;base64,..."
 )
 
 
 def text_part(text: str) -> Part:
-    """A part of a content that is text."""
+    """A content part with text."""
     return {"type": "text", "text": text}
 
 
 def image_part(encoded: object) -> Part:
-    """A part of a content from an image's base64. Raises ApiError 400, PictureError for an image that is not safe."""
+    """A content part with an image, from base64. Raises ApiError 400, PictureError for an image that is not safe."""
     if not isinstance(encoded, str):
-        raise ApiError(400, "an image is a PNG or JPEG as base64 text")
+        raise ApiError(400, "an image must be a PNG or JPEG in base64")
     text = encoded.partition(",")[2] if encoded.startswith("data:") else encoded
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ApiError(400, f"an image is not base64: {error}") from error
+        raise ApiError(400, f"an image is not valid base64: {error}") from error
     check_picture(data)
     return {"type": "image", "data": data}
 
 
 def image_part_of_url(url: object) -> Part:
-    """A part of a content from a data: URL. Raises ApiError 400, also for other URLs, which are never fetched."""
+    """A content part with an image, from a data: URL. Raises ApiError 400, also for other URLs: nothing is fetched."""
     if not isinstance(url, str) or not url.startswith("data:"):
         raise ApiError(400, _NO_FETCHING)
     head, comma, _ = url.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise ApiError(400, "an image's data: URL should be data:image/png;base64,... or data:image/jpeg;base64,...")
+        raise ApiError(400, "an image's data: URL must be data:image/png;base64,... or data:image/jpeg;base64,...")
     return image_part(url)
 
 
 def plain(parts: list[Part]) -> str | list[Part]:
-    """A content of parts: text where all of them are, joined by newlines."""
+    """A content from parts: their text joined by newlines if there are no images."""
     if any(part["type"] == "image" for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)
 
 
 def check_images(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ApiError 400 for a conversation of too many images."""
+    """Raise ApiError 400 for too many images in a conversation."""
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     count = sum(part["type"] == "image" for content in contents for part in content)
     if count > MAX_IMAGES:
-        raise ApiError(400, f"{count} images in one request; at most {MAX_IMAGES} are taken")
+        raise ApiError(400, f"the request has {count} images; at most {MAX_IMAGES} are allowed")
 
 
 def openai_message(message: Message) -> dict[str, Any]:
-    """A message of OpenAI's shape as templates take it.
-
-    Raises ApiError 400 for sound, and for images in messages that are not a user's.
-    """
+    """An OpenAI message as chat templates expect it. Raises ApiError 400 for audio, and for images of other roles."""
     fields: dict[str, Any] = {"role": message.role, "content": openai_content(message.content, message.role)}
     if message.tool_calls:
         fields["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
@@ -79,14 +76,14 @@ def openai_message(message: Message) -> dict[str, Any]:
 
 
 def openai_content(content: str | list[Part] | None, role: str) -> Any:
-    """A content of OpenAI's: text, or parts where a user's has images. Raises ApiError 400 for other kinds of parts."""
+    """OpenAI content: text, or parts where a user's has images. Raises ApiError 400 for other kinds of parts."""
     if not isinstance(content, list) or role != "user":
         return openai_text(content)
     return plain([_image(part) or text_part(openai_text([part])) for part in content])
 
 
 def openai_text(content: str | list[Part] | None) -> str:
-    """The text of a content, its parts joined by newlines. Raises ApiError 400 for what is not text."""
+    """The text of a content, its parts joined by newlines. Raises ApiError 400 for other kinds of parts."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -99,7 +96,7 @@ def openai_text(content: str | list[Part] | None) -> str:
 
 
 def _image(part: Part) -> Part | None:
-    """An image_url of chat completions, or an input_image of responses."""
+    """The image of an image_url (chat completions) or input_image (responses) part; None for other parts."""
     if part.get("type") not in ("image_url", "input_image"):
         return None
     url = part.get("image_url")

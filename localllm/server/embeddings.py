@@ -1,4 +1,4 @@
-"""Models that turn texts into vectors, or pairs of texts into scores, and many texts in batches."""
+"""Embedding models and rerankers, and running them over many texts in batches."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -17,8 +17,7 @@ from localllm.server.errors import ApiError
 from localllm.server.served import Embedder
 from localllm.settings import Settings
 
-# A token has about this many characters at least: a batch is computed at once or nearly so.
-_TOKEN_CHARS = 3
+_TOKEN_CHARS = 3  # a low estimate of characters per token, so that a batch rarely exceeds the model's limit
 
 
 class EmbeddingModel:
@@ -50,11 +49,11 @@ class EmbeddingModel:
 
     @property
     def max_tokens(self) -> int:
-        """Longest text."""
+        """The longest text, in tokens."""
         return self._computes.max_tokens
 
     def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """See served.Embedder: as many texts at once as the model computes together."""
+        """See served.Embedder: as many texts as fit into one pass of the model."""
         found, first, total = [], 0, 0
         for index, size in enumerate(sizes):
             total += min(size, self.max_tokens)
@@ -72,9 +71,9 @@ class EmbeddingModel:
         """
         embedder = self._computes
         if not isinstance(embedder, LlamaEmbedder):
-            raise ApiError(400, f"{self.file.path.stem} is a reranker and makes no vectors; ask it at /v1/rerank")
+            raise ApiError(400, f"{self.file.path.stem} is a reranker and cannot embed; use /v1/rerank")
         if dimensions is not None and not 1 <= dimensions <= embedder.dimensions:
-            raise ApiError(400, f"dimensions is {dimensions}; this model has {embedder.dimensions}")
+            raise ApiError(400, f"dimensions must be 1 to {embedder.dimensions} for this model (got {dimensions})")
         tokens = [self._tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
         fitted = [self._fitted(text, truncate) for text in tokens]
         with self._lock:
@@ -85,8 +84,8 @@ class EmbeddingModel:
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> tuple[NDArray[np.float32], int]:
         """See served.Embedder.
 
-        Raises ApiError 400 for a model that is no reranker, and for a pair that is too long: where truncate is true,
-        only if the query alone is.
+        Raises ApiError 400 for a model that is not a reranker, and for a pair that is too long; with truncate only if
+        the query alone is too long.
         """
         reranker = self._computes
         if not isinstance(reranker, LlamaReranker):
@@ -97,19 +96,19 @@ class EmbeddingModel:
         return scores, sum(map(len, pairs))
 
     def _fitted_pair(self, reranker: LlamaReranker, query: str, document: str, truncate: bool) -> list[int]:
-        """The pair, its document shortened from the end until it fits."""
+        """Tokens of the pair, its document shortened from the end until it fits."""
         while True:
             pair = reranker.pair(query, document)
             if len(pair) <= self.max_tokens:
                 return pair
             if not truncate or not document:
-                problem = "query and document have" if document else "the query has without any document"
-                raise ApiError(400, f"{problem} {len(pair)} tokens and the model takes {self.max_tokens}")
-            # A little more than the share that is too much, since tokens differ in length.
+                what = "query and document have" if document else "the query alone has"
+                raise ApiError(400, f"{what} {len(pair)} tokens; the model accepts {self.max_tokens}")
+            # 15/16: cut a little more than the excess, since tokens differ in length.
             document = document[: min(len(document) * self.max_tokens // len(pair), len(document) - 1) * 15 // 16]
 
     def _fitted(self, text: Sequence[int], truncate: bool) -> Sequence[int]:
-        """The text, or its beginning with its last token, which may be a special one."""
+        """The text, or its beginning and its last token, which may be a special one."""
         if not text:
             raise ApiError(400, "the input is empty; send at least one token")
         if min(text) < 0 or max(text) >= self._tokenizer.vocab_size:
@@ -117,7 +116,7 @@ class EmbeddingModel:
         if len(text) <= self.max_tokens:
             return text
         if not truncate:
-            raise ApiError(400, f"the input has {len(text)} tokens and the model takes {self.max_tokens}")
+            raise ApiError(400, f"the input has {len(text)} tokens; the model accepts {self.max_tokens}")
         return [*text[: self.max_tokens - 1], text[-1]]
 
     def close(self) -> None:
@@ -130,7 +129,7 @@ class EmbeddingModel:
 async def embed_all(
     model: Embedder, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
 ) -> tuple[NDArray[np.float32], int]:
-    """The vectors of texts or token ids, and how many tokens were read. Cancelling ends it after the current batch."""
+    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after this batch."""
 
     def work(batch: slice) -> tuple[NDArray[np.float32], int]:
         return model.embed(texts[batch], truncate=truncate, dimensions=dimensions)
@@ -141,7 +140,7 @@ async def embed_all(
 async def rank_all(
     model: Embedder, query: str, documents: Sequence[str], *, truncate: bool
 ) -> tuple[NDArray[np.float32], int]:
-    """The score of each document, and how many tokens were read. Cancelling ends it after the current batch."""
+    """Score each document; returns the scores and the number of tokens. Cancelling stops after this batch."""
 
     def work(batch: slice) -> tuple[NDArray[np.float32], int]:
         return model.rank(query, documents[batch], truncate=truncate)
@@ -157,5 +156,5 @@ async def _together(
 
 
 def _tokens(text: str | Sequence[int]) -> int:
-    """About how many tokens a text has."""
+    """Estimated tokens of a text."""
     return len(text) // _TOKEN_CHARS + 1 if isinstance(text, str) else len(text)

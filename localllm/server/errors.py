@@ -1,4 +1,4 @@
-"""Refusals and their HTTP status. Each protocol writes them in its own words: see `ProtocolRoute.error_body`."""
+"""Errors and their HTTP status. Each protocol has its own format for them: see `ProtocolRoute.error_body`."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -8,19 +8,18 @@ from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, Req
 from localllm.library.errors import LibraryError, PullError
 from localllm.remote.connection import RemoteError
 
-# The status of a server elsewhere is passed on where it concerns the client; everything else, such as our own key, is
-# between that server and this one.
+# Statuses of a remote server that concern the client. Others, such as 401 for our own key, become 502.
 _PASSED_ON = frozenset({400, 404, 413, 422, 429, 501, 503})
 LONGEST_MESSAGE = 4000
 
 T = TypeVar("T")
 
-# The JSON of an error from its status, its message, and OpenAI's code for it.
+# Makes an error's JSON from its status, its message, and OpenAI's code for it.
 ErrorBody = Callable[[int, str, str | None], dict[str, Any]]
 
 
 class ApiError(LocalLLMError):
-    """A refusal with its HTTP status."""
+    """An error with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -28,21 +27,21 @@ class ApiError(LocalLLMError):
 
 
 class ModelNotFoundError(ApiError):
-    """There is no model of that name."""
+    """No model has this name: 404."""
 
     def __init__(self, name: str) -> None:
         super().__init__(404, f"model '{name}' not found")
 
 
 class ClientGoneError(ApiError):
-    """The client has closed the connection; nothing is sent."""
+    """The client closed the connection; nothing is sent."""
 
     def __init__(self) -> None:
         super().__init__(499, "the client closed the connection")
 
 
 def status_of(error: LocalLLMError) -> int:
-    """The HTTP status that says whose fault an error is."""
+    """The HTTP status of an error."""
     if isinstance(error, ApiError):
         return error.status
     if isinstance(error, RemoteError):
@@ -57,14 +56,14 @@ def status_of(error: LocalLLMError) -> int:
 
 
 def known(value: T | None, what: str) -> T:
-    """The value, which a server elsewhere does not share: ApiError 501 for None."""
+    """The value. Raises ApiError 501 for None: a remote server does not provide it."""
     if value is None:
-        raise ApiError(501, f"{what}: the server that answers here cannot be asked for it in OpenAI's protocol")
+        raise ApiError(501, f"{what}: not available, since the model is on a remote server of OpenAI's protocol")
     return value
 
 
 def message_of(error: LocalLLMError) -> str:
-    """The error's message, its middle left out where it is long: some repeat what a client or a template wrote."""
+    """The error's message. Long ones are cut in the middle: some quote a client or a template."""
     message = str(error)
     if len(message) <= LONGEST_MESSAGE:
         return message
@@ -73,5 +72,5 @@ def message_of(error: LocalLLMError) -> str:
 
 
 def kind_of(status: int, kinds: dict[int, str]) -> str:
-    """OpenAI's and Anthropic's name for a kind of error."""
+    """OpenAI's and Anthropic's type of an error. kinds: types of particular statuses."""
     return kinds.get(status, "invalid_request_error" if status < 500 else "api_error")

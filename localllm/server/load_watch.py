@@ -1,4 +1,4 @@
-"""How far a load is, from its own thread to the event loop, and how it is stopped."""
+"""Progress of a model's load, from its thread to the event loop, and stopping the load."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _STEP = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """What a load does, for people, and which share of that is done, 0 to 1."""
+    """A load's phase, as people read it, and the share of the phase that is done, 0 to 1."""
 
     phase: str
     share: float
@@ -24,14 +24,17 @@ LoadListener = Callable[[LoadState], None]
 
 
 class LoadStoppedError(ApiError):
-    """A load was stopped: no request waits for it any more, or the server stops."""
+    """A load was stopped: no request waits for it, or the server stops."""
 
     def __init__(self, why: str) -> None:
         super().__init__(503, why)
 
 
 class LoadWatch:
-    """Connects a load with the requests that wait for it. Made on the event loop; progress and check: any thread."""
+    """Connects a load with the requests that wait for it.
+
+    Create it on the event loop. `progress` and `check` are thread-safe.
+    """
 
     def __init__(self) -> None:
         self.state = LoadState("waiting for room", 0.0)  # the newest, on the event loop
@@ -43,16 +46,16 @@ class LoadWatch:
 
     @property
     def stopped(self) -> bool:
-        """Whether the load is to stop."""
+        """Whether the load was asked to stop."""
         return self._why is not None
 
     def stop(self, why: str) -> None:
-        """Have the load end at its next progress. The first reason counts."""
+        """Make the load end at its next progress report. The first reason counts."""
         with self._lock:
             self._why = self._why or why
 
     def check(self) -> None:
-        """Raise LoadStoppedError if the load is to stop."""
+        """Raise LoadStoppedError if the load was asked to stop."""
         with self._lock:
             if self._why is not None:
                 raise LoadStoppedError(self._why)

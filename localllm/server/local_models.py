@@ -1,4 +1,4 @@
-"""The models of this machine, loaded into this process."""
+"""Models of this machine, loaded into this process."""
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +17,7 @@ from localllm.settings import Settings
 
 
 class LocalModels:
-    """Finds models in a catalog, and has a manager load them. Implements ServedModels, which documents the methods."""
+    """Finds models in a catalog and loads them by a manager. Implements ServedModels, which documents the methods."""
 
     def __init__(self, catalog: Catalog, manager: ModelManager) -> None:
         self.settings: Settings = catalog.settings
@@ -61,7 +61,7 @@ class LocalModels:
         return [_resident(slot, slot.about) for slot in (*loaded, *self._manager.coming()) if slot.about]
 
     async def health(self) -> dict[str, Any]:
-        """`status` "ok" says that the process lives, `ready` that a loaded model has computed a token."""
+        """status "ok": the process lives; ready: a loaded model has computed a token."""
         return {
             "status": "ok",
             "ready": any(stats.generated_tokens > 0 for stats in self.engine_stats().values()),

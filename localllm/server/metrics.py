@@ -1,4 +1,4 @@
-"""Figures for Prometheus. They hold nothing of what was asked or answered."""
+"""Prometheus metrics. They contain nothing of prompts or answers."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ LoadedStats = Callable[[], Mapping[str, EngineStats]]
 
 
 class Metrics:
-    """Counts of one server. Not thread-safe to observe; used on the event loop."""
+    """A server's metrics. Not thread-safe: use them on the event loop."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -36,11 +36,11 @@ class Metrics:
             registry=self.registry,
         )
         self._queue = Histogram(
-            "localllm_queue_seconds", "Time that requests waited.", buckets=_SECONDS, registry=self.registry
+            "localllm_queue_seconds", "Time that requests spent in the queue.", buckets=_SECONDS, registry=self.registry
         )
 
     def watch(self, loaded: LoadedStats) -> None:
-        """Ask the engines for their figures whenever the metrics are read."""
+        """Include the engines' figures, read whenever the metrics are."""
         self.registry.register(_Engines(loaded))
 
     def observe(self, last: AnswerEvent) -> None:
@@ -52,26 +52,26 @@ class Metrics:
             self._itl.observe(last.timings.decode_s / (last.counts.generated - 1))
 
     def text(self) -> bytes:
-        """All figures in Prometheus' text format; call it on the event loop."""
+        """All metrics in Prometheus' text format. Call it on the event loop."""
         return generate_latest(self.registry)
 
 
 _GAUGES = {
-    "running": ("localllm_running_requests", "Requests that compute."),
+    "running": ("localllm_running_requests", "Requests being computed."),
     "waiting": ("localllm_waiting_requests", "Requests in the queue."),
-    "cached_prefixes": ("localllm_cached_prefixes", "Prefixes kept for later."),
-    "cached_tokens": ("localllm_cached_tokens", "Tokens whose keys and values are kept for later."),
-    "pages_total": ("localllm_kv_pages", "Pages of keys and values in the budget."),
-    "pages_free": ("localllm_kv_pages_free", "Pages that are not used."),
-    "page_bytes": ("localllm_kv_page_bytes", "Bytes of a page."),
+    "cached_prefixes": ("localllm_cached_prefixes", "Prefixes in the prefix cache."),
+    "cached_tokens": ("localllm_cached_tokens", "Tokens in the prefix cache."),
+    "pages_total": ("localllm_kv_pages", "KV pages in the budget."),
+    "pages_free": ("localllm_kv_pages_free", "KV pages that are free."),
+    "page_bytes": ("localllm_kv_page_bytes", "Bytes of a KV page."),
 }
 _COUNTERS = {
     "prompt_tokens": ("localllm_prompt_tokens", "Prompt tokens, cached ones included."),
     "generated_tokens": ("localllm_generated_tokens", "Tokens generated."),
-    "drafted_tokens": ("localllm_drafted_tokens", "Tokens speculated."),
-    "accepted_tokens": ("localllm_accepted_tokens", "Speculated tokens that were kept."),
-    "evicted_tokens": ("localllm_evicted_tokens", "Cached tokens that made room."),
-    "preemptions": ("localllm_preemptions", "Requests put back for lack of pages."),
+    "drafted_tokens": ("localllm_drafted_tokens", "Tokens drafted speculatively."),
+    "accepted_tokens": ("localllm_accepted_tokens", "Drafted tokens that were accepted."),
+    "evicted_tokens": ("localllm_evicted_tokens", "Tokens evicted from the prefix cache."),
+    "preemptions": ("localllm_preemptions", "Requests preempted for lack of KV pages."),
 }
 _TIERS = {"memory": "reused_memory_tokens", "disk": "reused_disk_tokens"}
 
@@ -96,7 +96,7 @@ class _Engines(Collector):
                 counter.add_metric([model], getattr(stats, field))
             yield counter
         hits = CounterMetricFamily(
-            "localllm_prefix_hit_tokens", "Prompt tokens not computed.", labels=["model", "tier"]
+            "localllm_prefix_hit_tokens", "Prompt tokens read from the prefix cache.", labels=["model", "tier"]
         )
         for model, stats in loaded:
             for tier, field in _TIERS.items():
@@ -110,10 +110,7 @@ class _Engines(Collector):
 
 
 class Counting:
-    """ASGI middleware: counts requests by route and status.
-
-    The route's pattern is counted and not the path, which clients can make up.
-    """
+    """ASGI middleware that counts requests by status and route: the route's pattern, since paths are unbounded."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""Routes for whoever runs the server: /health, /metrics, and /docs.
+"""Routes for operating the server: /health, /metrics and /docs.
 
-/docs is our own page, without scripts and without anything from other machines: FastAPI's pages need both.
+/docs is a static page of our own: FastAPI's pages load scripts from a CDN.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,24 +35,24 @@ _BOUNDS = (
 
 @router.get("/health")
 async def health(service: ServiceDep) -> dict[str, Any]:
-    """Whether the process lives (status), and whether it has computed a token (ready); or the server elsewhere."""
+    """Liveness (status) and readiness (ready: a token has been computed, or the remote server answers)."""
     return await service.models.health()
 
 
 @router.get("/metrics")
 async def metrics(service: ServiceDep) -> Response:
-    """Figures in Prometheus' text format."""
+    """Metrics in Prometheus' text format."""
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
-    """The page. The same for programs is /openapi.json."""
+    """This API as a page; /openapi.json has it for programs."""
     return HTMLResponse(page(request.app.openapi()), headers=_POLICY)
 
 
 def page(described: Schema) -> str:
-    """An OpenAPI description as HTML: routes by their tags, then the bodies that they take."""
+    """An OpenAPI description as HTML: routes by tag, then their bodies."""
     info = described["info"]
     groups: dict[str, list[str]] = {}
     for path, operations in described["paths"].items():
@@ -84,7 +84,7 @@ def _body(name: str, schema: Schema) -> str:
 
 
 def _type(schema: Schema) -> str:
-    """What a value may be, in words, with links to bodies."""
+    """A value's type in words, with links to bodies."""
     if reference := schema.get("$ref"):
         name = escape(reference.rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
@@ -104,6 +104,6 @@ def _bounds(schema: Schema) -> str:
 
 def _default(schema: Schema, needed: bool) -> str:
     if needed:
-        return "needed"
+        return "required"
     default = schema.get("default")
     return "" if default is None else f"<code>{escape(repr(default))}</code>"

@@ -1,4 +1,4 @@
-"""The models of a server elsewhere, under the names that it gives them. Nothing is loaded here."""
+"""The models of a remote server, under its names for them. Nothing is loaded here."""
 
 import contextlib
 import hashlib
@@ -21,13 +21,13 @@ from localllm.server.load_watch import LoadListener
 from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
 from localllm.settings import Settings
 
-# Clients offer tools only to models that name them, so all do; the server refuses what it must.
+# Clients offer tools only to models that list them, so all do; the remote server refuses what it cannot do.
 CAPABILITIES = ("completion", "tools")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteEntry:
-    """A model that can be asked for. used: when it was asked for last, on time.monotonic's clock, if ever."""
+    """A model that requests can name. used: the time of its last request by time.monotonic(), if any."""
 
     model: OpenAIModel
     used: list[float] = field(default_factory=list)
@@ -39,13 +39,13 @@ class RemoteEntry:
 
 
 class RemoteModels:
-    """Asks the server for its list again where a name is unknown. Thread-safe.
+    """Lists the remote server's models, again whenever a name is unknown. Thread-safe.
 
-    Implements ServedModels, which documents the methods. What OpenAI's protocol does not say stays empty.
+    Implements ServedModels, which documents the methods. Facts that OpenAI's protocol does not have stay empty.
     """
 
     def __init__(self, server: OpenAIServer, keep_alive_s: float) -> None:
-        """keep_alive_s: for how long a model that was asked for counts as resident; no server says what it holds."""
+        """keep_alive_s: how long a model counts as resident after a request; servers do not report what is loaded."""
         self._server = server
         self._keep_alive_s = keep_alive_s
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class RemoteModels:
 
     @property
     def settings(self) -> Settings:
-        raise ApiError(501, f"{self._server.endpoint} keeps the models; add, copy and remove them there")
+        raise ApiError(501, f"the models are on {self._server.endpoint}; add, copy and remove them there")
 
     def entries(self) -> list[RemoteEntry]:
         offered = self._server.models()
@@ -74,7 +74,7 @@ class RemoteModels:
         return found
 
     def library_model(self, entry: RemoteEntry) -> LibraryModel:
-        raise ApiError(501, f"{self._server.endpoint} keeps {entry.name}")
+        raise ApiError(501, f"{entry.name} is on {self._server.endpoint}")
 
     def about(self, entry: RemoteEntry) -> ModelAbout:
         return ModelAbout(
@@ -92,7 +92,7 @@ class RemoteModels:
         return CAPABILITIES
 
     def ranks(self, _entry: RemoteEntry) -> bool:
-        return True  # only the server knows; it refuses what it cannot do
+        return True  # unknown here; the remote server refuses what it cannot do
 
     def describe(self, entry: RemoteEntry, verbose: bool) -> ModelDescription:
         info: dict[str, Any] = {"general.architecture": "remote", "general.name": entry.name}
@@ -111,11 +111,11 @@ class RemoteModels:
         return contextlib.nullcontext(Lease(entry.model))
 
     def release(self, entry: RemoteEntry) -> None:
-        """Count the model as one that was never asked for."""
+        """Forget the model's last request."""
         entry.used.clear()
 
     async def resident(self) -> list[ResidentModel]:
-        """The models that were asked for lately."""
+        """The recently requested models."""
         now = time.monotonic()
         rows = []
         for entry in await to_thread.run_sync(self.entries):
@@ -127,13 +127,13 @@ class RemoteModels:
         return rows
 
     async def health(self) -> dict[str, Any]:
-        """Ready is a server that lists its models; reason says what is wrong with it."""
-        said: dict[str, Any] = {"status": "ok", "ready": True, "remote": str(self._server.endpoint)}
+        """ready: the remote server lists its models; reason: why it does not."""
+        state: dict[str, Any] = {"status": "ok", "ready": True, "remote": str(self._server.endpoint)}
         try:
             await to_thread.run_sync(self.entries)
         except RemoteError as error:
-            return said | {"ready": False, "reason": str(error)}
-        return said
+            return state | {"ready": False, "reason": str(error)}
+        return state
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
         return {}

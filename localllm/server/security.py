@@ -1,7 +1,7 @@
-"""Who may talk to the server, and how large a request may be before a route reads it.
+"""Access checks and limits on bodies, before any route.
 
-A page on the internet can reach this port through the user's browser; its Origin shows that. A page that has rebound
-its own name to this machine (DNS rebinding) is recognised by the Host header, which browsers do not let it change.
+A page on the internet can reach this port through the user's browser: the Origin header gives it away. A page that has
+rebound its own name to this machine (DNS rebinding) is recognised by the Host header, which scripts cannot change.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ def _plain_error(_status: int, message: str, _code: str | None) -> dict[str, str
 
 
 class Gate:
-    """ASGI middleware: Host, Origin, API key and the size of bodies, in this order.
+    """ASGI middleware that checks Host, Origin, API key and the body's size, in this order.
 
-    error_body_at: how errors are written at a path.
+    error_body_at: the error format for a path.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Gate:
         self._origins = [origin.lower().rstrip("/") for origin in options.origins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on with the body read."""
+        """Refuse the request, or read its body and pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -62,7 +62,7 @@ class Gate:
             await _preflight(headers)(scope, receive, send)
             return
         if refusal is None and not self._admits(scope, headers):
-            refusal = (401, "an API key is needed: send it as Authorization: Bearer ...")
+            refusal = (401, "an API key is required: send it as Authorization: Bearer ...")
         if refusal is None and not scope["path"].startswith(UPLOADS):
             content, refusal = await _read_body(headers, receive)
             if refusal:
@@ -71,20 +71,20 @@ class Gate:
         if refusal:
             status, message = refusal
             body = self._error_body_at(scope["path"])(status, message, None)
-            # What was not read of a body must not be taken for the next request.
+            # The unread rest of a body must not be parsed as the next request.
             await JSONResponse(body, status, headers={"Connection": "close"})(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str], origin: str | None) -> tuple[int, str] | None:
         if not self._knows_host(headers.get(b"host", ""), scope):
-            return 403, "this Host is not served here; name it with --allow-hosts if it should be"
+            return 403, "this Host is not allowed; allow it with --allow-hosts"
         if origin is not None and not self._knows_origin(origin, headers.get(b"host", "")):
-            return 403, "this Origin may not call; name it with --origins if it should"
+            return 403, "this Origin is not allowed; allow it with --origins"
         return None
 
     def _knows_host(self, header: str, scope: Scope) -> bool:
-        """A name or address of this machine. Foreign names can be rebound to it, addresses cannot."""
+        """Whether Host is a name or an address of this machine. Other names could be rebound, addresses cannot."""
         if not header:
             return True  # HTTP/1.0 without it; browsers always send one
         host = _host_of(header)
@@ -100,14 +100,14 @@ class Gate:
         return address.is_loopback or str(address) == server[0]
 
     def _knows_origin(self, origin: str, host: str) -> bool:
-        """A page of this server itself, or one that the user has named."""
+        """Whether the page is from this server itself, or one that the user has allowed."""
         origin = origin.lower().rstrip("/")
         if host and origin in (f"http://{host.lower()}", f"https://{host.lower()}"):
             return True
         return any(fnmatchcase(origin, pattern) for pattern in self._origins)
 
     def _admits(self, scope: Scope, headers: dict[bytes, str]) -> bool:
-        """Whether the request brings a key where one is needed; notes its user's namespace in the scope."""
+        """Whether the request has a key if one is needed. Writes its user's cache namespace into the scope."""
         if self._keys.is_empty or scope["path"] in OPEN_PATHS:
             return True
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
@@ -118,7 +118,7 @@ class Gate:
 
 
 def _host_of(header: str) -> str | None:
-    """The header's host without its port, lower-case; None where it is malformed."""
+    """The header's host in lower case, without its port; None if it is malformed."""
     try:
         parts = urlsplit(f"//{header}")
         host, _ = parts.hostname, parts.port
@@ -134,7 +134,7 @@ def _own_names() -> Iterable[str]:
 
 
 async def _discard(receive: Receive) -> None:
-    """Read what a refused client still sends, within bounds: closing at once would reset the connection unread."""
+    """Read the rest of a refused body, within bounds: closing at once would reset the connection before it is read."""
     left = DISCARDED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):
@@ -144,10 +144,10 @@ async def _discard(receive: Receive) -> None:
 
 
 def _framing(headers: dict[bytes, str]) -> tuple[int, str] | None:
-    """The refusal of a body that cannot be taken by what its headers say of it."""
+    """The refusal of a body by its headers, if any."""
     if headers.get(b"content-encoding", "identity").lower() != "identity":
         return 415, "compressed bodies are not accepted"
-    if b"content-length" in headers and b"transfer-encoding" in headers:  # RFC 9112, 6.1: how requests are smuggled
+    if b"content-length" in headers and b"transfer-encoding" in headers:  # request smuggling: RFC 9112, section 6.1
         return 400, "Content-Length and Transfer-Encoding exclude each other"
     length = headers.get(b"content-length", "0")
     fits = length.isascii() and length.isdigit() and len(length) <= 19 and int(length) <= MAX_BODY_BYTES
@@ -155,7 +155,7 @@ def _framing(headers: dict[bytes, str]) -> tuple[int, str] | None:
 
 
 async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
-    """The whole body, or a refusal where it is too large, too slow or compressed."""
+    """The whole body, or a refusal if it is too large, too slow or compressed."""
     if refusal := _framing(headers):
         return b"", refusal
     body = bytearray()
@@ -171,7 +171,7 @@ async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes
                 if not message.get("more_body", False):
                     return bytes(body), None
     except TimeoutError:
-        return b"", (408, f"the body did not come within {BODY_SECONDS:g} seconds")
+        return b"", (408, f"the body did not arrive within {BODY_SECONDS:g} seconds")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

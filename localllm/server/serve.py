@@ -1,4 +1,4 @@
-"""From options to a listening server."""
+"""Running the server: binding the address, uvicorn with limits on slow clients, graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -23,16 +23,16 @@ from localllm.server.served import ServedModels
 
 BACKLOG = 2048
 _HINTS = {
-    errno.EADDRINUSE: "Stop the program that uses the port (Ollama, say), or choose another with --port.",
-    errno.EACCES: "Choose another port with --port: low ones are the administrator's.",
+    errno.EADDRINUSE: "Stop the program that uses the port (perhaps Ollama), or choose another with --port.",
+    errno.EACCES: "Choose another port with --port: low ports need administrator rights.",
 }
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with limits on the time to send a request's headers and to take what is written."""
+    """uvicorn's HTTP/1.1 protocol with time limits for sending a request's headers and for reading the response."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Start the clock of the first request's headers."""
         super().connection_made(transport)
         self._headers_due: asyncio.TimerHandle | None = self._abort_after(HEADER_SECONDS)
         self._writing_due: asyncio.TimerHandle | None = None
@@ -44,7 +44,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request; its headers are due some time after their first byte."""
+        """Parse a part of a request; its headers must be complete some time after their first byte."""
         super().data_received(data)
         waiting = self.cycle is None or self.cycle.response_complete
         if not waiting:
@@ -53,12 +53,12 @@ class GuardedProtocol(H11Protocol):
             self._headers_due = self._abort_after(HEADER_SECONDS)
 
     def pause_writing(self) -> None:
-        """The reader is slow."""
+        """Start the clock of a slow client."""
         super().pause_writing()
         self._writing_due = self._abort_after(STALLED_SECONDS)
 
     def resume_writing(self) -> None:
-        """The reader has caught up."""
+        """Stop the clock: the client has caught up."""
         super().resume_writing()
         self._caught_up()
 
@@ -78,24 +78,23 @@ class GuardedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. It ends loads as soon as it is to stop, before it waits for requests under way."""
+    """uvicorn's server, which on shutdown stops loads first, then waits for requests in progress."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop."""
+        """Stop loads, then the server."""
         self._app.state.service.models.stop_loading()
         await super().shutdown(sockets)
 
 
 def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM: then refuse new connections, end loads, let requests end within the grace time,
-    cancel the rest.
+    """Serve until SIGINT or SIGTERM: then refuse connections, stop loads, and cancel requests after the grace time.
 
-    models: called on the event loop. ready: called with the address before the first request is taken. Raises
-    RequestError where the address cannot be had.
+    models: called on the event loop. ready: called with the URL before the first request is accepted. Raises
+    RequestError if the address cannot be bound.
     """
     _allow_many_connections()
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves during a write
@@ -114,19 +113,19 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
         )
         server = Server(config, app)
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        # uvicorn raises the signal again once everything is closed; for a user who pressed Ctrl-C that is the end.
+        # uvicorn raises the signal again after a clean shutdown; Ctrl-C is not an error here.
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """Bind the address. Raises RequestError saying why it cannot be had."""
+    """Bind the address. Raises RequestError."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        hint = _HINTS.get(error.errno or 0, "Give an address of this machine with --host.")
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # no name: its own words
+        hint = _HINTS.get(error.errno or 0, "Set --host to an address of this machine.")
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # negative: getaddrinfo's
         raise RequestError(f"Cannot listen on {options.host} port {options.port}: {why}. {hint}") from error
 
 
@@ -141,7 +140,7 @@ def is_local(host: str) -> bool:
 
 
 def _allow_many_connections() -> None:
-    """Raise the number of open files to what the system grants: each connection is one."""
+    """Raise the limit of open files to the system's hard limit: each connection is a file."""
     if sys.platform == "win32":
         return
     import resource

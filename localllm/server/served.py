@@ -1,4 +1,4 @@
-"""The models that requests may name, whoever computes them: an engine in this process, or a server elsewhere."""
+"""The interface to the models that a server serves, run by an engine in this process or by a remote server."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ServedModel(AnsweringModel, Protocol):
-    """A model that answers. Where only a server elsewhere has tokenizer and template, they raise RemoteError 501."""
+    """A model that answers. tokenizer and template raise RemoteError 501 if the model is on a remote server."""
 
     @property
     def name(self) -> str: ...
@@ -34,25 +34,25 @@ class ServedModel(AnsweringModel, Protocol):
 
 
 class Embedder(Protocol):
-    """A model that turns texts into vectors, or pairs of texts into scores. Its methods block."""
+    """An embedding model or reranker. Its methods block."""
 
     def batches(self, sizes: Sequence[int]) -> list[slice]:
-        """Which texts to compute at once; sizes are about their tokens."""
+        """Which texts to compute together. sizes: their estimated tokens."""
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
     ) -> "tuple[NDArray[np.float32], int]":
-        """Rows of Euclidean length 1, float32[len(texts), dimensions], and how many tokens were read.
+        """Embed texts: normalised rows, float32[len(texts), dimensions], and the number of tokens.
 
-        dimensions keeps the first numbers of each row; None keeps all. truncate: whether long texts are cut or refused.
+        dimensions keeps the first numbers of each row; None keeps all. truncate: cut long texts instead of refusing.
         """
 
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> "tuple[NDArray[np.float32], int]":
-        """The score of each document for the query, higher is better, and how many tokens were read."""
+        """Score each document for the query, higher is better; returns the scores and the number of tokens."""
 
 
 class Entry(Protocol):
-    """A model's name in a catalog."""
+    """A model that requests can name."""
 
     @property
     def name(self) -> str: ...
@@ -64,9 +64,9 @@ ModelT = TypeVar("ModelT")
 
 @dataclass(frozen=True, slots=True)
 class ModelAbout:
-    """What lists say of a model. Sizes are bytes, lengths tokens; 0 and "" are unknown.
+    """A model's row in lists. size: bytes; context: tokens; 0 and "" are unknown.
 
-    created: seconds since the epoch; modified: RFC 3339. digest: 64 hex digits that name the content.
+    created: seconds since the epoch; modified: RFC 3339. digest: 64 hex digits that identify the content.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ModelAbout:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """Everything that is known of a model. info: metadata, by its keys; projector_info is of its projector's file."""
+    """Everything known about a model. info: its file's metadata; projector_info: its image projector's."""
 
     about: ModelAbout
     capabilities: Sequence[str]
@@ -99,9 +99,9 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class ResidentModel:
-    """A model in memory, or one that loads. Sizes are bytes; seconds_left may be infinite.
+    """A model that is loaded or loading. Sizes are bytes; seconds_left may be infinite.
 
-    more: figures of its engine, by the names that they are shown under.
+    more: the engine's figures, by the names under which they are shown.
     """
 
     about: ModelAbout
@@ -115,9 +115,9 @@ class ResidentModel:
 
 @dataclass(frozen=True, slots=True)
 class Lease(Generic[ModelT]):
-    """A model that stays loaded while it is held. load_s: how long the request waited for it.
+    """A model that stays loaded while the lease is held. load_s: how long the request waited for it.
 
-    discard: do not hand it out any more, since it has broken; the next request loads it anew.
+    discard: lease this broken model no more; the next request loads it again.
     """
 
     model: ModelT
@@ -126,58 +126,58 @@ class Lease(Generic[ModelT]):
 
 
 class ServedModels(Protocol[EntryT]):
-    """What a server serves. Plain methods may block, unless they say that they are for the event loop.
+    """The models of a server. Plain methods may block, unless they say that they are for the event loop.
 
-    What reads a model's file raises ModelFileError and its kin.
+    Methods that read a model's file raise ModelFileError and its kin.
     """
 
     @property
     def settings(self) -> Settings:
-        """Where a library's files are. Raises ApiError 501 where there is none."""
+        """The settings of this machine's library. Raises ApiError 501 if the models are remote."""
 
     def entries(self) -> Sequence[EntryT]:
         """All models."""
 
     def find(self, name: str) -> EntryT:
-        """The model of that name, ":latest" or not. Raises ApiError 400 or 404, RemoteError."""
+        """Find a model by name; ":latest" is optional. Raises ApiError 400 or 404, RemoteError."""
 
     def library_model(self, entry: EntryT) -> LibraryModel:
-        """The model as the library has it. Raises ApiError 501 where there is none."""
+        """The model's library entry. Raises ApiError 501 if the models are remote."""
 
     def about(self, entry: EntryT) -> ModelAbout:
-        """What lists say of a model."""
+        """A model's row in lists."""
 
     def capabilities(self, entry: EntryT) -> Sequence[str]:
-        """What requests may ask of it, in Ollama's words."""
+        """What the model can do, in Ollama's terms."""
 
     def ranks(self, entry: EntryT) -> bool:
-        """Whether it may be asked to rank documents."""
+        """Whether requests may rank documents by it."""
 
     def describe(self, entry: EntryT, verbose: bool) -> ModelDescription:
-        """Everything about it; verbose adds arrays and tensors. Raises LibraryError too."""
+        """Describe the model; verbose adds arrays and tensors. Also raises LibraryError."""
 
     def lease(
         self, entry: EntryT, keep_alive_s: float | None, listener: LoadListener | None
     ) -> AbstractAsyncContextManager[Lease[ServedModel]]:
-        """Hold a model that answers, loading it first where needed. keep_alive_s None is the server's default."""
+        """Hold a generating model, loading it first if needed. keep_alive_s: None is the server's default."""
 
     def lease_embedder(self, entry: EntryT, keep_alive_s: float | None) -> AbstractAsyncContextManager[Lease[Embedder]]:
-        """Hold a model that embeds or ranks."""
+        """Hold an embedding model or reranker."""
 
     def release(self, entry: EntryT) -> None:
-        """Unload a model as soon as no request holds it. On the event loop."""
+        """Unload a model as soon as no request uses it. On the event loop."""
 
     async def resident(self) -> list[ResidentModel]:
-        """What is in memory, those that stay longest first, and what loads."""
+        """The loaded models, those that stay longest first, then the loading ones."""
 
     async def health(self) -> dict[str, Any]:
-        """Whether requests can be answered."""
+        """The fields of /health."""
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
         """Figures of the engines in this process, by model. On the event loop."""
 
     def stop_loading(self) -> None:
-        """Hand out nothing from now on, and end what loads. On the event loop."""
+        """Stop all loads and lease nothing from now on. On the event loop."""
 
     async def close(self) -> None:
         """Unload everything."""

@@ -1,4 +1,4 @@
-"""What routes share: the models, the queue in front of them, and the life of one request."""
+"""The service behind the routes: the models, the limit on pending requests, and running a request."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, Ser
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One or more answers under way, on a model that is held for them. choices: how many of each prompt, in turn."""
+    """One or more answers in progress, on a model that is held for them. choices: answers to each prompt."""
 
     lease: Lease[ServedModel]
     prompts: Sequence[Prompt]
@@ -44,7 +44,7 @@ class Run:
         return self.prompts[index // self.choices]
 
     async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """Read all answers as they come, each event with its answer's index. Raises what an answer failed with."""
+        """The events of all answers as they come, each with its answer's index. Raises an answer's error."""
         if len(self.streams) == 1:
             async with contextlib.aclosing(self._events(0)) as events:
                 async for event in events:
@@ -92,7 +92,7 @@ class Run:
 
 
 def check_ending(event: AnswerEvent) -> None:
-    """Raise what an answer failed with, or ApiError; also where the server itself has cancelled it."""
+    """Raise the error that an answer ended with, or ApiError; also if the server cancelled it."""
     if event.finish_reason is FinishReason.ERROR:
         if isinstance(event.cause, LocalLLMError):
             raise event.cause
@@ -102,7 +102,7 @@ def check_ending(event: AnswerEvent) -> None:
 
 
 class Service:
-    """One server's models and limits."""
+    """A server's models and limits."""
 
     def __init__(self, options: ServerOptions, models: ServedModels[Any], metrics: Metrics) -> None:
         self.options = options
@@ -112,7 +112,7 @@ class Service:
 
     @contextlib.contextmanager
     def admit(self) -> Iterator[None]:
-        """Count a request that needs a model. Raises QueueFullError where there are too many already."""
+        """Count a request that needs a model. Raises QueueFullError if too many are pending."""
         if self._admitted >= self.options.max_queue:
             raise QueueFullError("server busy, please try again. maximum pending requests exceeded")
         self._admitted += 1
@@ -122,11 +122,11 @@ class Service:
             self._admitted -= 1
 
     async def find(self, name: str) -> Any:
-        """The entry of that name. Raises what ServedModels.find raises."""
+        """Find a model by name; see ServedModels.find."""
         return await to_thread.run_sync(self.models.find, name)
 
     def listed(self) -> list[tuple[Any, ModelAbout]]:
-        """All models; one whose file has just gone is left out. Blocks."""
+        """All models with their rows; leaves out those whose files cannot be read. Blocks."""
         found = []
         for entry in self.models.entries():
             with contextlib.suppress(OSError, LocalLLMError):
@@ -137,7 +137,7 @@ class Service:
     async def lease(
         self, name: str, keep_alive_s: float | None = None, listener: LoadListener | None = None
     ) -> AsyncIterator[Lease[ServedModel]]:
-        """Hold a model by name, loaded. listener hears of the load."""
+        """Hold a generating model by name. listener: called with the load's states."""
         entry = await self.find(name)
         with self.admit():
             async with self.models.lease(entry, keep_alive_s, listener) as lease:
@@ -145,7 +145,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def lease_embedder(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[Lease[Embedder]]:
-        """Hold a model that embeds or ranks by name, loaded."""
+        """Hold an embedding model or reranker by name."""
         entry = await self.find(name)
         with self.admit():
             async with self.models.lease_embedder(entry, keep_alive_s) as lease:
@@ -161,17 +161,16 @@ class Service:
         choices: int = 1,
         listener: LoadListener | None = None,
     ) -> AsyncIterator[Run]:
-        """Load the model, prepare the requests on other threads, submit them; cancel what is left at the end.
+        """Load the model, prepare the requests on other threads and submit them; cancel them at the end.
 
-        choices: how many answers to each request. Raises what loading, preparing and submitting raise, before anything
-        was answered.
+        choices: answers to each request. Errors of loading, preparing and submitting are raised before any event.
         """
         began = time.monotonic()
         for request in requests:
             check_images(request.messages)
         async with self.lease(name, keep_alive_s, listener) as lease:
             if len(requests) * choices > lease.model.most_choices:
-                raise ApiError(400, f"{len(requests) * choices} answers are too many for one request; send several")
+                raise ApiError(400, f"one request cannot have {len(requests) * choices} answers; send several requests")
             prompts = [await to_thread.run_sync(lease.model.prepare, request) for request in requests]
             streams = await self._submit(lease, prompts, choices)
             try:
@@ -183,9 +182,9 @@ class Service:
     async def _submit(
         self, lease: Lease[ServedModel], prompts: Sequence[Prompt], choices: int
     ) -> Sequence[AnswerStream]:
-        """Submit on another thread, since fitting a long prompt takes time; wait until everything is accepted.
+        """Submit on another thread, since fitting a long prompt takes time; wait until all are accepted.
 
-        Where a request is refused, or the client leaves meanwhile, nothing is left running.
+        If one is refused or the client leaves meanwhile, all are cancelled.
         """
         work = asyncio.ensure_future(to_thread.run_sync(_submit_all, prompts, choices))
         try:
@@ -219,20 +218,20 @@ def _submit_all(prompts: Sequence[Prompt], choices: int) -> Sequence[AnswerStrea
 
 
 def _cancel_all(work: "asyncio.Future[Sequence[AnswerStream]]") -> None:
-    """Cancel what was submitted after its client had left."""
+    """Cancel what was submitted after the client left."""
     if not work.cancelled() and work.exception() is None:
         for stream in work.result():
             stream.cancel()
 
 
 def for_user_of(http: Request, requests: Sequence[AnswerRequest]) -> list[AnswerRequest]:
-    """The requests in the namespace of the user whose key the HTTP request brings."""
+    """The requests, in the cache namespace of the HTTP request's user."""
     namespace = namespace_of(http.scope)
     return [replace(request, namespace=namespace) for request in requests] if namespace else list(requests)
 
 
 def service_of(request: Request) -> Service:
-    """The service that the application was made with."""
+    """The application's service."""
     return cast("Service", request.app.state.service)
 
 

@@ -1,4 +1,4 @@
-"""Answers over HTTP: whole or streamed, and ended when the client leaves."""
+"""HTTP responses, whole or streamed, whose work ends when the client leaves."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ HeldT = TypeVar("HeldT")
 
 
 async def connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await work as long as the client is there; otherwise cancel it and raise ClientGoneError."""
+    """Await work. If the client leaves first, cancel it and raise ClientGoneError."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(request))
     try:
@@ -46,7 +46,7 @@ async def streamed(
     error_line: Callable[[LocalLLMError], bytes],
     media_type: str,
 ) -> Response:
-    """Stream lines, but for empty ones. What is raised before the first one has a status of its own, else a line."""
+    """Stream lines, without empty ones. Errors before the first line set the status; later ones become a line."""
     try:
         first = await connected(request, _next(lines))
     except BaseException:
@@ -60,7 +60,10 @@ async def held_lines(
     lines: Callable[[HeldT], AsyncIterator[bytes]],
     state_line: Callable[[LoadState], bytes] | None,
 ) -> AsyncGenerator[bytes, None]:
-    """The lines of what must be held for them, such as a model. state_line: the load's states come before, as lines."""
+    """Enter `holding`, such as a lease of a model, and yield the lines of what it holds.
+
+    state_line: makes lines of the load's states meanwhile; None for none.
+    """
     latest: list[LoadState] = []
     arrived = asyncio.Event()
 
@@ -82,7 +85,7 @@ async def held_lines(
 
 
 async def _comes_first(event: asyncio.Event, task: "asyncio.Task[Any]") -> bool:
-    """Whether the event is set before the task is done."""
+    """Wait for the event or the task; True if the task is not done."""
     waiting = asyncio.create_task(event.wait())
     await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -94,7 +97,7 @@ async def _next(lines: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def _end(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task, and wait until it has noticed."""
+    """Cancel a task and wait until it ends."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():
@@ -104,7 +107,7 @@ async def _end(task: "asyncio.Task[Any]") -> None:
 async def _with_errors(
     first: bytes, lines: AsyncIterator[bytes], error_line: Callable[[LocalLLMError], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Pass lines on; an error after the first one, a defect too, becomes the last line."""
+    """Pass lines on. An error becomes the last line."""
     try:
         if first:
             yield first
@@ -119,14 +122,14 @@ async def _with_errors(
 
 
 class _ClosingStream(StreamingResponse):
-    """A stream that closes the generator of its lines when it ends, however it ends."""
+    """A stream that always closes the generator of its lines."""
 
     def __init__(self, content: AsyncIterator[bytes], source: AsyncGenerator[bytes, None], media_type: str) -> None:
         super().__init__(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the lines."""
+        """Send the lines, then close their generator."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -134,5 +137,5 @@ class _ClosingStream(StreamingResponse):
 
 
 def defect(error: Exception) -> str:
-    """What a client reads of an error that should not have happened."""
+    """The message for an unexpected exception."""
     return f"{type(error).__name__} in localllm; its log has more"

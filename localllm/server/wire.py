@@ -1,4 +1,4 @@
-"""What several protocols write alike: lines of a stream, progress, log-probabilities, token counts."""
+"""Formats that several protocols share: lines of a stream, progress, log-probabilities, token counts."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ SSE = "text/event-stream"
 
 # Next line, line separator, paragraph separator; JSON itself escapes all other line ends.
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-_LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON does not have
+_LEAST_LOGPROB = -9999.0  # written for minus infinity, which JSON does not have
 
 
 def ndjson(value: Any) -> bytes:
@@ -28,9 +28,9 @@ def sse(value: Any, event: str | None = None) -> bytes:
 
 
 def dumps(value: Any) -> bytes:
-    """JSON without blanks, in UTF-8 and on one line. Lone surrogates, which UTF-8 cannot spell, are escaped.
+    """Compact JSON in UTF-8 on one line.
 
-    So are the characters at which httpx, and clients that read streams with it, end a line.
+    Escapes lone surrogates, which UTF-8 cannot encode, and the characters that httpx takes for line ends.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -40,7 +40,7 @@ def dumps(value: Any) -> bytes:
 
 
 def prompt_progress(progress: Progress) -> dict[str, Any]:
-    """How far a request has come before its first token: place in the queue, tokens read and to read."""
+    """Progress before the first token: position in the queue, prompt tokens done and in total."""
     return {
         "queue_position": progress.queue_position,
         "completed": progress.prefilled,
@@ -49,12 +49,12 @@ def prompt_progress(progress: Progress) -> dict[str, Any]:
 
 
 def load_progress(state: LoadState) -> dict[str, Any]:
-    """What a model's load does now, and which share of that is done, 0 to 1."""
+    """Progress of a model's load: its phase and the share of the phase that is done, 0 to 1."""
     return {"phase": state.phase, "share": round(state.share, 4)}
 
 
 def logprob_entries(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
-    """Each token with its log-probability and those of the likeliest ones, as Ollama and OpenAI's chats have them."""
+    """Tokens with their log-probabilities and their likeliest alternatives, as Ollama and OpenAI's chats have them."""
     return [
         {**_token(entry.token, entry.logprob), "top_logprobs": [_token(token, value) for token, value in entry.top]}
         for entry in logprobs
@@ -62,14 +62,14 @@ def logprob_entries(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
 
 
 def finite(logprob: float) -> float:
-    """A log-probability that JSON can spell."""
+    """A log-probability that JSON can represent."""
     return max(logprob, _LEAST_LOGPROB)
 
 
 def usage(lasts: Sequence[AnswerEvent]) -> dict[str, Any]:
-    """OpenAI's counts of tokens for the last events of one prompt's answers.
+    """OpenAI's token counts from the last events of one prompt's answers.
 
-    dropped_messages and dropped_tokens, which OpenAI lacks, say what did not fit into the context.
+    dropped_messages and dropped_tokens, our addition, count what did not fit into the context.
     """
     counts = [last.counts for last in lasts]
     prompt, generated = counts[0].prompt, sum(count.generated for count in counts)

@@ -38,7 +38,7 @@ class AnthropicRoute(ProtocolRoute):
 
     @staticmethod
     def error_body(status: int, message: str, _code: str | None = None) -> Object:
-        """An error, of a request or within a stream."""
+        """An error, as a response or within a stream."""
         return {"type": "error", "error": {"type": kind_of(status, _KINDS), "message": message}}
 
 
@@ -46,7 +46,7 @@ router = APIRouter(route_class=AnthropicRoute, tags=["Anthropic"])
 
 
 class Message(Body):
-    """One message; content is text or blocks."""
+    """A message. content: text or blocks."""
 
     role: Literal["user", "assistant"]
     content: str | list[Object]
@@ -61,7 +61,7 @@ class Tool(Body):
 
 
 class CountBody(Body):
-    """/v1/messages/count_tokens, and what /v1/messages takes too."""
+    """/v1/messages/count_tokens; also a part of /v1/messages."""
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -82,14 +82,14 @@ class MessagesBody(CountBody, Extensions):
 
 
 @router.post("/v1/messages")
-async def messages(body: MessagesBody, request: Request, service: ServiceDep) -> Response:
+async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
-    asked = await to_thread.run_sync(messages_request, body)
+    request = await to_thread.run_sync(messages_request, body)
     return await answer(
-        request,
+        http,
         service,
         body.model,
-        [asked],
+        [request],
         _Writer(body),
         stream=body.stream,
         progress=body.progress,
@@ -98,26 +98,26 @@ async def messages(body: MessagesBody, request: Request, service: ServiceDep) ->
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountBody, request: Request, service: ServiceDep) -> Object:
-    """Count the tokens that the model would read, its template's own included."""
-    return {"input_tokens": await connected(request, _count(body, service))}
+async def count_tokens(body: CountBody, http: Request, service: ServiceDep) -> Object:
+    """Count the tokens of a request's prompt, including its template's."""
+    return {"input_tokens": await connected(http, _count(body, service))}
 
 
 async def _count(body: CountBody, service: Service) -> int:
-    asked = AnswerRequest(**await to_thread.run_sync(_conversation, body))
+    request = AnswerRequest(**await to_thread.run_sync(_conversation, body))
     async with service.lease(body.model) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, asked)
+        prompt = await to_thread.run_sync(lease.model.prepare, request)
         return len(known(prompt.tokens, "the number of tokens"))
 
 
 def messages_request(body: MessagesBody) -> AnswerRequest:
-    """A body as a request. Decodes images: off the event loop. Raises ApiError 400, PictureError."""
+    """Convert a body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
     fields = body.request_fields(body.stop_sequences) | {"max_tokens": body.max_tokens}
     return AnswerRequest(**_conversation(body), **fields, tool_choice=_tool_choice(body.tool_choice))
 
 
 def _conversation(body: CountBody) -> Object:
-    """The fields of a request that count_tokens has too."""
+    """The fields of an AnswerRequest that count_tokens has too."""
     found: list[Object] = [{"role": "system", "content": _text(body.system)}] if body.system else []
     for message in body.messages:
         found += _messages(message)
@@ -133,7 +133,7 @@ def _tool(tool: Tool) -> Object:
 
 
 def _tool_choice(choice: Object | None) -> str | None:
-    """The tool that must be called, "" for any of them, None where the model decides. Raises ApiError 400."""
+    """The tool that must be called; "" is any of them, None lets the model decide. Raises ApiError 400."""
     kind = (choice or {}).get("type", "auto")
     if kind in ("auto", "none"):
         return None
@@ -141,12 +141,12 @@ def _tool_choice(choice: Object | None) -> str | None:
         return ""
     name = (choice or {}).get("name")
     if kind != "tool" or not isinstance(name, str):
-        raise ApiError(400, "tool_choice is of type auto, any, none, or tool with a name")
+        raise ApiError(400, "tool_choice must be of type auto, any, none, or tool with a name")
     return name
 
 
 def _messages(message: Message) -> list[Object]:
-    """One message as templates take it: results of tools become messages of their own, before the rest."""
+    """A message as chat templates expect it. Tool results become messages of their own, before the rest."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     parts: list[Object] = []
@@ -174,7 +174,7 @@ def _messages(message: Message) -> list[Object]:
 
 
 def _image(source: Any) -> Object:
-    """A block's image. Raises ApiError 400 for one that is only an address, which is never fetched."""
+    """A block's image. Raises ApiError 400 for a URL to fetch: nothing is fetched."""
     if not isinstance(source, dict) or source.get("type") != "base64":
         return image_part_of_url(source.get("url") if isinstance(source, dict) else None)
     return image_part(source.get("data"))
@@ -196,7 +196,7 @@ def _string(block: Object, key: str) -> str:
 
 
 class _Writer:
-    """See answering.Writer. Content blocks come one after the other, each opened, filled and closed."""
+    """See answering.Writer. Content blocks are opened, filled and closed in turn."""
 
     media_type = SSE
 
@@ -210,8 +210,8 @@ class _Writer:
         yield _event("message_start", message={**self._message(), "usage": usage})
         yield _event("ping")
 
-    def progress(self, told: Object) -> bytes:
-        return _event("ping", progress=told)
+    def progress(self, progress: Object) -> bytes:
+        return _event("ping", progress=progress)
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         for part in event.parts:
@@ -245,7 +245,7 @@ class _Writer:
         }
 
     def _stopped(self, answer: Answer) -> Object:
-        """Why the answer ended. A stop string of the model's own ends its turn."""
+        """Why the answer ended. One of the model's own stop strings counts as the end of its turn."""
         last = answer.last
         found = last.stop_string if last.stop_string in (self._body.stop_sequences or ()) else None
         if answer.calls:
@@ -275,7 +275,7 @@ class _Writer:
         yield _event("content_block_start", index=self._index, content_block=block)
 
     def _close(self) -> Iterator[bytes]:
-        """End the open block."""
+        """Close the open block."""
         if self._open is not None:
             self._open = None
             yield _event("content_block_stop", index=self._index)

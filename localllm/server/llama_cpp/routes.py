@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize, /apply-template, /infill and /rerank."""
+"""Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /infill and /rerank."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -40,7 +40,7 @@ class LlamaCppRoute(ProtocolRoute):
 
     @staticmethod
     def error_body(status: int, message: str, _code: str | None = None) -> Object:
-        """An error, of a request or within a stream."""
+        """An error, as a response or within a stream."""
         return {"error": {"code": status, "message": message, "type": kind_of(status, _KINDS)}}
 
 
@@ -54,7 +54,7 @@ class ModelBody(Body):
 
 
 class TokenizeBody(ModelBody):
-    """/tokenize. add_special puts BOS and the like around; parse_special reads special tokens' names as tokens."""
+    """/tokenize. add_special adds BOS and the like; parse_special parses the names of special tokens."""
 
     content: str
     add_special: bool = False
@@ -76,7 +76,7 @@ class TemplateBody(ModelBody):
 
 
 class InfillBody(Sampled):
-    """/infill: the text between two others."""
+    """/infill."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -84,13 +84,13 @@ class InfillBody(Sampled):
 
 
 class Document(Body):
-    """A document as Cohere has it."""
+    """A document in Cohere's format."""
 
     text: str
 
 
 class RerankBody(Extensions):
-    """/rerank. truncate shortens documents that are too long, from their end; without it they are an error."""
+    """/rerank. truncate shortens long documents from the end; without it they are an error."""
 
     model: str = ""
     query: str
@@ -100,37 +100,37 @@ class RerankBody(Extensions):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, request: Request, service: ServiceDep) -> Object:
+async def tokenize(body: TokenizeBody, http: Request, service: ServiceDep) -> Object:
     """Text to token ids."""
-    return await connected(request, _tokenize(body, service))
+    return await connected(http, _tokenize(body, service))
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, request: Request, service: ServiceDep) -> Object:
+async def detokenize(body: DetokenizeBody, http: Request, service: ServiceDep) -> Object:
     """Token ids to text."""
-    return await connected(request, _detokenize(body, service))
+    return await connected(http, _detokenize(body, service))
 
 
 @router.post("/apply-template")
-async def apply_template(body: TemplateBody, request: Request, service: ServiceDep) -> Object:
-    """The prompt that a conversation becomes."""
-    return await connected(request, _apply_template(body, service))
+async def apply_template(body: TemplateBody, http: Request, service: ServiceDep) -> Object:
+    """A conversation's prompt."""
+    return await connected(http, _apply_template(body, service))
 
 
 @router.post("/infill")
-async def infill(body: InfillBody, request: Request, service: ServiceDep) -> Response:
-    """Write the text between a prefix and a suffix."""
-    asked = AnswerRequest(
+async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Response:
+    """Fill in the text between a prefix and a suffix."""
+    request = AnswerRequest(
         prompt=body.input_prefix,
         suffix=body.input_suffix,
         max_tokens=UNLIMITED if body.n_predict < 0 else body.n_predict,
         **body.request_fields(body.stop),
     )
     return await answer(
-        request,
+        http,
         service,
         body.model,
-        [asked],
+        [request],
         _InfillWriter(),
         stream=bool(body.stream),
         progress=body.progress,
@@ -140,9 +140,9 @@ async def infill(body: InfillBody, request: Request, service: ServiceDep) -> Res
 
 @router.post("/v1/rerank")
 @router.post("/rerank")
-async def rerank(body: RerankBody, request: Request, service: ServiceDep) -> Object:
-    """Order documents by how well they answer a query, best first, in the shape of Jina's and Cohere's protocols."""
-    return await connected(request, _rerank(body, service))
+async def rerank(body: RerankBody, http: Request, service: ServiceDep) -> Object:
+    """Rank documents for a query, best first, in Jina's and Cohere's format."""
+    return await connected(http, _rerank(body, service))
 
 
 async def _tokenize(body: TokenizeBody, service: Service) -> Object:
@@ -164,11 +164,11 @@ async def _detokenize(body: DetokenizeBody, service: Service) -> Object:
 
 
 async def _apply_template(body: TemplateBody, service: Service) -> Object:
-    asked = AnswerRequest(
+    request = AnswerRequest(
         messages=[openai_message(message) for message in body.messages], tools=offered_tools(body.tools)
     )
     async with service.lease(body.model) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, asked)
+        prompt = await to_thread.run_sync(lease.model.prepare, request)
         return {"prompt": known(prompt.text, "the text of a prompt")}
 
 
@@ -207,8 +207,8 @@ class _InfillWriter:
     def begin(self, _run: Run) -> Sequence[bytes]:
         return ()
 
-    def progress(self, told: Object) -> bytes:
-        return sse({"content": "", "stop": False, "progress": told})
+    def progress(self, progress: Object) -> bytes:
+        return sse({"content": "", "stop": False, "progress": progress})
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         if event.content:
@@ -232,7 +232,7 @@ def _ended(last: AnswerEvent) -> dict[str, str]:
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """Text, or the bytes of a token that is not whole UTF-8."""
+    """The token's text, or its bytes if they are not valid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:

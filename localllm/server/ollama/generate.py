@@ -25,33 +25,33 @@ from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
 
 Object = dict[str, Any]
-# The fields of an answer's text: from an event or a whole answer, and how many calls came before.
+# Makes the fields of an answer's text, from an event or a whole answer and the number of earlier tool calls.
 Fields = Callable[[AnswerEvent | Answer, int], Object]
 
 
 @router.post("/api/generate")
-async def generate(body: GenerateBody, request: Request, service: ServiceDep) -> Response:
-    """Continue a prompt. An empty one loads the model, or unloads it where keep_alive is 0."""
+async def generate(body: GenerateBody, http: Request, service: ServiceDep) -> Response:
+    """Continue a prompt. An empty prompt loads the model, or unloads it if keep_alive is 0."""
     _check(body)
     if not body.prompt and not body.suffix and not body.context:
-        return await _load(body, {"response": ""}, request, service)
-    asked = await to_thread.run_sync(generate_request, body)
-    return await _answer(body, asked, _generate_fields, request, service)
+        return await _load(body, {"response": ""}, http, service)
+    request = await to_thread.run_sync(generate_request, body)
+    return await _answer(body, request, _generate_fields, http, service)
 
 
 @router.post("/api/chat")
-async def chat(body: ChatBody, request: Request, service: ServiceDep) -> Response:
-    """Answer a conversation. An empty one loads the model, or unloads it where keep_alive is 0."""
-    asked = await to_thread.run_sync(chat_request, body)
+async def chat(body: ChatBody, http: Request, service: ServiceDep) -> Response:
+    """Answer a conversation. An empty one loads the model, or unloads it if keep_alive is 0."""
+    request = await to_thread.run_sync(chat_request, body)
     if not body.messages:
-        return await _load(body, {"message": {"role": "assistant", "content": ""}}, request, service)
-    return await _answer(body, asked, _chat_fields, request, service)
+        return await _load(body, {"message": {"role": "assistant", "content": ""}}, http, service)
+    return await _answer(body, request, _chat_fields, http, service)
 
 
 def chat_request(body: ChatBody) -> AnswerRequest:
-    """A chat body as a request. Decodes images: off the event loop. Raises ApiError 400, PictureError.
+    """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError.
 
-    Whole old messages are dropped where they do not fit, unless truncate is false.
+    Whole old messages are dropped if they do not fit, unless truncate is false.
     """
     return AnswerRequest(
         messages=[wire.conversation_message(message) for message in body.messages or []],
@@ -62,7 +62,7 @@ def chat_request(body: ChatBody) -> AnswerRequest:
 
 
 def generate_request(body: GenerateBody) -> AnswerRequest:
-    """A generate body as a request: raw, a gap to fill, or a user's message. Raises as chat_request does."""
+    """Convert a generate body: a raw prompt, a gap to fill, or a user's message. Raises as chat_request does."""
     keeps = body.truncate is False or body.shift is False
     common = {**_common(body), "policy": ContextPolicy.REFUSE if keeps else ContextPolicy.ROLLING}
     prompt = body.prompt or ""
@@ -76,11 +76,11 @@ def generate_request(body: GenerateBody) -> AnswerRequest:
 
 
 def _check(body: GenerateBody) -> None:
-    """Raise ApiError 400 for combinations that no model can follow."""
+    """Raise ApiError 400 for fields that exclude each other."""
     if body.images and (body.raw or body.suffix or body.context):
         raise ApiError(400, "images cannot be used with raw, suffix or context; leave those out")
     if body.template:
-        raise ApiError(400, "a template cannot be given in a request; the model's own is used")
+        raise ApiError(400, "template cannot be set by a request; leave it out to use the model's")
     if body.raw and (body.system or body.context):
         raise ApiError(400, "raw mode does not support template, system, or context")
 
@@ -114,8 +114,8 @@ class _Writer:
     def begin(self, _run: Run) -> Iterable[bytes]:
         return ()
 
-    def progress(self, told: Object) -> bytes:
-        return ndjson(wire.line(self._body.model, self._empty, progress=told))
+    def progress(self, progress: Object) -> bytes:
+        return ndjson(wire.line(self._body.model, self._empty, progress=progress))
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
         if event.parts or event.logprobs:
@@ -141,14 +141,14 @@ class _Writer:
         return wire.final(body.model, content, answer.last, run.total_s, run.lease.load_s)
 
 
-async def _answer(body: Common, asked: AnswerRequest, fields: Fields, request: Request, service: Service) -> Response:
+async def _answer(body: Common, request: AnswerRequest, fields: Fields, http: Request, service: Service) -> Response:
     if body.debug_render_only:
-        return JSONResponse(await connected(request, _rendered(body, asked, fields, service)))
+        return JSONResponse(await connected(http, _rendered(body, request, fields, service)))
     return await answer(
-        request,
+        http,
         service,
         body.model,
-        [asked],
+        [request],
         _Writer(body, fields),
         stream=body.stream is not False,
         progress=body.progress,
@@ -156,10 +156,10 @@ async def _answer(body: Common, asked: AnswerRequest, fields: Fields, request: R
     )
 
 
-async def _rendered(body: Common, asked: AnswerRequest, fields: Fields, service: Service) -> Object:
-    """The prompt's text, for debugging a template; nothing is computed."""
+async def _rendered(body: Common, request: AnswerRequest, fields: Fields, service: Service) -> Object:
+    """The prompt's text, for debugging a template. Generates nothing."""
     async with service.lease(body.model, keep_alive_s(body.keep_alive)) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, asked)
+        prompt = await to_thread.run_sync(lease.model.prepare, request)
     info = {
         "rendered_template": known(prompt.text, "the text of a prompt"),
         **({"image_count": prompt.images} if prompt.images else {}),
@@ -167,8 +167,8 @@ async def _rendered(body: Common, asked: AnswerRequest, fields: Fields, service:
     return wire.line(body.model, fields(AnswerEvent(), 0), _debug_info=info)
 
 
-async def _load(body: Common, empty: Object, request: Request, service: Service) -> Response:
-    """Load or unload a model, and say which."""
+async def _load(body: Common, empty: Object, http: Request, service: Service) -> Response:
+    """Load or unload a model."""
     keep_alive = keep_alive_s(body.keep_alive)
     if keep_alive == 0:
         service.models.release(await service.find(body.model))
@@ -176,7 +176,7 @@ async def _load(body: Common, empty: Object, request: Request, service: Service)
 
     loaded = _loaded(body, empty, "load")
     if not body.progress or body.stream is False:
-        return JSONResponse(await connected(request, _held(body, keep_alive, loaded, service)))
+        return JSONResponse(await connected(http, _held(body, keep_alive, loaded, service)))
 
     async def lines(_lease: object) -> AsyncGenerator[bytes, None]:
         yield ndjson(loaded)
@@ -185,7 +185,7 @@ async def _load(body: Common, empty: Object, request: Request, service: Service)
         return ndjson(wire.line(body.model, empty, progress=load_progress(state)))
 
     loading = held_lines(lambda listener: service.lease(body.model, keep_alive, listener), lines, state_line)
-    return await streamed(request, loading, wire.error_line, NDJSON)
+    return await streamed(http, loading, wire.error_line, NDJSON)
 
 
 async def _held(body: Common, keep_alive: float | None, loaded: Object, service: Service) -> Object:

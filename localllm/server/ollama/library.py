@@ -1,4 +1,4 @@
-"""The library over HTTP: pull, create, copy, delete, and blobs for create. Requests name models, never paths."""
+"""/api/pull, create, copy, delete and blobs. Requests name models, never paths."""
 
 import asyncio
 import hashlib
@@ -37,28 +37,29 @@ from localllm.settings import Settings
 
 router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
 
-# Requests pull from these only: a server must not be sent to addresses of its own network.
+# The only registries that requests may pull from: the server must not be made to call addresses of its own network.
 REGISTRIES = frozenset({OLLAMA_HOST, HUGGING_FACE_HOST})
 
 
 @router.post("/api/pull")
 async def pull_model(body: PullBody, request: Request, service: ServiceDep) -> Response:
-    """Bring a model to this machine."""
+    """Download a model."""
     name = ModelName.parse(check_name(body.model))
     if name.host not in REGISTRIES:
-        raise ApiError(400, f"models are pulled from {' and '.join(sorted(REGISTRIES))} here; use `localllm pull`")
+        allowed = " and ".join(sorted(REGISTRIES))
+        raise ApiError(400, f"requests may pull from {allowed} only; for others run `localllm pull`")
     return await progress_response(request, pull_lines(str(name), service.models.settings), body.stream)
 
 
 @router.post("/api/create")
 async def create_model(body: CreateBody, request: Request, service: ServiceDep) -> Response:
-    """Make a model from another one, or from an uploaded file."""
+    """Create a model from another one, or from uploaded files."""
     name = ModelName.parse(check_name(body.model))
     for field in ("draft_files", "renderer", "parser"):
         if getattr(body, field):
             raise ApiError(400, f"{field} is not supported; leave it out")
     if body.quantize and body.quantize.upper() not in TYPES:
-        raise ApiError(400, f"there is no type {body.quantize[:32]!r}; there are {', '.join(TYPES)}")
+        raise ApiError(400, f"unknown quantize type {body.quantize[:32]!r}; choose one of {', '.join(TYPES)}")
     recipe = _recipe(body)
     recipe.adapters = [str(path) for path in _blobs(service.models.settings, body.adapters or {}, MAX_ADAPTERS)]
     base = await to_thread.run_sync(_base, service, body)
@@ -91,7 +92,7 @@ async def copy_model(body: CopyBody, service: ServiceDep) -> Response:
 
 @router.delete("/api/delete")
 async def delete_model(body: DeleteBody, service: ServiceDep) -> Response:
-    """Remove a model that localllm itself has stored."""
+    """Delete a model from localllm's own store."""
     name = ModelName.parse(check_name(body.model))
     store = OwnStore(own_store(service.models.settings))
     try:
@@ -103,20 +104,20 @@ async def delete_model(body: DeleteBody, service: ServiceDep) -> Response:
 
 @router.post("/api/push")
 async def push_model() -> None:
-    """Refuse: models are not published from here."""
+    """Not supported: 501."""
     raise ApiError(501, "push is not supported")
 
 
 @router.head("/api/blobs/{digest}")
 async def has_blob(digest: str, service: ServiceDep) -> Response:
-    """Say whether a file is here."""
+    """Whether a blob exists: 200 or 404."""
     path = _blob_path(service.models.settings, digest)
     return Response(status_code=200 if path.is_file() else 404)
 
 
 @router.post("/api/blobs/{digest}")
 async def add_blob(digest: str, request: Request, service: ServiceDep) -> Response:
-    """Take a file, which must have this digest."""
+    """Upload a file with this digest."""
     path = _blob_path(service.models.settings, digest)
     if path.is_file():
         return Response(status_code=200)
@@ -139,7 +140,7 @@ async def add_blob(digest: str, request: Request, service: ServiceDep) -> Respon
 
 
 async def _receive(request: Request, write: Callable[[bytes], Any], folder: Path) -> str:
-    """Write a body and return its digest. Raises ApiError for one that stalls or fills the disk."""
+    """Write a body and return its digest. Raises ApiError if it stalls or would fill the disk."""
     digest = hashlib.sha256()
     chunks = request.stream()
     while True:
@@ -147,17 +148,17 @@ async def _receive(request: Request, write: Callable[[bytes], Any], folder: Path
             async with asyncio.timeout(BODY_SECONDS):
                 chunk = await anext(chunks, None)
         except TimeoutError as error:
-            raise ApiError(408, f"nothing came for {BODY_SECONDS:g} seconds") from error
+            raise ApiError(408, f"nothing arrived for {BODY_SECONDS:g} seconds") from error
         if chunk is None:
             return f"sha256:{digest.hexdigest()}"
         if free_bytes(folder) < SPARE_BYTES + len(chunk):
-            raise ApiError(507, f"the disk is full but for {SPARE_BYTES >> 20} MiB")
+            raise ApiError(507, f"the disk is full: less than {SPARE_BYTES >> 20} MiB would be left")
         digest.update(chunk)
         await to_thread.run_sync(write, chunk)
 
 
 def _blob_path(settings: Settings, digest: str) -> Path:
-    """Where a blob is, or would be. ApiError 400 for what is no digest, before any path is made of it."""
+    """A blob's path. Raises ApiError 400 for an invalid digest, before it becomes a path."""
     try:
         return OwnStore(own_store(settings)).blobs / blob_name(check_digest(digest))
     except LibraryError as error:
@@ -166,7 +167,7 @@ def _blob_path(settings: Settings, digest: str) -> Path:
 
 def _recipe(body: CreateBody) -> Modelfile:
     if body.template and is_jinja(body.template):
-        raise ApiError(400, "template must be of Ollama's language here; `localllm create` takes Jinja")
+        raise ApiError(400, "template must be in Ollama's template language; `localllm create` also accepts Jinja")
     licenses = [body.license] if isinstance(body.license, str) else list(body.license or [])
     for name, value in (body.parameters or {}).items():
         kind = PARAMETERS.get(name)
@@ -193,7 +194,7 @@ def _base(service: Service, body: CreateBody) -> LibraryModel:
 
 
 def _uploaded(settings: Settings, files: dict[str, str]) -> LibraryModel:
-    """The model of one uploaded file, or of the parts of one, whose order is that of their names."""
+    """The model of an uploaded file, or of a split file's parts, ordered by name."""
     paths = _blobs(settings, files, MAX_PARTS)
     digests = (digest for _, digest in sorted(files.items()))
     layers = [Layer("model", digest, path.stat().st_size) for digest, path in zip(digests, paths, strict=True)]
@@ -201,13 +202,13 @@ def _uploaded(settings: Settings, files: dict[str, str]) -> LibraryModel:
 
 
 def _blobs(settings: Settings, files: dict[str, str], most: int) -> list[Path]:
-    """Where uploaded files lie, in the order of their names. Raises ApiError 400 for too many, and for missing ones."""
+    """The paths of uploaded files, ordered by name. Raises ApiError 400 for too many and for missing ones."""
     if len(files) > most:
-        raise ApiError(400, f"there are {len(files)} files or parts, more than {most}")
+        raise ApiError(400, f"{len(files)} files are too many; at most {most} are allowed")
     paths = [_blob_path(settings, digest) for _, digest in sorted(files.items())]
     for path, (_, digest) in zip(paths, sorted(files.items()), strict=True):
         if not path.is_file():
-            raise ApiError(400, f"blob {digest} is not here; upload it to /api/blobs/{digest} first")
+            raise ApiError(400, f"missing blob {digest}; upload it to /api/blobs/{digest} first")
     return paths
 
 
@@ -218,10 +219,10 @@ def _copy(service: Service, source: str, target: ModelName) -> None:
 
 
 def _library_model(service: Service, name: str) -> LibraryModel:
-    """The model of a name, served ones too."""
+    """The library entry of a model that requests can name."""
     return service.models.library_model(service.models.find(name))
 
 
 def pull_lines(name: str, settings: Settings) -> AsyncGenerator[bytes, None]:
-    """Pull, line by line. What has arrived when the client leaves is kept for the next pull."""
+    """Lines of a pull's progress. If the client leaves, the next pull resumes what was downloaded."""
     return work_lines(lambda progress: pull(name, settings, progress))

@@ -1,4 +1,4 @@
-"""Which models there are, what they are, which are loaded, and their vectors."""
+"""Listing and describing models, and embeddings."""
 
 import contextlib
 import json
@@ -32,23 +32,21 @@ router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
 
 Object = dict[str, Any]
 
-# How long finding out what models can do may hold up a list; what is known is kept for the next list.
-_LIST_SECONDS = 2.0
-# The expiry of a model that stays: far enough away for every client.
-_NEVER = datetime(2318, 1, 1, tzinfo=UTC)
+_LIST_SECONDS = 2.0  # for reading the capabilities of models in one list; they are cached for the next list
+_NEVER = datetime(2318, 1, 1, tzinfo=UTC)  # the expiry of a model that stays
 
 
 @router.get("/", response_class=PlainTextResponse)
 @router.head("/", include_in_schema=False)
 async def root() -> str:
-    """Say that a server is there, in the words that Ollama's clients look for."""
+    """The text by which Ollama's clients recognise a server."""
     return "Ollama is running"
 
 
 @router.get("/api/version")
 @router.head("/api/version", include_in_schema=False)
 async def server_version() -> dict[str, str]:
-    """This program's version."""
+    """localllm's version."""
     return {"version": version("localllm")}
 
 
@@ -68,20 +66,20 @@ async def show(body: ShowBody, service: ServiceDep) -> Object:
 @router.get("/api/ps")
 @router.head("/api/ps", include_in_schema=False)
 async def ps(service: ServiceDep) -> Object:
-    """List the models in memory, those that stay longest first, and those that load."""
+    """List the loaded models, those that stay longest first, then the loading ones."""
     return {"models": [_resident(model) for model in await service.models.resident()]}
 
 
 @router.post("/api/embed")
 async def embed(body: EmbedBody, request: Request, service: ServiceDep) -> Object:
-    """Turn texts into vectors of length 1."""
+    """Embed texts as normalised vectors."""
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     return await connected(request, _embed(body, texts, service))
 
 
 @router.post("/api/embeddings")
 async def embeddings(body: EmbeddingsBody, request: Request, service: ServiceDep) -> Object:
-    """Turn one text into a vector: the older form. An empty text loads the model."""
+    """Embed one text: the older form. An empty text loads the model."""
     newer = EmbedBody(model=body.model, keep_alive=body.keep_alive)
     answer = await connected(request, _embed(newer, [body.prompt] if body.prompt else [], service))
     return {"embedding": answer["embeddings"][0] if answer["embeddings"] else []}
@@ -105,14 +103,14 @@ async def _embed(body: EmbedBody, texts: list[str], service: Service) -> Object:
 
 
 def _tags(service: Service) -> list[Object]:
-    """All models. What a file and its template can do takes a load of the template: the list waits for some of it."""
+    """All models. Capabilities need each file's template compiled, so a first list may leave some out."""
     listed = service.listed()
     patience_ends = time.monotonic() + _LIST_SECONDS
     rows = []
     for entry, about in listed:
         row = _row(about)
         if time.monotonic() < patience_ends:
-            with contextlib.suppress(LocalLLMError):  # a request for this model says what is wrong with it
+            with contextlib.suppress(LocalLLMError):  # a request for this model reports the error
                 row["capabilities"] = list(service.models.capabilities(entry))
         rows.append(row)
     return rows
@@ -160,7 +158,7 @@ def _resident(model: ResidentModel) -> Object:
 
 
 def _shown(service: Service, entry: Any, body: ShowBody) -> Object:
-    """Raises ModelFileError and its kin, LibraryError for a damaged manifest, ApiError 400 for bad options."""
+    """Raises ModelFileError and its kin, LibraryError for a bad manifest, ApiError 400 for bad options."""
     found = service.models.describe(entry, bool(body.verbose))
     behaviour = replace(found.behaviour, system=body.system or found.behaviour.system)
     parameters = _parameters(behaviour, body.options or {})
@@ -184,7 +182,7 @@ def _shown(service: Service, entry: Any, body: ShowBody) -> Object:
 
 
 def _modelfile(name: str, behaviour: Behaviour, defaults: ModelDefaults, parameters: Sequence[str]) -> str:
-    """The recipe from which `create` would make the same model."""
+    """A Modelfile from which `create` would make the same model."""
     lines = [f"FROM {name}"]
     if defaults.template:
         lines.append(f'TEMPLATE """{defaults.template}"""')
@@ -198,7 +196,7 @@ def _modelfile(name: str, behaviour: Behaviour, defaults: ModelDefaults, paramet
 
 
 def _parameters(behaviour: Behaviour, options: Mapping[str, Any]) -> list[str]:
-    """What a manifest sets, and options over it, a line each, as Modelfiles have it. Raises ApiError 400."""
+    """The manifest's parameters, overridden by options, as lines of a Modelfile. Raises ApiError 400."""
     read_options(options)
     values = behaviour.parameters | {name: value for name, value in options.items() if name != "stop"}
     stops = stop_strings(options["stop"]) if "stop" in options else behaviour.stop

@@ -1,4 +1,4 @@
-"""Ollama's `options` as the limits and sampling of an AnswerRequest, with its defaults."""
+"""Ollama's `options` and defaults, as fields of an AnswerRequest."""
 
 import difflib
 import math
@@ -21,7 +21,7 @@ _NUMBERS = frozenset(
 )  # fmt: skip
 _LIMITS = frozenset({"num_ctx", "num_keep", "num_predict", "seed"})
 
-# For Ollama's own runner, and options that it once had. Clients still send them; nothing here needs them.
+# Options of Ollama's runner, and former ones, that clients still send. They are accepted without effect.
 WITHOUT_EFFECT = frozenset(
     {
         "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "draft_num_predict",
@@ -67,7 +67,7 @@ def _limit(name: str, value: int) -> dict[str, int | None]:
 
 
 def _adapters(value: Any) -> tuple[tuple[int, float], ...]:
-    """LoRA adapters by number, as llama.cpp's server has them: [{"id": 0, "scale": 0.5}]; an empty list is none."""
+    """LoRA adapters by index, as in llama.cpp's server: [{"id": 0, "scale": 0.5}]; an empty list uses none."""
     if not isinstance(value, list) or len(value) > MAX_ADAPTERS or not all(isinstance(one, dict) for one in value):
         raise ApiError(400, f'option "lora" must be of type array of at most {MAX_ADAPTERS} objects with id and scale')
     return tuple((_integer("lora.id", one.get("id"), 0), _number("lora.scale", one.get("scale", 1.0))) for one in value)

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's requests. Fields that Ollama does not have are marked; unknown ones are ignored, as it does."""
+"""Bodies of Ollama's requests. Unknown fields are ignored, as Ollama does."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ KeepAlive = Annotated[float, Field(allow_inf_nan=False)] | str | None
 
 
 class Common(Body):
-    """What generating and chatting share. progress, which Ollama lacks, asks for lines before the first token."""
+    """Fields of generate and chat. progress, our addition, asks for lines before the first token."""
 
     model: ModelName = ""
     stream: bool | None = None
@@ -56,7 +56,7 @@ class Call(Body):
 
 
 class Message(Body):
-    """One message of a chat."""
+    """A message of a chat."""
 
     role: str
     content: str | None = None
@@ -95,7 +95,7 @@ class EmbeddingsBody(Body):
 
 
 class ShowBody(Body):
-    """/api/show. system, options: told as if the model had them."""
+    """/api/show. system, options: described as if they were the model's."""
 
     model: ModelName = ""
     verbose: bool | None = None

@@ -1,4 +1,4 @@
-"""What Ollama's routes write, and how its messages become a conversation. Pure functions."""
+"""Ollama's messages, lines and errors. Pure functions."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -23,22 +23,22 @@ class OllamaRoute(ProtocolRoute):
 
     @staticmethod
     def error_body(_status: int, message: str, _code: str | None = None) -> dict[str, Any]:
-        """An error, of a request or within a stream."""
+        """An error, as a response or within a stream."""
         return {"error": message}
 
 
 def error_line(error: LocalLLMError) -> bytes:
-    """An error in the middle of a stream."""
+    """An error within a stream."""
     return ndjson(OllamaRoute.error_body(status_of(error), message_of(error)))
 
 
 def content_of(text: str, images: Sequence[str] | None) -> Any:
-    """A content with its images before its text, as Ollama has them. Raises ApiError 400, PictureError."""
+    """A content with its images before its text, as in Ollama. Raises ApiError 400, PictureError."""
     return plain([*map(image_part, images or ()), text_part(text)])
 
 
 def conversation_message(message: Message) -> dict[str, Any]:
-    """A message as templates take it. Raises ApiError 400, PictureError."""
+    """A message as chat templates expect it. Raises ApiError 400, PictureError."""
     content = content_of(message.content or "", message.images)
     fields: dict[str, Any] = {"role": message.role.lower(), "content": content}
     if message.thinking:
@@ -52,7 +52,7 @@ def conversation_message(message: Message) -> dict[str, Any]:
 
 
 def answer_message(content: str, reasoning: str, calls: Iterable[ToolCall], first_call: int = 0) -> dict[str, Any]:
-    """An assistant's message, or a part of one. first_call: how many calls came before."""
+    """An assistant's message, or a part of one. first_call: the index of the first tool call."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
         message["thinking"] = reasoning
@@ -69,19 +69,19 @@ def answer_message(content: str, reasoning: str, calls: Iterable[ToolCall], firs
 
 
 def now() -> str:
-    """The time in RFC 3339, as created_at has it."""
+    """The time in RFC 3339, for created_at."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def line(model: str, content: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """One object of a stream; more comes after `done`."""
+    """One object of a stream. more: fields after `done`."""
     return {"model": model, "created_at": now(), **content, "done": False, **more}
 
 
 def final(model: str, content: dict[str, Any], last: AnswerEvent, total_s: float, load_s: float) -> dict[str, Any]:
-    """The last object: why it ended, counts of tokens and times in nanoseconds.
+    """The last object: why the answer ended, token counts, and times in nanoseconds.
 
-    dropped_messages and dropped_tokens, which Ollama lacks, say what did not fit into the context.
+    dropped_messages and dropped_tokens, our addition, count what did not fit into the context.
     """
     counts, timings = last.counts, last.timings
     dropped = {"dropped_messages": counts.dropped_messages, "dropped_tokens": counts.dropped_tokens}

@@ -1,4 +1,4 @@
-"""Long work as lines of progress: done on another thread, and stopped when the client leaves."""
+"""Long work on another thread, with its progress as lines; it stops when the client leaves."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ _AT_ONCE = CapacityLimiter(4)
 
 
 class _StoppedError(Exception):
-    """The client that asked for the work has left."""
+    """The client has left."""
 
 
 async def work_lines(work: Work) -> AsyncGenerator[bytes, None]:
-    """Do the work and pass its progress on. When the client has left, its next report raises, which ends it."""
+    """Do the work and yield its progress. Once the client has left, the work's next progress report ends it."""
     loop = asyncio.get_running_loop()
     arrived, stopped = asyncio.Event(), threading.Event()
     latest: dict[tuple[str, str | None], PullStatus] = {}
@@ -69,7 +69,7 @@ def _status(status: PullStatus) -> dict[str, Any]:
 
 
 async def progress_response(request: Request, lines: AsyncGenerator[bytes, None], stream: bool | None) -> Response:
-    """Lines of progress, or their end alone."""
+    """Respond with lines of progress, or only with their end."""
     if stream is not False:
         return await streamed(request, lines, error_line, NDJSON)
     await connected(request, _drained(lines))

@@ -28,14 +28,14 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(body: ChatBody, request: Request, service: ServiceDep) -> Response:
+async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
-    asked = await to_thread.run_sync(chat_request, body)
+    request = await to_thread.run_sync(chat_request, body)
     return await answer(
-        request,
+        http,
         service,
         body.model,
-        [asked],
+        [request],
         _Writer(body, "chatcmpl", "chat.completion.chunk"),
         stream=bool(body.stream),
         progress=body.progress,
@@ -45,7 +45,7 @@ async def chat_completions(body: ChatBody, request: Request, service: ServiceDep
 
 
 def chat_request(body: ChatBody) -> AnswerRequest:
-    """A chat body as a request. Decodes images: off the event loop. Raises ApiError 400, PictureError."""
+    """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
     effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
     switch = body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None
     wanted = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None

@@ -20,14 +20,14 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
 
 @router.post("/v1/completions")
-async def completions(body: CompletionBody, request: Request, service: ServiceDep) -> Response:
+async def completions(body: CompletionBody, http: Request, service: ServiceDep) -> Response:
     """Continue one or several prompts."""
-    asked = await to_thread.run_sync(completion_requests, body)
+    requests = await to_thread.run_sync(completion_requests, body)
     return await answer(
-        request,
+        http,
         service,
         body.model,
-        asked,
+        requests,
         _Writer(body),
         stream=bool(body.stream),
         progress=body.progress,
@@ -41,10 +41,10 @@ def completion_requests(body: CompletionBody) -> list[AnswerRequest]:
     if body.best_of not in (None, body.n or 1):
         raise ApiError(400, "best_of is not supported; leave it out or set it to n")
     if body.echo and body.logprobs is not None:
-        raise ApiError(400, "log-probabilities of a prompt are not computed: ask for echo or logprobs, not both")
+        raise ApiError(400, "echo with logprobs is not supported; use one of them")
     prompt: Any = body.prompt
     if body.suffix and not isinstance(prompt, str):
-        raise ApiError(400, "suffix goes with one prompt that is text")
+        raise ApiError(400, "suffix requires a single prompt of text")
     several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
     if several and not prompt:
         raise ApiError(400, "prompt is empty")
@@ -90,7 +90,7 @@ class _Writer(ChunkWriter):
 def _prompt_text(run: Run, index: int) -> str:
     tokens = run.prompt(index).tokens
     if tokens is None:
-        raise ApiError(400, "echo is not supported for a model of another server")
+        raise ApiError(400, "echo is not supported for models of a remote server")
     return run.lease.model.tokenizer.decode(tokens, skip_special=True)
 
 

@@ -35,7 +35,7 @@ async def model(model: str, service: ServiceDep) -> Object:
 
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingsBody, request: Request, service: ServiceDep) -> Object:
-    """Turn texts or token ids into vectors."""
+    """Embed texts or lists of token ids."""
     return await connected(request, _embed(body, service))
 
 

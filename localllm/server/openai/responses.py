@@ -1,4 +1,4 @@
-"""/v1/responses, without memory: the conversation is what the request brings, the answer a list of items."""
+"""/v1/responses, stateless: a request has the whole conversation, its answer is a list of items."""
 
 import secrets
 import time
@@ -34,14 +34,14 @@ STATEFUL = ("previous_response_id", "conversation", "background")
 
 
 @router.post("/v1/responses")
-async def responses(body: ResponsesBody, request: Request, service: ServiceDep) -> Response:
+async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
-    asked = await to_thread.run_sync(responses_request, body)
+    request = await to_thread.run_sync(responses_request, body)
     return await answer(
-        request,
+        http,
         service,
         body.model,
-        [asked],
+        [request],
         _Writer(body),
         stream=bool(body.stream),
         progress=body.progress,
@@ -50,9 +50,9 @@ async def responses(body: ResponsesBody, request: Request, service: ServiceDep) 
 
 
 def responses_request(body: ResponsesBody) -> AnswerRequest:
-    """A body as a request. Decodes images: off the event loop.
+    """Convert a body. Decodes images: call it off the event loop.
 
-    Raises ApiError 400, also for what would need memory, and PictureError.
+    Raises ApiError 400, also for stateful requests, and PictureError.
     """
     for name in STATEFUL:
         if getattr(body, name):
@@ -77,7 +77,7 @@ def responses_request(body: ResponsesBody) -> AnswerRequest:
 
 
 def _joined(messages: list[Object]) -> list[Object]:
-    """The messages, those of one turn of the assistant's as one: its reasoning, text and calls are items apart."""
+    """Join an assistant's items of one turn (reasoning, text, calls) into one message."""
     found: list[Object] = []
     for message in messages:
         before = found[-1] if found else {}
@@ -135,7 +135,7 @@ def _string(item: Object, key: str) -> str:
 
 
 class _Writer:
-    """Reasoning, then a message, then calls: opened, filled and closed one after the other. See answering.Writer."""
+    """See answering.Writer. Output items (reasoning, message, calls) are opened, filled and closed in turn."""
 
     media_type = SSE
 
@@ -147,14 +147,14 @@ class _Writer:
         self._sequence = 0
 
     def begin(self, _run: Run | None = None) -> list[bytes]:
-        """See answering.Writer. Nothing where progress has begun the stream."""
+        """See answering.Writer. Nothing if progress has begun the stream."""
         if self._sequence:
             return []
         return [self._event(kind, response=self._response) for kind in ("response.created", "response.in_progress")]
 
-    def progress(self, told: Object) -> bytes:
-        """See answering.Writer. OpenAI has no such event."""
-        return b"".join([*self.begin(), self._event("localllm.progress", progress=told)])
+    def progress(self, progress: Object) -> bytes:
+        """See answering.Writer. The event is our addition."""
+        return b"".join([*self.begin(), self._event("localllm.progress", progress=progress)])
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         for part in event.parts:
@@ -166,8 +166,8 @@ class _Writer:
         yield self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: LocalLLMError) -> bytes:
-        told = OpenAIRoute.error_body(status_of(error), message_of(error))["error"]
-        return self._event("error", **{name: told[name] for name in ("code", "message", "param")})
+        body = OpenAIRoute.error_body(status_of(error), message_of(error))["error"]
+        return self._event("error", **{name: body[name] for name in ("code", "message", "param")})
 
     def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
         answer = answers[0]
@@ -179,7 +179,7 @@ class _Writer:
         return self._ended(answer)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        """One event, numbered."""
+        """An event with its sequence number."""
         self._sequence += 1
         return sse({"type": kind, "sequence_number": self._sequence - 1, **fields}, event=kind)
 
@@ -211,7 +211,7 @@ class _Writer:
         ]
 
     def _close(self) -> list[bytes]:
-        """End the open item."""
+        """Complete the open item."""
         kind, self._open = self._open, None
         if kind is None:
             return []
@@ -266,7 +266,7 @@ class _Writer:
 
 
 def _begun(body: ResponsesBody) -> Object:
-    """A response before its first token."""
+    """The response before its first token."""
     return {
         "id": f"resp_{secrets.token_hex(16)}",
         "object": "response",

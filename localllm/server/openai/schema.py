@@ -7,18 +7,18 @@ from pydantic import Field
 from localllm.server.bodies import Body, Count, Extensions, Messages, Number, Object, Sampled, Tokens, Tools
 from localllm.server.limits import MAX_EMBED_TEXTS, MAX_INT, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS, MAX_TOP_LOGPROBS
 
-# It reaches the chat template, and templates know no others.
+# Passed on to the chat template.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Reasoning(Body):
-    """How hard to think."""
+    """effort: how much to reason."""
 
     effort: Effort | None = None
 
 
 class TemplateArguments(Body):
-    """The one argument of chat templates that a request may set, as vLLM, SGLang and llama.cpp have it."""
+    """The chat template argument that a request may set, as in vLLM, SGLang and llama.cpp."""
 
     enable_thinking: bool | None = None
 
@@ -39,7 +39,7 @@ class ChatBody(Sampled):
 
 
 class CompletionBody(Sampled):
-    """/v1/completions. prompt: text, token ids, or lists of either."""
+    """/v1/completions. prompt: a text, a list of token ids, or a list of either."""
 
     prompt: (
         str
@@ -68,7 +68,7 @@ class EmbeddingsBody(Extensions):
 
 
 class ResponsesBody(Extensions):
-    """/v1/responses, without memory of earlier ones."""
+    """/v1/responses."""
 
     model: str = ""
     input: str | Annotated[list[Object], Field(max_length=MAX_MESSAGES)] = ""

@@ -1,4 +1,4 @@
-"""What several of OpenAI's routes write, and how their choices of tools, effort and format are read. Pure functions."""
+"""Formats that several of OpenAI's routes share: errors, chunks, tool calls, tool choice, effort, response format."""
 
 import json
 import secrets
@@ -27,12 +27,12 @@ class OpenAIRoute(ProtocolRoute):
 
     @staticmethod
     def error_body(status: int, message: str, code: str | None = None) -> Object:
-        """An error, of a request or within a stream."""
+        """An error, as a response or within a stream."""
         return {"error": {"message": message, "type": kind_of(status, _KINDS), "param": None, "code": code}}
 
 
 class ChunkWriter:
-    """What chat completions and completions write alike; see answering.Writer."""
+    """The common part of the writers of chat completions and completions; see answering.Writer."""
 
     media_type = SSE
 
@@ -47,8 +47,8 @@ class ChunkWriter:
             "system_fingerprint": "fp_localllm",
         }
 
-    def progress(self, told: Object) -> bytes:
-        return sse({**self._head, "choices": [], "progress": told})
+    def progress(self, progress: Object) -> bytes:
+        return sse({**self._head, "choices": [], "progress": progress})
 
     def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
         if self._includes_usage:
@@ -59,7 +59,7 @@ class ChunkWriter:
         return sse(OpenAIRoute.error_body(status_of(error), message_of(error)))
 
     def _usage(self, answers: Sequence[Answer]) -> Object:
-        """The counts of all prompts together."""
+        """The token counts of all prompts together."""
         lasts = [answer.last for answer in answers]
         found = usage(lasts[: self._choices])
         for first in range(self._choices, len(lasts), self._choices):
@@ -73,7 +73,7 @@ class ChunkWriter:
 
 
 def tool_calls(answer: Answer | AnswerEvent) -> list[Object]:
-    """Calls with fresh ids, their arguments as JSON text."""
+    """Tool calls with new ids, their arguments as JSON text."""
     return [
         {
             "id": f"call_{secrets.token_hex(12)}",
@@ -97,12 +97,12 @@ def finish_reason(last: AnswerEvent, calls: bool) -> str:
 
 
 def think_of(effort: str | None) -> bool | str | None:
-    """How a reasoning effort switches thinking."""
+    """The `think` of a reasoning effort."""
     return False if effort == "none" else effort
 
 
 def format_of(response_format: Object | None) -> Any:
-    """A `response_format`, or the `text.format` of responses, as a format. Raises ApiError 400."""
+    """The format of a `response_format`, or of the `text.format` of responses. Raises ApiError 400."""
     kind = (response_format or {}).get("type", "text")
     if response_format is None or kind == "text":
         return None
@@ -110,12 +110,12 @@ def format_of(response_format: Object | None) -> Any:
         return "json"
     holder = response_format.get("json_schema", response_format)
     if kind != "json_schema" or not isinstance(holder, dict) or not isinstance(holder.get("schema"), dict):
-        raise ApiError(400, "response_format is of type text, json_object or json_schema with a schema")
+        raise ApiError(400, "response_format must be of type text, json_object, or json_schema with a schema")
     return holder["schema"]
 
 
 def tool_choice_of(choice: str | Object | None) -> str | None:
-    """The tool that must be called, "" for any of them, None where the model decides. Raises ApiError 400."""
+    """The tool that must be called; "" is any of them, None lets the model decide. Raises ApiError 400."""
     if choice in (None, "auto", "none"):
         return None
     if choice == "required":
@@ -124,4 +124,4 @@ def tool_choice_of(choice: str | Object | None) -> str | None:
         function = choice.get("function", choice)
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             return str(function["name"])
-    raise ApiError(400, 'tool_choice is "none", "auto", "required" or names a function')
+    raise ApiError(400, 'tool_choice must be "none", "auto", "required" or name a function')

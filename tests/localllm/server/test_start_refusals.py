@@ -22,7 +22,7 @@ def test_a_port_in_use_is_told_with_what_to_do() -> None:
 
 
 def test_an_address_of_another_machine_is_told_with_what_to_do() -> None:
-    with pytest.raises(RequestError, match=r"192\.0\.2\.1 port 0: .*\. Give an address of this machine with --host"):
+    with pytest.raises(RequestError, match=r"192\.0\.2\.1 port 0: .*\. Set --host to an address of this machine"):
         listen(ServerOptions(host="192.0.2.1", port=0))
 
 
