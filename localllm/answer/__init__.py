@@ -1,5 +1,5 @@
-"""Conversations and their answers: what may be asked of a model, and the one stream of events that comes back.
+"""Conversations and their answers, independent of what runs the model.
 
-`request` is what is asked, `event` what comes. `local` asks an engine in this process; `localllm.remote` asks a server
-elsewhere. Front ends and protocols translate to and from these, and do not know which one answers.
+`request` defines a request, `event` the stream of events that answers it. `local` runs it on an engine in this process,
+`localllm.remote` on a remote server. Front ends and protocols translate to and from these types only.
 """

@@ -1,4 +1,4 @@
-"""What comes of an answer, whoever computes it: one stream of one kind of event."""
+"""The events of an answer, and the interface of models that answer."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,7 +14,7 @@ _NO_COUNTS, _NO_TIMINGS = Counts(), Timings()
 
 
 class PartKind(StrEnum):
-    """What a piece of an answer is."""
+    """The kind of a part of an answer."""
 
     CONTENT = "content"
     REASONING = "reasoning"
@@ -23,7 +23,7 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A piece of an answer. tool_calls are set for PartKind.TOOL_CALLS alone, whose text is the source of the calls."""
+    """A part of an answer. For PartKind.TOOL_CALLS, text is the calls' source as the model wrote it."""
 
     kind: PartKind
     text: str
@@ -32,7 +32,7 @@ class AnswerPart:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's bytes, the natural logarithm of its probability before any filter, and the likeliest tokens there."""
+    """A token's bytes, its log-probability before any sampling filter, and the likeliest tokens at its position."""
 
     token: bytes
     logprob: float
@@ -40,17 +40,17 @@ class Logprob:
 
     @property
     def text(self) -> str:
-        """The token as text, with U+FFFD for what is not UTF-8."""
+        """The token as text, with U+FFFD for invalid UTF-8."""
         return self.token.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvent:
-    """What has come since the event before.
+    """What was added to an answer since the previous event.
 
-    counts and timings are the newest: a server elsewhere tells its counts last, and until then generated counts what
-    has come. token_ids are known of an engine in this process alone. progress is set before the first token;
-    finish_reason, and with it seed, stop_string and error (cause is the exception behind it), on the last event only.
+    counts and timings are of the whole answer; a remote server sends its own with the last event, until then they are
+    estimates. token_ids: empty for a remote server. progress: only before the first token. finish_reason, seed,
+    stop_string and error (with its exception, cause): only on the last event.
     """
 
     parts: tuple[AnswerPart, ...] = ()
@@ -86,31 +86,39 @@ class AnswerEvent:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer: its events together. reasoning_tokens: those up to the end of its reasoning."""
+    """An answer so far: its events together. reasoning_tokens: tokens up to the end of the reasoning."""
 
-    content: str = ""
-    reasoning: str = ""
+    texts: dict[PartKind, list[str]] = field(default_factory=lambda: {kind: [] for kind in PartKind})
     calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     last: AnswerEvent = field(default_factory=AnswerEvent)
     reasoning_tokens: int = 0
 
+    @property
+    def content(self) -> str:
+        """The text of the answer itself."""
+        return "".join(self.texts[PartKind.CONTENT])
+
+    @property
+    def reasoning(self) -> str:
+        """The text of the reasoning."""
+        return "".join(self.texts[PartKind.REASONING])
+
     def add(self, event: AnswerEvent) -> None:
         """Append an event."""
-        reasoning = event.reasoning
-        self.content += event.content
-        self.reasoning += reasoning
-        self.calls += event.calls
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
         self.last = event
-        if reasoning:
-            self.reasoning_tokens = len(self.token_ids)
+        for part in event.parts:
+            self.texts[part.kind].append(part.text)
+            self.calls += part.tool_calls
+            if part.kind is PartKind.REASONING:
+                self.reasoning_tokens = len(self.token_ids)
 
 
 def merged(events: Sequence[AnswerEvent]) -> AnswerEvent:
-    """Several events, at least one, as one; neighbouring parts of one kind are joined."""
+    """One event for at least one; neighbouring parts of the same kind are joined."""
     return replace(
         events[-1],
         parts=joined(part for event in events for part in event.parts),
@@ -120,7 +128,7 @@ def merged(events: Sequence[AnswerEvent]) -> AnswerEvent:
 
 
 def joined(parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
-    """The parts, neighbours of one kind as one; calls stay apart."""
+    """The parts, with neighbours of the same kind joined, except tool calls."""
     found: list[AnswerPart] = []
     for part in parts:
         if found and found[-1].kind == part.kind and part.kind is not PartKind.TOOL_CALLS:
@@ -131,19 +139,19 @@ def joined(parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
 
 
 class AnswerStream(Protocol):
-    """An answer under way. Read it from one place, in one of three ways; the last event has a finish_reason.
+    """An answer in progress. One reader reads it in one of three ways; the last event has a finish_reason.
 
-    accepted is done once the request was taken, and raises the refusal of a server elsewhere, which is then also the
-    last event's error.
+    accepted: done when the model has accepted the request. It raises a remote server's refusal, which is also the last
+    event's error.
     """
 
     accepted: "Future[None]"
 
     def cancel(self) -> None:
-        """Ask to stop, from any thread. The last event still comes."""
+        """Stop, from any thread. The last event still follows."""
 
     def poll(self) -> list[AnswerEvent]:
-        """What has come since the last call. Never waits."""
+        """The events since the last call. Never waits."""
 
     def __iter__(self) -> Iterator[AnswerEvent]: ...
 
@@ -151,7 +159,7 @@ class AnswerStream(Protocol):
 
 
 class Prompt(Protocol):
-    """A request as one model reads it. tokens and text are None where only a server elsewhere knows them."""
+    """A request prepared for a model. tokens and text are None for a remote server."""
 
     @property
     def tokens(self) -> tuple[int, ...] | None: ...
@@ -161,10 +169,10 @@ class Prompt(Protocol):
 
     @property
     def images(self) -> int:
-        """How many images it holds."""
+        """The number of images."""
 
     def submit(self, choice: int = 0) -> AnswerStream:
-        """Begin to answer; choice is added to the seed, so that several answers differ.
+        """Start an answer. choice is added to the seed, so that several answers differ.
 
         Raises RequestError, ContextOverflowError, QueueFullError, TemplateError, EngineStoppedError.
         """
@@ -175,12 +183,12 @@ class AnsweringModel(Protocol):
 
     @property
     def most_choices(self) -> int:
-        """Answers that may be asked for at once."""
+        """The most answers to a request."""
 
     def prepare(self, request: AnswerRequest) -> Prompt:
-        """Render, tokenise, compile what constrains the answer. Raises RequestError, TemplateError, PictureError."""
+        """Render, tokenise, compile constraints. Raises RequestError, TemplateError, PictureError, RemoteError."""
 
 
 def function_object(call: ToolCall) -> Mapping[str, Any]:
-    """A call as conversations hold it."""
+    """A tool call as in a conversation's messages."""
     return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -1,4 +1,4 @@
-"""Answers in the harmony format of gpt-oss: messages that each name their channel, and who they are for.
+"""Answers in the harmony format of gpt-oss: messages with a channel and a recipient.
 
 Source: OpenAI, "OpenAI harmony response format" (developers.openai.com/cookbook/articles/openai-harmony).
 """
@@ -16,16 +16,15 @@ _START, _MESSAGE = "<|start|>", "<|message|>"
 _FINAL = "<|channel|>final<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
 _RECIPIENT = re.compile(r"to=functions\.(?P<name>[\w.-]+)")
-# What a header, or the text after the prompt's "<|start|>assistant", begins with.
+# How a header starts, also after the prompt's "<|start|>assistant".
 _HEADERS = (_START, "<|channel|>", "to=")
-# A header names a role, a channel and a recipient. What is longer is text.
-_LONGEST_HEADER = 200
+_LONGEST_HEADER = 200  # of role, channel and recipient; longer ones are text
 
 
 class HarmonySplitter:
-    """Splits one answer by the headers of its messages.
+    """Splits an answer by the headers of its messages.
 
-    The channel "analysis" is reasoning. Messages to a function are calls, where tools were offered. Everything else is
+    The channel "analysis" is reasoning. Messages to a function are tool calls if tools were offered. Everything else is
     content. Reasoning and content stream.
     """
 
@@ -33,8 +32,8 @@ class HarmonySplitter:
         self._offers_tools = offers_tools
         self._held = ""
         self._header = ANALYSIS if starts_in_reasoning else ""
-        self._inside = starts_in_reasoning  # a message, rather than before one
-        self._call: list[str] = []  # what has come of a call
+        self._inside = starts_in_reasoning  # in a message's body, not its header
+        self._call: list[str] = []  # an unfinished call
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
@@ -45,14 +44,14 @@ class HarmonySplitter:
         return [part for part in parts if part.text]
 
     def flush(self) -> list[AnswerPart]:
-        """Return what is still held when the answer ends."""
+        """Return the rest at the end of the answer."""
         held, self._held = "".join([*self._call, self._held]), ""
         part = self._part(held) if self._inside else AnswerPart(PartKind.CONTENT, held)
         self._inside = False
         return [part] if part.text else []
 
     def _read_header(self, parts: list[AnswerPart]) -> bool:
-        """Go on to a message's text; False once more text is needed."""
+        """Process a header. Returns False if more text is needed."""
         text = self._held.lstrip()
         if not any(start.startswith(text[: len(start)]) for start in _HEADERS):
             self._header, self._inside = "", True
@@ -85,7 +84,7 @@ class HarmonySplitter:
         return self._offers_tools and _RECIPIENT.search(self._header) is not None
 
     def _part(self, body: str) -> AnswerPart:
-        """A piece of the present message, or all of a call."""
+        """A part of the current message, or a whole call."""
         recipient = _RECIPIENT.search(self._header)
         if recipient is None or not self._offers_tools:
             reasons = "<|channel|>analysis" in self._header and recipient is None
@@ -96,7 +95,7 @@ class HarmonySplitter:
 
 
 def before_answer(reasoning: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """What a model writes before an answer's content, where it comes first and where it follows reasoning."""
+    """The markup before an answer's content: without reasoning before it, and after reasoning."""
     if not reasoning or reasoning[0][0] != ANALYSIS:
         return "", ""
     return _FINAL, f"{_START}assistant{_FINAL}"

@@ -1,4 +1,4 @@
-"""Answers of an engine in this process."""
+"""Answers from an engine in this process: preparing a conversation, and splitting its tokens into parts."""
 
 import contextlib
 import json
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
 from localllm.answer.harmony import before_answer
+from localllm.answer.placeholders import has_images
 from localllm.answer.rendering import ChatPrompt, render
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitting import ForcedCall, Marker, Splitter, ThinkingFirst, answer_splitter
-from localllm.answer.stand_ins import has_images
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams, TokenEvent
 from localllm.engine.stream import GenerationStream
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint
 
 SAMPLING = frozenset(field.name for field in fields(SamplingParams))
-# The longest answer where the window rolls: a model that never ends would go on for ever.
-CONTEXTS_OF_ANSWER = 10
+CONTEXTS_OF_ANSWER = 10  # the longest answer with a rolling context, for models that never stop by themselves
 
 _ACCEPTED: "Future[None]" = Future()
 _ACCEPTED.set_result(None)
 
 
 class LocalModel:
-    """A loaded model that answers as its manifest says where a request says nothing. Implements AnsweringModel."""
+    """A loaded model with the defaults of its manifest. Implements AnsweringModel."""
 
     def __init__(self, name: str, loaded: LoadedModel, behaviour: Behaviour = Behaviour()) -> None:  # noqa: B008 - frozen
         """name: for messages."""
@@ -54,9 +53,9 @@ class LocalModel:
         return self._text(request) if continues or request.prompt is not None else self._conversation(request)
 
     def conversation(self, messages: Sequence[Message]) -> list[Message]:
-        """A conversation in full: the system text, the request's or else the model's; the model's messages; the rest.
+        """The messages with those of the model's manifest, in the order of Ollama's generate route.
 
-        That is the order of Ollama's generate route.
+        System text (the request's, or else the model's), the model's messages, the rest of the request's.
         """
         first = next((at for at, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
         system = list(messages[:first])
@@ -100,9 +99,7 @@ class LocalModel:
         if request.think:
             raise RequestError(f'"{self.name}" does not support thinking')
         if any(message["role"] in SYSTEM_ROLES for message in request.messages):
-            raise RequestError(
-                "this model has no chat template and so takes no system text; put the text into the prompt"
-            )
+            raise RequestError("the model has no chat template for system text; put the text into the prompt")
         generation = replace(
             self._generation(request),
             prompt=self._text_tokens(request),
@@ -146,7 +143,7 @@ class LocalModel:
         return LocalPrompt(self.loaded, replace(generation, persist=persist), splitter, text)
 
     def _generation(self, request: AnswerRequest) -> GenerationRequest:
-        """Everything of the engine's request that does not depend on what is asked."""
+        """The engine's request without the prompt and what depends on it."""
         own: Mapping[str, Any] = self._behaviour.settings
         sampling = {name: value for name, value in own.items() if name in SAMPLING} | dict(request.sampling)
         max_tokens = own.get("max_tokens") if request.max_tokens is None else request.max_tokens
@@ -170,7 +167,7 @@ class LocalModel:
         return self._behaviour.stop if request.stop is None else request.stop
 
     def _think(self, request: AnswerRequest) -> bool | str | None:
-        """Whether the template is to have the model think, or how hard."""
+        """Whether the model is to think, or the effort; None if it cannot."""
         if request.think and not can_think(self.template):
             raise RequestError(f'"{self.name}" does not support thinking')
         if request.think is not None:
@@ -180,16 +177,18 @@ class LocalModel:
         return True if can_think(self.template) else None
 
     def _before_format(self, request: AnswerRequest, think: bool, prompt: ChatPrompt) -> tuple[Marker | None, str]:
-        """The reasoning that comes before an answer with a format; its opening is "" where the prompt has opened it.
+        """The markers of the reasoning before a constrained answer, and the text to add to the prompt.
 
-        None where the model is not to think; then with the markup that comes before the answer. RequestError where the
-        template does not show where reasoning ends.
+        The opening marker is "" if the prompt has it already. If the model is not to think, the markers are None, and
+        the text is the markup before the answer. Raises RequestError if the template does not show where reasoning
+        ends.
         """
         markers = self.template.reasoning_markers
         alone, after_reasoning = before_answer(markers)
         if think and not markers:
             raise RequestError(
-                f'the template of "{self.name}" does not show where thinking ends: ask for a format or for thinking'
+                f'the template of "{self.name}" does not show where thinking ends; request a format or thinking, '
+                "not both"
             )
         if not think and not prompt.starts_in_reasoning:
             return None, "" if request.goes_on else alone
@@ -211,13 +210,13 @@ class LocalModel:
 
 
 def can_think(template: "ChatTemplate") -> bool:
-    """Whether a model reasons before it answers: where it is told to, or always."""
+    """Whether a model can reason before it answers, optionally or always."""
     return template.supports_thinking or bool(template.reasoning_markers)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPrompt:
-    """Implements Prompt. rendered: the conversation's text, None for a prompt without messages."""
+    """Implements Prompt. rendered: the conversation's text; None for a request without messages."""
 
     loaded: LoadedModel
     generation: GenerationRequest
@@ -244,14 +243,14 @@ class LocalPrompt:
 
 
 class LocalStream:
-    """A generation's events, their text split into parts. Implements AnswerStream."""
+    """A generation's events with their text split into parts. Implements AnswerStream."""
 
     accepted = _ACCEPTED
 
     def __init__(
         self, stream: GenerationStream, splitter: Splitter | None, token_bytes: Callable[[int], bytes]
     ) -> None:
-        """splitter: None where all text is content."""
+        """splitter: None if all text is content."""
         self._stream = stream
         self._splitter = splitter
         self._token_bytes = token_bytes
@@ -299,14 +298,14 @@ class LocalStream:
 
 
 def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with its keys in OpenAI's order, so that the prompt does not depend on the order of the client's JSON."""
+    """A tool with its keys in OpenAI's order: the prompt must not depend on the order in the client's JSON."""
     function = tool["function"]
     known = {key: function[key] for key in ("name", "description", "parameters") if key in function}
     return {"type": "function", "function": {**known, **function}}
 
 
 def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """What {"name": ..., "arguments": ...} looks like for one tool."""
+    """The JSON Schema of {"name": ..., "arguments": ...} for a tool."""
     return {
         "type": "object",
         "properties": {

@@ -1,4 +1,4 @@
-"""A conversation as a prompt, and as a shorter one where it outgrows the context."""
+"""Rendering conversations as prompts, also without their oldest messages if they exceed the context."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,18 +8,17 @@ from typing import Any
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
 from localllm.answer.harmony import before_answer
+from localllm.answer.placeholders import LiteralText, PromptImages, Range, has_images
 from localllm.answer.request import SYSTEM_ROLES, Message
-from localllm.answer.stand_ins import LiteralText, PromptImages, Range, has_images
 from localllm.engine.images import ImageRows
 from localllm.engine.loaded_model import LoadedModel
 
-# What markup adds to a message, in characters; only a first guess rests on it.
-MARKUP_CHARACTERS = 30
+MARKUP_CHARACTERS = 30  # a guess at a message's markup
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A rendered conversation: fields of a GenerationRequest, and whether the answer begins inside the reasoning."""
+    """A rendered conversation: fields of a GenerationRequest, and whether the answer starts in its reasoning."""
 
     text: str
     tokens: tuple[int, ...]
@@ -38,11 +37,10 @@ def render(
     continues: bool = False,
     **extra: Any,
 ) -> ChatPrompt:
-    """Render and tokenise a conversation that the assistant answers next.
+    """Render and tokenise a conversation for the assistant's answer.
 
-    messages, tools: as AnswerRequest has them. continues: the last message is the beginning of that answer. extra: of
-    the template's EXTRA_ARGUMENTS. Raises TemplateError, RequestError where the model reads no images, and PictureError
-    for an image that is not taken.
+    messages, tools: see AnswerRequest. continues: the answer continues the last message. extra: of the template's
+    EXTRA_ARGUMENTS. Raises TemplateError, RequestError if the model cannot read images, PictureError for a bad image.
     """
     options = {"tools": tools or None, "enable_thinking": enable_thinking, **extra}
     images = PromptImages(model.see) if has_images(messages) else None
@@ -55,11 +53,11 @@ def render(
 
 
 class RenderedChat:
-    """A conversation that the assistant answers next, rendered and tokenised. Implements engine.request.Conversation.
+    """A conversation rendered and tokenised for the assistant's answer. Implements engine.request.Conversation.
 
-    Markup is what the template writes. The names of control tokens in messages and options stay text; an assistant's
-    content alone may hold the markers of reasoning. options: of ChatTemplate.render. images: those whose
-    stand-ins the messages hold. Raises TemplateError.
+    Only the template's own text is parsed for control tokens. Their names in messages and options stay text, except
+    reasoning markers in an assistant's content. options: of ChatTemplate.render. images: those whose placeholders are
+    in the messages. Raises TemplateError.
     """
 
     def __init__(
@@ -88,9 +86,9 @@ class RenderedChat:
         return len(self.tokens)
 
     def begun(self, message: Mapping[str, Any]) -> tuple[str, tuple[int, ...], bool]:
-        """What an assistant's message puts behind the rendered text so that it goes on, as text and as tokens.
+        """An assistant's unfinished message to add to the prompt: its text, its tokens, whether it ends in reasoning.
 
-        And whether it stops inside its reasoning. Its names of control tokens stay text, as in any message.
+        Names of control tokens in it stay text, as in any message.
         """
         (hidden,) = self._literal.hide_messages([message])
         content = hidden.get("content") or ""
@@ -109,11 +107,10 @@ class RenderedChat:
         return text, tuple(tokens), in_reasoning
 
     def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return the conversation's tokens without its oldest messages, and how many messages went.
+        """Drop the oldest messages to save at least this many tokens; returns the tokens and the messages dropped.
 
-        It is at least so many tokens shorter, if it can be: it begins with a user's message, the newest one at the
-        latest, and keeps what is of SYSTEM_ROLES. What remains is rendered like any other conversation, so that
-        the result depends on the messages alone. Raises TemplateError.
+        What remains starts with a user's message, at the latest with the newest, after the messages of SYSTEM_ROLES.
+        If even that is too long, it is returned nevertheless. Raises TemplateError.
         """
         starts = self._starts()
         if not starts:
@@ -122,11 +119,11 @@ class RenderedChat:
         return self._from(first), len(self._messages) - len(self._kept(first))
 
     def _starts(self) -> list[int]:
-        """Where a shorter conversation may begin: at messages of the user."""
+        """Where a shorter conversation may start: at a user's messages."""
         return [at for at, message in enumerate(self._messages) if at and message.get("role") == "user"]
 
     def _find_cut(self, starts: Sequence[int], tokens: int) -> int:
-        """Index of the first start that saves so many tokens, else of the last. Few renderings: the guess is good."""
+        """The index of the first start that saves enough tokens, else the last. A good first guess saves renderings."""
         low, high, step = 0, len(starts) - 1, 1
         at = min(self._guess(starts, tokens), max(high - 1, 0))
         while low < high:
@@ -139,7 +136,7 @@ class RenderedChat:
         return low
 
     def _guess(self, starts: Sequence[int], tokens: int) -> int:
-        """Which start it should be, if all messages had as many tokens for their characters."""
+        """The start if every message had the same number of tokens per character."""
         sizes = list(accumulate(MARKUP_CHARACTERS + len(str(message.get("content"))) for message in self._messages))
         wanted = tokens / max(self.length, 1) * sizes[-1]
         return sum(sizes[first - 1] < wanted for first in starts)
@@ -157,7 +154,7 @@ class RenderedChat:
         return self._template.render(messages, **self._options)
 
     def _encode(self, rendered: str) -> tuple[str, tuple[int, ...]]:
-        """Text and token ids, with one BOS where the model wants it, whether the template wrote it or not."""
+        """Text and token ids, with exactly one BOS if the model wants it."""
         text, ranges = self._literal.reveal(rendered)
         ids = tuple(self._images.encode(text, ranges, self._ids) if self._images else self._ids(text, ranges))
         bos = self._tokenizer.bos_id

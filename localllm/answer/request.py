@@ -1,4 +1,4 @@
-"""What may be asked of a model: to answer a conversation, or to continue a text."""
+"""Requests to a model: answer a conversation, or continue a text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -8,34 +8,33 @@ from localllm.engine.request import ContextPolicy, SamplingParams
 from localllm.errors import RequestError
 
 Message = Mapping[str, Any]
-_USUAL = SamplingParams()
+_DEFAULTS = SamplingParams()
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 SYSTEM_ROLES = frozenset({"system", "developer"})
-# In place of max_tokens: to the end of the context, whatever the model's own limit.
-UNLIMITED = -1
-MAX_CALLS = 4096  # tool calls of a conversation; each result is compared with those that have none yet
+UNLIMITED = -1  # for max_tokens: overrides the model's own limit
+MAX_CALLS = 4096  # tool calls in a conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
-    """A conversation to answer, or a text to continue, with its limits. Knows no model; None leaves it to the model.
+    """A conversation to answer, or a text to continue, for any model. None means the model's default.
 
-    messages: OpenAI's or Ollama's form. A content is text or a list of parts, {"type": "text", "text": str} and
-        {"type": "image", "data": bytes}, a PNG or JPEG. An assistant's message at the end, without tool calls, is the
-        beginning of the answer.
-    continues_text: a model without a chat template of its own continues the messages' text.
-    prompt: the text or token ids to continue, instead of messages. suffix: what follows the gap that the answer fills.
-        before: token ids that come before the prompt.
-    tools: OpenAI's form. tool_choice: the name of the tool that must be called, "" for any of them.
+    messages: in OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and
+        {"type": "image", "data": bytes} (PNG or JPEG). The answer continues an assistant's message at the end, unless
+        it has tool calls.
+    continues_text: a model without its own chat template continues the messages' text.
+    prompt: the text or token ids to continue, instead of messages. suffix: the text after the gap to fill. before:
+        token ids before the prompt.
+    tools: in OpenAI's format. tool_choice: the name of the tool that must be called, "" for any of them.
     format: "json" or a JSON Schema that the answer must fit.
-    think: whether to reason first, or with which effort. None: if the model can, but only with thinks_before_format
-        before an answer that must fit a format or be a tool call.
-    sampling: parameters by the names of SamplingParams. What is left out is the model's own, else that of `defaults`;
-        a server elsewhere is sent nothing but these.
-    stop: None takes the model's own stop strings.
-    adapters, keep, background, namespace: as GenerationRequest has them.
-    persist_from: prompts of at least this many tokens may be kept in the disk cache.
+    think: whether to reason first, or the effort. None: reason if the model can; before a format or a forced tool call
+        only with thinks_before_format.
+    sampling: parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only
+        these are sent to a remote server.
+    stop: stop strings; None for the model's own.
+    adapters, keep, background, namespace: see GenerationRequest.
+    persist_from: prompts of at least this many tokens may be written to the disk cache.
     """
 
     messages: Sequence[Message] = ()
@@ -63,7 +62,7 @@ class AnswerRequest:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the last message is the beginning of the answer."""
+        """Whether the answer continues the last message."""
         last = self.messages[-1] if self.messages else {}
         return last.get("role") == "assistant" and not last.get("tool_calls")
 
@@ -79,7 +78,7 @@ class AnswerRequest:
 
     @property
     def chosen_tools(self) -> list[Mapping[str, Any]]:
-        """The tools that must be called, if any must. Raises RequestError where the named one is not offered."""
+        """The tools of which one must be called, if any. Raises RequestError if the named tool is not offered."""
         if self.tool_choice is None:
             return []
         found = [tool for tool in self.tools if self.tool_choice in ("", tool["function"]["name"])]
@@ -87,12 +86,12 @@ class AnswerRequest:
             raise RequestError(
                 f"tool_choice names {self.tool_choice[:64]!r}, which is not among the tools"
                 if self.tool_choice
-                else "tool_choice asks for a tool call, and no tools are offered"
+                else "tool_choice requires a tool call, but no tools are offered"
             )
         return found
 
     def check(self) -> None:
-        """Raise RequestError for what no model can follow."""
+        """Raise RequestError if the request is invalid for any model."""
         calls = 0
         for message in self.messages:
             if message["role"] not in ROLES:
@@ -100,14 +99,14 @@ class AnswerRequest:
                 raise RequestError(f"unknown role {str(message['role'])[:32]!r}; roles are {roles}")
             calls += len(message.get("tool_calls") or ())
         if calls > MAX_CALLS:
-            raise RequestError(f"the messages have {calls} tool calls; at most {MAX_CALLS} are taken")
+            raise RequestError(f"the messages have {calls} tool calls; at most {MAX_CALLS} are allowed")
         if self.has_format and self.format != "json" and not isinstance(self.format, dict):
             raise RequestError('invalid format: expected "json" or a JSON schema')
         if self.has_format and self.tool_choice is not None:
-            raise RequestError("a format and a tool_choice that asks for a call exclude each other")
+            raise RequestError("format cannot be used with a tool_choice that requires a tool call")
 
 
 def changed(sampling: SamplingParams) -> dict[str, Any]:
     """The parameters that differ from the defaults, by name."""
     values = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
-    return {name: value for name, value in values.items() if value != getattr(_USUAL, name)}
+    return {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}

@@ -1,4 +1,4 @@
-"""An answer's text split into content, reasoning and tool calls while it streams. No text is ever lost."""
+"""Splitting an answer's text into content, reasoning and tool calls while it streams. No text is lost."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,48 +8,48 @@ from localllm.answer.harmony import ANALYSIS, HarmonySplitter
 from localllm.answer.tool_calls import parse_tool_calls
 from localllm.engine.detokenizer import beginning_at_end
 
-# Opening and closing texts, as ChatTemplate names them; a closing "" is the end of the answer.
+# Opening and closing marker, as in ChatTemplate; a closing "" is the end of the answer.
 Marker = tuple[str, str]
 
 
 class Splitter(Protocol):
-    """Splits one answer."""
+    """Splits an answer."""
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
 
     def flush(self) -> list[AnswerPart]:
-        """Return what is still held when the answer ends."""
+        """Return the rest at the end of the answer."""
 
 
 def answer_splitter(
     reasoning: Sequence[Marker], tool_calls: Sequence[Marker] = (), starts_in_reasoning: bool = False
 ) -> Splitter:
-    """The splitter for answers of the template with these markers; the arguments are those of AnswerSplitter."""
+    """A splitter for a template with these markers. For the arguments see AnswerSplitter."""
     if any(opening == ANALYSIS for opening, _ in reasoning):
         return HarmonySplitter(bool(tool_calls), starts_in_reasoning)
     return AnswerSplitter(reasoning, tool_calls, starts_in_reasoning)
 
 
 class AnswerSplitter:
-    """Splits one answer by its template's markers, which the parts leave out.
+    """Splits an answer by its template's markers, which are left out.
 
-    Reasoning and content stream; a tool call comes when it is complete. A call that cannot be parsed is content,
-    markers included. Reasoning is recognised at the beginning of an answer only: a marker further on is text.
+    Reasoning and content stream; a tool call is returned when it is complete, or as content with its markers if it
+    cannot be parsed. Reasoning is only recognised at the beginning of an answer; a later marker is text.
     """
 
     def __init__(
         self, reasoning: Sequence[Marker], tool_calls: Sequence[Marker] = (), starts_in_reasoning: bool = False
     ) -> None:
-        """tool_calls: leave them out where the request offered no tools. Markers as ChatTemplate gives them."""
+        """reasoning, tool_calls: ChatTemplate's markers; no tool_calls if the request offers no tools."""
         self._kinds = dict.fromkeys(tool_calls, PartKind.TOOL_CALLS)
         self._kinds |= dict.fromkeys(reasoning, PartKind.REASONING)
         self._reasoning = list(reasoning)
         self._tool_calls = list(tool_calls)
         self._section: Marker | None = reasoning[0] if starts_in_reasoning and reasoning else None
-        self._begun = False  # whether content, other than blanks, has come
+        self._begun = False  # whether there was content other than white space
         self._held = ""
-        self._call: list[str] = []  # what has come of a call
+        self._call: list[str] = []  # an unfinished call
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
@@ -71,7 +71,7 @@ class AnswerSplitter:
         return [part] if part.text else []
 
     def _step(self, parts: list[AnswerPart]) -> bool:
-        """Handle the text up to the next marker; False once more text is needed."""
+        """Process the text up to the next marker. Returns False if more text is needed."""
         if self._section is None:
             return self._read_content(parts)
         opening, closing = self._section
@@ -113,7 +113,7 @@ def _call(opening: str, body: str, closing: str) -> AnswerPart:
 
 
 class ForcedCall:
-    """Reads an answer that a constraint makes a tool call: {"name": ..., "arguments": ...}. It comes whole."""
+    """Reads an answer that is constrained to a tool call {"name": ..., "arguments": ...}; returned when complete."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -124,7 +124,7 @@ class ForcedCall:
         return []
 
     def flush(self) -> list[AnswerPart]:
-        """The call; content where the answer was cut short."""
+        """The call, or content if the answer was cut off."""
         text = "".join(self._text)
         calls = parse_tool_calls("", text)
         kind = PartKind.TOOL_CALLS if calls else PartKind.CONTENT
@@ -132,13 +132,13 @@ class ForcedCall:
 
 
 class ThinkingFirst:
-    """Splits an answer whose constraint begins after its reasoning.
+    """Splits an answer whose constraint starts after its reasoning.
 
-    Markers within the constrained answer are its own text. White space between reasoning and answer belongs to neither.
+    Markers within the constrained answer are text. White space between reasoning and answer is dropped.
     """
 
     def __init__(self, marker: Marker, answer: Splitter | None = None) -> None:
-        """marker: as the constraint has it, so that the text begins with the opening. answer: reads what follows."""
+        """marker: the constraint's, so the text starts with the opening. answer: splits the rest."""
         self._opening, self._closing = marker
         self._answer = answer
         self._held = ""

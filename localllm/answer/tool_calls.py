@@ -1,16 +1,15 @@
-"""Tool calls as models write them. What does not parse is text."""
+"""Parsing tool calls in the formats that models write. What cannot be parsed is text."""
 
 import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
-# A function's name before its arguments, as Mistral and DeepSeek write it. No quantifier gives anything back, so that
-# the time to find out that there is none is linear.
+# A function's name before its arguments, as Mistral and DeepSeek write it. Possessive, so that matching is linear.
 _NAMED = re.compile(
     r"(?:function\s*+<｜tool▁sep｜>)?+(?P<name>[\w.-]++)\s*+(?:\[ARGS\]|<｜tool▁sep｜>|```json)?+\s*+(?={)"  # noqa: RUF001
 )
-# What stands between calls or around them, and carries no meaning.
+# Text between or around calls that has no meaning.
 _SEPARATOR = re.compile(r"(?:\s|,|;|```|</?tool_call>|<｜tool▁call▁(?:begin|end)｜>)+")  # noqa: RUF001
 
 
@@ -23,11 +22,11 @@ class ToolCall:
 
 
 def parse_tool_calls(opening: str, body: str) -> tuple[ToolCall, ...]:
-    """The calls that the text between tool-call markers spells; () unless all of it can be parsed.
+    """Parse the text between tool-call markers; returns () unless all of it can be parsed.
 
-    opening: the marker before it, since some hold a part of the call. Parsed are JSON objects with name and arguments
-    (or parameters), alone, in a list or one after the other; a name before its JSON arguments; and <function=name>
-    around JSON or <parameter=...> tags.
+    opening: the marker before the text, which may be a part of the call. Supported formats: JSON objects with name and
+    arguments (or parameters), alone, in a list or in sequence; a name before its JSON arguments; <function=name> around
+    JSON or <parameter=...> tags.
     """
     text = opening + body if opening.startswith("<function=") else body
     try:
@@ -40,7 +39,7 @@ def parse_tool_calls(opening: str, body: str) -> tuple[ToolCall, ...]:
 def _tagged(text: str) -> list[ToolCall]:
     calls, between = _tags(text, "<function=", "</function>", may_end_open=True)
     if _SEPARATOR.sub("", between):
-        raise ValueError("text beside the calls")
+        raise ValueError("text outside of the calls")
     return [ToolCall(name, _tag_arguments(body)) for name, body in calls]
 
 
@@ -48,7 +47,7 @@ def _tag_arguments(body: str) -> dict[str, Any]:
     found, between = _tags(body, "<parameter=", "</parameter>")
     rest = between.strip()
     if found and rest:
-        raise ValueError("text beside the parameters")
+        raise ValueError("text outside of the parameters")
     if found:
         return {name: _value(value.removeprefix("\n").removesuffix("\n")) for name, value in found}
     return _object(json.loads(rest)) if rest else {}
@@ -70,7 +69,7 @@ def _tags(text: str, opening: str, closing: str, may_end_open: bool = False) -> 
 
 
 def _value(text: str) -> Any:
-    """A parameter's value: JSON where it is JSON, else the text itself."""
+    """A parameter's value: parsed if it is JSON, else the text."""
     try:
         return json.loads(text)
     except ValueError:

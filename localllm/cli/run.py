@@ -164,8 +164,8 @@ def _here(
 ) -> "Iterator[generation.Started]":
     """Load the model into this process and begin to answer. Its own parameters go below what the user says."""
     from localllm.answer.local import LocalModel
+    from localllm.answer.placeholders import has_images
     from localllm.answer.request import changed
-    from localllm.answer.stand_ins import has_images
     from localllm.cli import generation
     from localllm.cli.pull import obtain
     from localllm.engine.loaded_model import load_model

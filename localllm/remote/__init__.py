@@ -1,4 +1,5 @@
-"""Models that a server elsewhere computes. `openai` speaks OpenAI's protocol, `ollama` Ollama's.
+"""Models on remote servers: `openai` for OpenAI's protocol, `ollama` for Ollama's.
 
-connection is one HTTP request that any thread may end, stream an answer on its way, fields a request in OpenAI's words.
+`connection` has HTTP requests that any thread may cancel, `stream` answers in progress, `fields` OpenAI's request
+bodies.
 """

@@ -1,6 +1,6 @@
-"""Requests in the fields of OpenAI's protocol. Pure functions.
+"""Bodies of OpenAI's requests. Pure functions.
 
-https://platform.openai.com/docs/api-reference/chat/create, and what vLLM, SGLang and llama.cpp add to it.
+https://platform.openai.com/docs/api-reference/chat/create, with the extensions of vLLM, SGLang and llama.cpp.
 """
 
 import base64
@@ -12,27 +12,26 @@ from typing import Any
 from localllm.answer.request import AnswerRequest, Message
 from localllm.errors import RequestError
 
-# Sampling parameters that the protocol has, and extensions by the names that servers give them.
+# Sampling parameters of the protocol, and extensions under their names in various servers.
 _SAMPLING = {
     **{name: (name,) for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")},
     **{name: (name,) for name in ("top_k", "min_p", "repeat_last_n", "typical_p", "mirostat", "mirostat_tau")},
     "mirostat_eta": ("mirostat_eta",),
     "repeat_penalty": ("repeat_penalty", "repetition_penalty"),  # llama.cpp and Ollama; vLLM and SGLang
 }
-# A bias of this much bans a token.
-BANNED = -100
+BANNED = -100  # the logit_bias that bans a token
 _PNG = b"\x89PNG"
 
 
 def chat_fields(request: AnswerRequest) -> dict[str, Any]:
-    """The body of a chat completion, without its model. Raises RequestError for what cannot be asked for."""
+    """The body of a chat completion, without its model. Raises RequestError for a tool result without a call."""
     body = {"messages": _messages(request.messages), **_limits(request)}
     if request.tool_choice is not None:
-        # llama.cpp takes the name of a tool for "auto"; it does force a call of the only tool.
+        # llama.cpp treats a named tool as "auto", but forces a call of the only tool.
         body |= {"tools": request.chosen_tools, "tool_choice": "required"}
     elif request.tools:
         body["tools"] = list(request.tools)
-    if request.goes_on:  # otherwise vLLM and SGLang begin anew, and llama.cpp repeats what is there
+    if request.goes_on:  # without these, vLLM and SGLang start a new message, and llama.cpp repeats the old one
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if request.has_format:
         body["response_format"] = _response_format(request.format)
@@ -41,7 +40,7 @@ def chat_fields(request: AnswerRequest) -> dict[str, Any]:
     elif request.think is not None:
         body["chat_template_kwargs"] = {"enable_thinking": request.think}
     if (logprobs := request.sampling.get("logprobs")) is not None:
-        body |= {"logprobs": True, "top_logprobs": max(logprobs, 1)}  # llama.cpp sends nothing at all for 0
+        body |= {"logprobs": True, "top_logprobs": max(logprobs, 1)}  # llama.cpp sends none at all for 0
     return body
 
 
@@ -61,7 +60,7 @@ def completion_fields(request: AnswerRequest) -> dict[str, Any]:
 
 
 def _limits(request: AnswerRequest) -> dict[str, Any]:
-    """Limits and sampling as far as the request has set them: the server knows what else suits its model."""
+    """Limits and sampling that the request sets; the rest is left to the server."""
     fields: dict[str, Any] = {}
     for ours, theirs in _SAMPLING.items():
         if (value := request.sampling.get(ours)) is not None:
@@ -84,9 +83,9 @@ def _response_format(format: Any) -> dict[str, Any]:
 
 
 def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in the protocol's shape: every call has an id, every result names one.
+    """Messages in OpenAI's format: every tool call has an id, and every result refers to one.
 
-    Ollama's clients send neither; a result then belongs to the first call without a result, of its name if it has one.
+    Ollama's clients send no ids: a result belongs to the first call without a result, and of its name if it has one.
     """
     found = []
     waiting: dict[str, str] = {}  # calls without results: their ids and names
@@ -107,11 +106,11 @@ def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _waiting(calls: Mapping[str, str], name: str | None) -> str:
-    """The id of the call that a result without one belongs to. Raises RequestError where there is none."""
+    """The id of the call that a result belongs to. Raises RequestError if there is none."""
     for identity, called in calls.items():
         if name in (None, called):
             return identity
-    raise RequestError("a message of the role tool answers no call; send the assistant's tool_calls before it")
+    raise RequestError("a tool message has no matching tool call; send the assistant's tool_calls before it")
 
 
 def _call(call: Mapping[str, Any], identity: str) -> dict[str, Any]:
@@ -128,7 +127,7 @@ def _call(call: Mapping[str, Any], identity: str) -> dict[str, Any]:
 
 
 def _content(content: Any) -> Any:
-    """A content with its images as data: URLs (https://platform.openai.com/docs/guides/images-vision)."""
+    """Content with images as data: URLs (https://platform.openai.com/docs/guides/images-vision)."""
     if not isinstance(content, list):
         return content
     return [_image(part["data"]) if part.get("type") == "image" else part for part in content]

@@ -1,4 +1,4 @@
-"""Servers that speak Ollama's protocol, localllm's own among them, as models that answer.
+"""Models on servers of Ollama's protocol, including localllm's own server.
 
 Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md. Durations are nanoseconds there.
 """
@@ -24,17 +24,17 @@ DEFAULT_PORT = 11434
 
 
 class OllamaServer:
-    """A server and its models. Thread-safe. Methods raise RemoteError where it cannot be reached or refuses."""
+    """A server and its models. Thread-safe. All methods raise RemoteError."""
 
     def __init__(self, address: str, key: str | None = None) -> None:
         """address: host, host:port or a URL. key: sent with every request."""
         self.endpoint = Endpoint.parse(address, key, path="", port=DEFAULT_PORT)
 
     def load(self, name: str, progress: "LoadProgress") -> "OllamaModel":
-        """Have the server load a model. Nothing is pulled. What progress raises ends the load."""
+        """Make the server load a model, without pulling it. An exception from progress ends the load."""
         progress(f"{self.endpoint.host} loads {name}", 0.0)
         shown = self.ask("POST", "/api/show", {"model": name})
-        # An empty conversation loads the model and nothing more; a server of localllm's reports progress.
+        # An empty conversation only loads the model. A localllm server reports progress.
         call = Call(self.endpoint, "POST", "/api/chat", {"model": name, "messages": [], "progress": True})
         for line in _objects(call):
             if "error" in line:
@@ -44,29 +44,29 @@ class OllamaServer:
                 progress(f"{self.endpoint.host}: {state['phase']}", state.get("share", 0.0))
         progress(f"{self.endpoint.host} loads {name}", 1.0)
         contexts = [value for key, value in shown.get("model_info", {}).items() if key.endswith(".context_length")]
-        # Old servers name no capabilities; they refuse what they cannot do.
+        # Old servers do not list capabilities; they refuse what they cannot do.
         capabilities = frozenset(shown.get("capabilities", ("vision",)))
         return OllamaModel(self, name, contexts[0] if contexts else None, capabilities)
 
     def models(self) -> list[tuple[dict[str, Any], bool]]:
-        """The rows of /api/tags, and whether each is in memory."""
+        """The rows of /api/tags, and whether each model is loaded."""
         loaded = {row.get("name") for row in self.ask("GET", "/api/ps").get("models", ())}
         return [(row, row["name"] in loaded) for row in self.ask("GET", "/api/tags").get("models", ())]
 
     def create(self, name: str, recipe: Mapping[str, Any]) -> None:
-        """Have the server make a model. recipe: further fields of /api/create."""
+        """Create a model on the server. recipe: further fields of /api/create."""
         answer = self.ask("POST", "/api/create", {"model": name, "stream": False, **recipe})
         if "error" in answer:
             raise RemoteError(f"{self.endpoint} cannot save {name}: {answer['error']}")
 
     def ask(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer of a route that does not stream."""
+        """The response of a route that does not stream."""
         return Call(self.endpoint, method, route, body).json()
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """One model of a server. Implements AnsweringModel. context: in tokens, None where the server is silent."""
+    """A server's model. Implements AnsweringModel. context: in tokens, None if unknown."""
 
     server: OllamaServer
     name: str
@@ -75,10 +75,10 @@ class OllamaModel:
     most_choices: int = 1
 
     def prepare(self, request: AnswerRequest) -> "OllamaPrompt":
-        """See AnsweringModel. The server renders and tokenises. RequestError for what the chat never asks for."""
+        """See AnsweringModel. The server renders and tokenises. RequestError for requests that the chat never makes."""
         request.check()
         if request.prompt is not None or request.tool_choice is not None or request.adapters is not None:
-            raise RequestError("only conversations are sent to a server of Ollama's protocol")
+            raise RequestError("prompts, tool_choice and adapters are not supported on a server of Ollama's protocol")
         limits = {"num_predict": request.max_tokens, "num_ctx": request.context_limit, "num_keep": request.keep}
         options = {**request.sampling, **limits, "stop": list(request.stop) if request.stop else None}
         body: dict[str, Any] = {
@@ -86,7 +86,7 @@ class OllamaModel:
             "messages": [_message(message) for message in request.messages],
             "options": {name: value for name, value in options.items() if value is not None},
             "stream": True,
-            "progress": True,  # localllm's own; other servers ignore it
+            "progress": True,  # an addition of localllm's server
         }
         if logprobs := body["options"].pop("logprobs", None):
             body |= {"logprobs": True, "top_logprobs": logprobs}
@@ -110,7 +110,7 @@ class OllamaPrompt:
     images: int = 0
 
     def submit(self, choice: int = 0) -> RemoteStream:
-        """See Prompt. Does not wait; a refusal comes with the stream."""
+        """See Prompt. Does not wait; the stream reports a refusal."""
         return RemoteStream(Call(self.model.server.endpoint, "POST", "/api/chat", self.body), _read)
 
 
@@ -172,15 +172,15 @@ def _parts(message: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
 
 
 def _progress(line: Mapping[str, Any]) -> Progress | None:
-    """How much of the prompt a server of localllm's has read."""
+    """Progress of prefill, which a localllm server sends."""
     found = line.get("progress")
-    if not isinstance(found, dict) or "total" not in found:  # it may have to load the model again first
+    if not isinstance(found, dict) or "total" not in found:  # without total: progress of a load
         return None
     return Progress(found.get("queue_position", 0), found.get("completed", 0), found.get("total", 0))
 
 
 def _end(line: Mapping[str, Any], event: AnswerEvent) -> AnswerEvent:
-    """The last event, with the server's own counts and times."""
+    """The last event, with the server's counts and times."""
     counts = Counts(
         prompt=line.get("prompt_eval_count", 0),
         cached_memory=line.get("prompt_eval_cached_count", 0),

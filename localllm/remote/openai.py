@@ -1,7 +1,7 @@
-"""Servers that speak OpenAI's protocol (vLLM, SGLang, llama.cpp, Ollama and others), as models that answer.
+"""Models on servers of OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama and others.
 
-Protocol: https://platform.openai.com/docs/api-reference/chat/create. Reasoning is no part of it: vLLM, SGLang and
-llama.cpp call it reasoning_content, Ollama and later versions of vLLM reasoning.
+Protocol: https://platform.openai.com/docs/api-reference/chat/create. It lacks reasoning: vLLM, SGLang and llama.cpp
+send it as reasoning_content, Ollama and newer versions of vLLM as reasoning.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_CHOICES = 64
-LIST_PATIENCE_S = 10.0  # a list of models comes at once, or the server hangs
+LIST_PATIENCE_S = 10.0  # for a list of models
 
 
 class OpenAIServer:
@@ -42,24 +42,24 @@ class OpenAIServer:
         return cls(Endpoint.parse(address, read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")))
 
     def models(self) -> "list[OpenAIModel]":
-        """What the server offers. Raises RemoteError."""
+        """The server's models. Raises RemoteError."""
         rows = Call(self.endpoint, "GET", "/models", patience_s=LIST_PATIENCE_S).json().get("data") or ()
         return [self._model(row) for row in rows if isinstance(row, dict) and "id" in row]
 
     def model(self, name: str) -> "OpenAIModel":
-        """A model by its name, whether the server offers it or not."""
+        """A model by name, whether or not the server lists it."""
         return OpenAIModel(self, name)
 
     def _model(self, row: Mapping[str, Any]) -> "OpenAIModel":
-        # llama-server continues a prompt as if there were no suffix.
+        # llama-server ignores a completion's suffix.
         return OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIModel:
-    """One model of a server. Implements AnsweringModel; thread-safe. context: in tokens, None if the server is silent.
+    """A server's model. Implements AnsweringModel; thread-safe. context: in tokens, None if unknown.
 
-    fills_in: False where a completion's suffix would be ignored.
+    fills_in: whether the server supports a completion's suffix.
     """
 
     server: OpenAIServer
@@ -69,36 +69,35 @@ class OpenAIModel:
     most_choices: int = MOST_CHOICES
 
     def prepare(self, request: AnswerRequest) -> "OpenAIPrompt":
-        """See AnsweringModel. The server renders and tokenises; it keeps to its own context."""
+        """See AnsweringModel. The server renders, tokenises and limits the context."""
         request.check()
         if request.adapters is not None:
-            raise RequestError("adapters cannot be chosen on another server; ask for a model of it that has them")
+            raise RequestError("a remote server's adapters cannot be chosen; name a model that has them")
         if request.before:
-            raise RequestError("context is not supported by a model of another server; use /api/chat")
-        rivals = request.sampling.get("logprobs") or 0
+            raise RequestError("context is not supported for models of a remote server; use /api/chat")
+        top_logprobs = request.sampling.get("logprobs") or 0
         if request.prompt is None:
-            return OpenAIPrompt(self, "/chat/completions", chat_fields(request), rivals)
+            return OpenAIPrompt(self, "/chat/completions", chat_fields(request), top_logprobs)
         if request.suffix is not None and not self.fills_in:
-            raise RemoteError(f"{self.server.endpoint} reads no suffix: fill in by its own route /infill", 501)
-        return OpenAIPrompt(self, "/completions", completion_fields(request), rivals)
+            raise RemoteError(f"{self.server.endpoint} does not support suffix; use its own route /infill", 501)
+        return OpenAIPrompt(self, "/completions", completion_fields(request), top_logprobs)
 
     @property
     def tokenizer(self) -> NoReturn:
-        """Only the server has it: raises RemoteError 501."""
+        """Not available: raises RemoteError 501."""
         raise unavailable("tokens")
 
     @property
     def template(self) -> NoReturn:
-        """Only the server has it: raises RemoteError 501."""
+        """Not available: raises RemoteError 501."""
         raise unavailable("chat templates")
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
     ) -> "tuple[NDArray[np.float32], int]":
-        """Rows of Euclidean length 1, float32[len(texts), dimensions], and how many tokens were read.
+        """Embed texts: normalised rows, float32[len(texts), dimensions], and the number of tokens.
 
-        The server decides whether a long text is cut: the protocol cannot say it, so truncate has no effect. Raises
-        RemoteError.
+        truncate has no effect: the protocol leaves it to the server. Raises RemoteError.
         """
         import numpy as np
 
@@ -108,14 +107,14 @@ class OpenAIModel:
             found = sorted(answer["data"], key=lambda row: row.get("index", 0))
             rows = np.array([row["embedding"] for row in found], dtype=np.float32)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise RemoteError(f"{self.server.endpoint} does not answer with vectors.") from error
+            raise RemoteError(f"{self.server.endpoint} does not send vectors.") from error
         if rows.ndim != 2 or len(rows) != len(texts):
             raise RemoteError(f"{self.server.endpoint} sends {rows.shape} numbers for {len(texts)} texts.")
         rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         return rows, int((answer.get("usage") or {}).get("prompt_tokens") or 0)
 
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> "tuple[NDArray[np.float32], int]":
-        """The score of each document and how many tokens were read; truncate has no effect. Raises RemoteError.
+        """Score each document; returns the scores and the number of tokens. truncate has no effect. Raises RemoteError.
 
         The route is Jina's and Cohere's, which vLLM, SGLang and llama.cpp have too.
         """
@@ -129,9 +128,9 @@ class OpenAIModel:
                     raise RemoteError(f"{self.server.endpoint} scores document {row['index']} of {len(documents)}.")
                 scores[row["index"]] = row["relevance_score"]
         except (KeyError, TypeError, ValueError) as error:
-            raise RemoteError(f"{self.server.endpoint} does not answer with scores.") from error
+            raise RemoteError(f"{self.server.endpoint} does not send scores.") from error
         if not np.isfinite(scores).all():
-            raise RemoteError(f"{self.server.endpoint} leaves documents without a score.")
+            raise RemoteError(f"{self.server.endpoint} does not score every document.")
         return scores, int((answer.get("usage") or {}).get("total_tokens") or 0)
 
     def batches(self, sizes: Sequence[int]) -> list[slice]:
@@ -144,31 +143,31 @@ class OpenAIModel:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIPrompt:
-    """See Prompt. fields: the body of the request. rivals: how many other tokens each log-probability comes with."""
+    """See Prompt. fields: the request's body. top_logprobs: alternatives for each log-probability."""
 
     model: OpenAIModel
     route: str
     fields: dict[str, Any]
-    rivals: int = 0
+    top_logprobs: int = 0
     tokens: None = None
     text: None = None
     images: int = 0
 
     def submit(self, choice: int = 0) -> RemoteStream:
-        """See Prompt. Does not wait; a refusal comes with the stream."""
+        """See Prompt. Does not wait; the stream reports a refusal."""
         body = {"model": self.model.name, **self.fields, "stream": True, "stream_options": {"include_usage": True}}
         if choice and "seed" in body:
             body["seed"] += choice
         call = Call(self.model.server.endpoint, "POST", self.route, body)
-        return RemoteStream(call, lambda call, meter: _read(call, meter, self.rivals))
+        return RemoteStream(call, lambda call, meter: _read(call, meter, self.top_logprobs))
 
 
 def unavailable(what: str) -> RemoteError:
-    """The refusal of what OpenAI's protocol has no route for."""
-    return RemoteError(f"{what}: the server that answers here cannot be asked for it in OpenAI's protocol", 501)
+    """The error for what OpenAI's protocol has no route for."""
+    return RemoteError(f"{what}: not available, since the model is on a remote server of OpenAI's protocol", 501)
 
 
-def _read(call: Call, meter: Meter, rivals: int) -> Iterator[AnswerEvent]:
+def _read(call: Call, meter: Meter, top_logprobs: int) -> Iterator[AnswerEvent]:
     """See remote.stream.Reader."""
     calls, finish = _Calls(), None
     for event in _events(call):
@@ -183,7 +182,7 @@ def _read(call: Call, meter: Meter, rivals: int) -> Iterator[AnswerEvent]:
             if (parts or deltas) and not usage:
                 meter.piece()
             parts += calls.push(deltas)
-            logprobs = tuple(_read_logprobs(choice, rivals))
+            logprobs = tuple(_read_logprobs(choice, top_logprobs))
             if reason := choice.get("finish_reason"):
                 finish = FinishReason.LENGTH if reason == "length" else FinishReason.STOP
             if parts or logprobs:
@@ -196,7 +195,7 @@ def _events(call: Call) -> Iterator[dict[str, Any]]:
     """The server-sent events up to [DONE]. Raises RemoteError, also for one that reports an error."""
     for line in call.lines():
         if not line.startswith(b"data:"):
-            continue  # a comment that keeps the connection alive, or the blank line between two events
+            continue  # a comment or the blank line between two events
         text = line.removeprefix(b"data:").strip()
         if text == b"[DONE]":
             return
@@ -217,9 +216,9 @@ def _texts(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> list[AnswerPa
 
 
 class _Calls:
-    """Puts streamed tool calls together: a name first, then the JSON of the arguments in pieces, each with its index.
+    """Joins streamed tool calls: a name first, then the arguments' JSON in pieces, each with the call's index.
 
-    A call is complete when the next one begins, or the answer ends.
+    A call is complete when the next one starts or the answer ends.
     """
 
     def __init__(self) -> None:
@@ -228,7 +227,7 @@ class _Calls:
         self._arguments: list[str] = []
 
     def push(self, deltas: Iterable[Mapping[str, Any]]) -> list[AnswerPart]:
-        """Add pieces; return the calls that are complete now."""
+        """Add pieces; return calls that are now complete."""
         parts: list[AnswerPart] = []
         for delta in deltas:
             index = delta.get("index", 0)
@@ -242,7 +241,7 @@ class _Calls:
         return parts
 
     def flush(self) -> list[AnswerPart]:
-        """Return the call that is still open. One whose arguments are not a JSON object becomes content."""
+        """Return the unfinished call, as content if its arguments are not a JSON object."""
         index, name, source = self._index, self._name, "".join(self._arguments)
         self._index, self._name, self._arguments = None, "", []
         if index is None:
@@ -256,8 +255,8 @@ class _Calls:
         return [AnswerPart(PartKind.TOOL_CALLS, f"{name} {source}", (ToolCall(name, arguments),))]
 
 
-def _read_logprobs(choice: Mapping[str, Any], rivals: int) -> Iterator[Logprob]:
-    """The log-probabilities of a choice, in the shape of chats or in that of completions.
+def _read_logprobs(choice: Mapping[str, Any], most: int) -> Iterator[Logprob]:
+    """The log-probabilities of a choice, in the format of chats or of completions. most: alternatives for each.
 
     https://platform.openai.com/docs/api-reference/chat/object, .../completions/object
     """
@@ -267,24 +266,24 @@ def _read_logprobs(choice: Mapping[str, Any], rivals: int) -> Iterator[Logprob]:
     if isinstance(found.get("content"), list):
         for entry in found["content"]:
             top = tuple((_spelling(other), float(other["logprob"])) for other in entry.get("top_logprobs") or ())
-            yield Logprob(_spelling(entry), float(entry["logprob"]), top[:rivals])
+            yield Logprob(_spelling(entry), float(entry["logprob"]), top[:most])
         return
     tokens, values = found.get("tokens") or (), found.get("token_logprobs") or ()
     tops: Sequence[Mapping[str, Any]] = found.get("top_logprobs") or ({},) * len(tokens)
     for token, value, others in zip(tokens, values, tops, strict=False):
-        if value is not None:  # as that of a prompt's first token
+        if value is not None:  # None: a prompt's first token
             top = tuple((str(text).encode(), float(other)) for text, other in (others or {}).items())
-            yield Logprob(str(token).encode(), float(value), top[:rivals])
+            yield Logprob(str(token).encode(), float(value), top[:most])
 
 
 def _spelling(entry: Mapping[str, Any]) -> bytes:
-    """A token's bytes, which need not be whole UTF-8; some servers leave them out."""
+    """A token's bytes, which may be invalid UTF-8; some servers leave them out."""
     data = entry.get("bytes")
     return bytes(data) if data is not None else str(entry["token"]).encode()
 
 
 def _context(row: Mapping[str, Any]) -> int | None:
-    """vLLM and SGLang say max_model_len; llama.cpp meta.n_ctx of one slot, or n_ctx_train where it is older."""
+    """The context: max_model_len of vLLM and SGLang, meta.n_ctx of llama.cpp (n_ctx_train in older versions)."""
     meta = row.get("meta")
     lengths = (meta.get("n_ctx") or meta.get("n_ctx_train")) if isinstance(meta, dict) else None
     found = row.get("max_model_len") or lengths

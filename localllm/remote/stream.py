@@ -1,4 +1,4 @@
-"""A server's answer as a stream of events: read on a thread of its own, so that any thread may end it at any moment."""
+"""A remote answer as a stream of events, read on a thread of its own."""
 
 import logging
 import threading
@@ -15,20 +15,20 @@ from localllm.remote.connection import Call, RemoteError
 log = logging.getLogger(__name__)
 
 NO_REASON = (
-    "The server ended the answer without saying why. Its log may say more; a prompt longer than its context, perhaps."
+    "The server ended the answer without a reason. Its log may say more; perhaps the prompt exceeds its context."
 )
 
 
 @dataclass(slots=True)
 class Meter:
-    """Counts and times of one answer, measured here until the server says its own."""
+    """Counts and times of an answer, measured here until the server sends its own."""
 
     began: float
     first: float = 0.0
     counts: Counts = field(default_factory=Counts)
 
     def piece(self) -> None:
-        """A piece of the answer has come; servers send about one for each token."""
+        """Count a piece of the answer; servers send about one per token."""
         self.first = self.first or time.monotonic()
         self.counts = replace(self.counts, generated=self.counts.generated + 1)
 
@@ -54,8 +54,8 @@ class Meter:
         return AnswerEvent(parts, self.counts, self.timings, progress, logprobs, finish_reason=finish_reason)
 
 
-# Reads an answer: yields its events, the last one with a finish_reason. Raises RemoteError, and TypeError, ValueError,
-# KeyError or AttributeError where the server writes something else than its protocol.
+# Reads an answer: yields its events, the last one with a finish_reason. Raises RemoteError; and TypeError, ValueError,
+# KeyError, AttributeError or RecursionError if the server does not follow its protocol.
 Reader = Callable[[Call, Meter], Iterator[AnswerEvent]]
 
 
@@ -64,7 +64,7 @@ class RemoteStream:
 
     def __init__(self, call: Call, read: Reader) -> None:
         self.accepted: Future[None] = Future()
-        self.accepted.set_running_or_notify_cancel()  # a waiter that is cancelled does not cancel it
+        self.accepted.set_running_or_notify_cancel()  # cancelling a waiter must not cancel it
         self._call = call
         self._reader = read
         self._room = threading.Event()
@@ -72,7 +72,7 @@ class RemoteStream:
         threading.Thread(target=self._run, name="remote answer", daemon=True).start()
 
     def cancel(self) -> None:
-        """See AnswerStream. A connection that ends is what the protocols have for it."""
+        """See AnswerStream. The protocols cancel by closing the connection."""
         self._call.cancel()
         self._room.set()
 
@@ -86,7 +86,7 @@ class RemoteStream:
         return self._events.__aiter__()
 
     def _wake(self) -> None:
-        """The reader of the events has made room, or has cancelled."""
+        """Called when the events' reader has made room, or has cancelled."""
         if self._events.cancelled:
             self._call.cancel()
         self._room.set()
@@ -104,7 +104,7 @@ class RemoteStream:
             failure = RemoteError(NO_REASON)
         except RemoteError as error:
             failure = error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             failure = RemoteError(f"The server does not follow its protocol: {error!r}.")
         except Exception as error:
             log.exception("reading a server's answer failed")
@@ -120,7 +120,7 @@ class RemoteStream:
             self.accepted.set_exception(failure)
 
     def _push(self, event: AnswerEvent) -> None:
-        """Hand on an event. A reader that falls behind pauses the server, whose socket fills."""
+        """Pass on an event. If its reader falls behind, wait: the socket fills, and the server pauses."""
         while self._events.full and not self._call.cancelled:
             self._room.wait()
             self._room.clear()

@@ -7,6 +7,7 @@ from gpu_offload.errors import LlamaCppMemoryError, PictureError
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
 from localllm.library.errors import LibraryError, PullError
 from localllm.remote.connection import RemoteError
+from localllm.remote.openai import unavailable
 
 # Statuses of a remote server that concern the client. Others, such as 401 for our own key, become 502.
 _PASSED_ON = frozenset({400, 404, 413, 422, 429, 501, 503})
@@ -56,9 +57,9 @@ def status_of(error: LocalLLMError) -> int:
 
 
 def known(value: T | None, what: str) -> T:
-    """The value. Raises ApiError 501 for None: a remote server does not provide it."""
+    """The value. Raises RemoteError 501 for None: a remote server does not provide it."""
     if value is None:
-        raise ApiError(501, f"{what}: not available, since the model is on a remote server of OpenAI's protocol")
+        raise unavailable(what)
     return value
 
 

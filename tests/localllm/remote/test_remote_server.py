@@ -11,6 +11,7 @@ from localllm.answer.event import AnswerEvent, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
 from localllm.errors import SettingsError
+from localllm.remote import connection
 from localllm.remote.connection import Endpoint, RemoteError
 from localllm.remote.fields import completion_fields
 from localllm.remote.openai import OpenAIServer
@@ -106,6 +107,32 @@ def test_what_breaks_on_the_way_is_named(script: ScriptedOpenAI) -> None:
     assert "not JSON" in (ask(script)[-1].error or "")
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"data": ["x" * 2000] * 10}, "sends more than"),
+        ('{"data": ' + "[" * 100_000, "does not send JSON"),
+        ("[1]", "does not send a JSON object"),
+        ({"data": [{"embedding": {}}]}, "does not send vectors"),
+    ],
+)
+def test_bad_json_is_an_error_of_the_server(
+    script: ScriptedOpenAI, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+) -> None:
+    script.json_answer = answer
+    if "more than" in words:
+        monkeypatch.setattr(connection, "LONGEST_JSON", 10_000)
+    with pytest.raises(RemoteError, match=words):
+        OpenAIServer.at(script.address, Settings()).model("tiny").embed(["a"], truncate=True, dimensions=None)
+
+
+@pytest.mark.parametrize("event", [b"[" * 100_000, b'"text"', b'{"choices": 5}', b'{"choices": [{"delta": []}]}'])
+def test_a_bad_event_is_an_error_of_the_server(script: ScriptedOpenAI, event: bytes) -> None:
+    script.ending = b"data: " + event + b"\n\n"
+    last = ask(script)[-1]
+    assert last.finish_reason is FinishReason.ERROR and isinstance(last.cause, RemoteError)
+
+
 def test_cancelling_ends_the_connection_at_any_moment(script: ScriptedOpenAI) -> None:
     script.pieces = [{"content": "Half"}]
     script.hold.clear()
@@ -163,7 +190,7 @@ def test_addresses(address: str, shown: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "ftp://host", "http://", "host:port", "http://host/v1?key=x"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(RemoteError, match="is not the address of a server"):
+    with pytest.raises(RemoteError, match="is not a server's address"):
         Endpoint.parse(address)
     with pytest.raises(RemoteError, match="LOCALLLM_REMOTE_KEY"):
         Endpoint.parse("http://me:secret@host")

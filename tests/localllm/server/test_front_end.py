@@ -135,7 +135,7 @@ def test_openais_client_calls_tools_and_sends_results_back(front: str, script: S
 def test_a_suffix_is_refused_where_it_would_be_left_out(client: ollama.Client, script: ScriptedOpenAI) -> None:
     """llama-server continues the prompt as if there were no suffix."""
     script.models = [{"id": "cpp", "owned_by": "llamacpp", "meta": {"n_ctx": 512}}, *script.models]
-    with pytest.raises(ollama.ResponseError, match="reads no suffix") as refused:
+    with pytest.raises(ollama.ResponseError, match="does not support suffix") as refused:
         client.generate("cpp", "a = ", suffix="; b")
     assert refused.value.status_code == 501 and not script.asked
     script.models = script.models[1:]

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from localllm.answer.harmony import HarmonySplitter
+from localllm.answer.placeholders import LiteralText
 from localllm.answer.splitting import AnswerSplitter
-from localllm.answer.stand_ins import LiteralText
 from localllm.answer.tool_calls import parse_tool_calls
 from localllm.server.errors import LONGEST_MESSAGE, ApiError, message_of
 from localllm.server.json_body import parse_json, what_is_wrong

@@ -1,9 +1,9 @@
-"""What a chat template must not touch stands behind words that it passes on: names of control tokens, and images.
+"""Placeholders for what a chat template must pass through unchanged: names of control tokens in messages, and images.
 
-A template mixes its own markup with what others wrote, and the rendered prompt is tokenised with its markup as control
-tokens. A message that holds "<|im_end|>" must not end the message, so such names are replaced by words of letters
-before rendering; templates trim, compare and write them as JSON like any other word. Afterwards the names are put back,
-and the tokenizer reads their places as text. Images are replaced in the same way, and become rows of embeddings.
+A rendered prompt is tokenised with the template's markup as control tokens. A message that contains "<|im_end|>" must
+not end the message, so such names are replaced by random words before rendering, which templates trim, compare and
+quote like any other word. Afterwards the names are restored and tokenised as plain text. Images are replaced in the
+same way, and become rows of embeddings.
 """
 
 import json
@@ -24,10 +24,10 @@ _LETTERS = "abcdefghijklmnop"
 
 
 class LiteralText:
-    """Hides the names of control tokens, and finds them again in rendered text. One for all renderings of a prompt.
+    """Replaces the names of control tokens, and restores them in rendered text. One for all renderings of a prompt.
 
-    markup: the ranges of a text that name control tokens (Tokenizer.markup). kept: texts that stand for themselves in
-    an assistant's content, where clients send reasoning back with its markers, as the model wrote it.
+    markup: finds the ranges of a text that name control tokens (Tokenizer.markup). kept: names that are not replaced in
+    an assistant's content, since clients send reasoning back with its markers.
     """
 
     def __init__(self, markup: Callable[[str], Sequence[Range]], kept: Sequence[str] = ()) -> None:
@@ -37,11 +37,11 @@ class LiteralText:
         self._hidden: dict[str, str] = {}
 
     def hide_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Copies of the messages whose texts, names, calls and results hold no control token's name."""
+        """Copies of the messages with all names of control tokens replaced, also in names, calls and results."""
         return [self._hide_message(message) if isinstance(message, Mapping) else message for message in messages]
 
     def hide(self, value: Any) -> Any:
-        """A copy of a JSON value, keys included, that holds no control token's name."""
+        """A copy of a JSON value with all names of control tokens replaced, also in keys."""
         if isinstance(value, str):
             return self._replace(value, self._markup(value))
         if isinstance(value, Mapping):
@@ -49,10 +49,10 @@ class LiteralText:
         return [self.hide(item) for item in value] if isinstance(value, list | tuple) else value
 
     def reveal(self, rendered: str) -> tuple[str, list[Range]]:
-        """The text with the names put back, and their ranges in it, ascending: those are text, whatever they say."""
+        """The text with the names restored, and their ranges in it, ascending, which are plain text."""
         pieces: list[str] = []
         ranges: list[Range] = []
-        names = {stand_in: name for name, stand_in in self._hidden.items()}
+        names = {placeholder: name for name, placeholder in self._hidden.items()}
         at = 0
         for piece in re.split(f"({self._nonce}[{_LETTERS}]{{{_INDEX_LETTERS}}})", rendered):
             text = names.get(piece, piece)
@@ -76,11 +76,11 @@ class LiteralText:
         return hidden
 
     def _foreign(self, content: str, role: object) -> list[Range]:
-        """The ranges of markup that a content may not hold."""
+        """The ranges of a content to replace."""
         kept = self._kept if role == "assistant" else []
         allowed = sorted(match.span() for text in kept for match in re.finditer(re.escape(text), content))
         foreign: list[Range] = []
-        at = reach = 0  # of the allowed ones that begin no later: how many, and where the farthest ends
+        at = reach = 0  # allowed ranges that start no later: their number, and the largest end
         for start, stop in self._markup(content):
             while at < len(allowed) and allowed[at][0] <= start:
                 reach = max(reach, allowed[at][1])
@@ -90,7 +90,7 @@ class LiteralText:
         return foreign
 
     def _hide_parts(self, parts: list[Any], role: object) -> list[Any]:
-        """Templates write parts one behind the other, so that a name may begin in one and end in the next."""
+        """Parts are replaced as one text: templates concatenate them, so a name may span two."""
         texts = [_text_of(part) for part in parts]
         ranges = self._foreign("".join(texts), role)
         hidden: list[Any] = []
@@ -109,7 +109,7 @@ class LiteralText:
         return hidden
 
     def _hide_call(self, call: Any) -> Any:
-        """Arguments may be JSON text, which can spell a name in escapes that reading it undoes."""
+        """Arguments may be JSON text, in which escapes can spell a name; it is replaced in the parsed value."""
         function = call.get("function") if isinstance(call, Mapping) else None
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         hidden = self.hide(call)
@@ -126,11 +126,11 @@ class LiteralText:
         pieces: list[str] = []
         at = 0
         for start, stop in ranges:
-            pieces += text[at:start], self._stand_in(text[start:stop])
+            pieces += text[at:start], self._placeholder(text[start:stop])
             at = stop
         return "".join([*pieces, text[at:]])
 
-    def _stand_in(self, name: str) -> str:
+    def _placeholder(self, name: str) -> str:
         if name not in self._hidden:
             self._hidden[name] = self._nonce + _word(len(self._hidden), _INDEX_LETTERS)
         return self._hidden[name]
@@ -146,7 +146,7 @@ def _word(number: int, letters: int) -> str:
 
 
 class PromptImages:
-    """The images of one conversation, for all of its renderings. rows: their runs by the first id of each."""
+    """The images of a conversation, for all of its renderings. rows: runs of image rows by their first id."""
 
     def __init__(self, see: Callable[[bytes], ImagePieces]) -> None:
         self._see = see
@@ -155,27 +155,26 @@ class PromptImages:
         self.rows: dict[int, ImageRows] = {}
 
     def hide(self, messages: Sequence[Any]) -> list[Any]:
-        """Copies of the messages in which contents with parts {"type": "image", "data": bytes} are text.
+        """Copies of the messages with contents that have images as text, an image as a placeholder.
 
-        Parts stand on lines of their own, as llama.cpp's server writes them, an image as a stand-in that templates
-        take for a word. Raises what seeing an image raises.
+        Each part is on a line of its own, as in llama.cpp's server. Raises what encoding an image raises.
         """
         return [self._hide_message(message) for message in messages]
 
     def encode(
         self, text: str, literal: Sequence[Range], encode: Callable[[str, Sequence[Range]], list[int]]
     ) -> list[int]:
-        """Token ids of a rendered text, with the images' ids where their stand-ins are.
+        """Token ids of a rendered text, with the images' ids in place of their placeholders.
 
-        literal: ranges of the text, ascending, for `encode`, which gets the pieces of text between images.
+        literal: ranges of the text, ascending. encode: called with the text between images and the ranges in it.
         """
         ids: list[int] = []
         at = 0
-        for stand_in in re.finditer(f"{self._nonce}([0-9a-f]{{{_INDEX_DIGITS}}})", text):
-            ids += _encode_between(text, at, stand_in.start(), literal, encode)
-            for piece in self._pieces[int(stand_in[1], 16)]:
+        for placeholder in re.finditer(f"{self._nonce}([0-9a-f]{{{_INDEX_DIGITS}}})", text):
+            ids += _encode_between(text, at, placeholder.start(), literal, encode)
+            for piece in self._pieces[int(placeholder[1], 16)]:
                 ids += piece if isinstance(piece, tuple) else piece.ids
-            at = stand_in.end()
+            at = placeholder.end()
         return ids + _encode_between(text, at, len(text), literal, encode)
 
     def _hide_message(self, message: Any) -> Any:
@@ -194,7 +193,7 @@ class PromptImages:
 
 
 def has_images(messages: Sequence[Any]) -> bool:
-    """Whether a conversation has parts that are images."""
+    """Whether a conversation has images."""
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     return any(_is_image(part) for content in contents if isinstance(content, list) for part in content)
 
@@ -206,6 +205,6 @@ def _is_image(part: Any) -> bool:
 def _encode_between(
     text: str, start: int, stop: int, literal: Sequence[Range], encode: Callable[[str, Sequence[Range]], list[int]]
 ) -> list[int]:
-    """Encode a part of a text, with those of its literal ranges that lie there."""
+    """Encode a part of a text with the literal ranges in it."""
     inside = [(max(first, start) - start, min(last, stop) - start) for first, last in literal]
     return encode(text[start:stop], [span for span in inside if span[0] < span[1]]) if start < stop else []

@@ -16,8 +16,8 @@ from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.metadata import Metadata, MetadataArray
 from gguf_io.tokenizer import Tokenizer
+from localllm.answer.placeholders import LiteralText
 from localllm.answer.rendering import render
-from localllm.answer.stand_ins import LiteralText
 from localllm.engine.backends import BackendChoice
 from localllm.engine.loaded_model import LoadedModel
 
