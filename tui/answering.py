@@ -1,4 +1,4 @@
-"""Follows one answer from the request to its end: one consumer that draws at a steady rate, whatever the speed."""
+"""Drawing and saving an answer while it streams, at a steady rate whatever its speed."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ async def follow(
     latency: Latency,
     changed: Callable[[], None],
 ) -> AnswerEvent:
-    """Draw and save an answer until it ends; return the last event. changed is called when the status has changed."""
+    """Draw and save an answer until it ends; returns the last event. changed: called when the status has changed."""
     meter, saved = SpeedMeter(), time.monotonic()
     while True:
         if events := answer.poll():
@@ -41,7 +41,7 @@ async def follow(
             if event.finish_reason is not None:
                 return event
         if time.monotonic() - saved > SAVE_EVERY_S:
-            # A busy database is tried again; the last save reports its errors.
+            # A busy database is retried later; the final save reports errors.
             with contextlib.suppress(SessionError):
                 conversation.save(view.message)
             saved = time.monotonic()
@@ -49,7 +49,7 @@ async def follow(
 
 
 def note_end(view: "AnswerView", last: AnswerEvent, unseen: Sequence[str] = ()) -> None:
-    """Write how the answer ended, its figures, and the names of the pictures it went without, into the message."""
+    """Store in the message how the answer ended and its statistics. unseen: names of pictures that were not sent."""
     counts, timings = last.counts, last.timings
     decoded = counts.generated - 1
     message = view.message

@@ -1,4 +1,4 @@
-"""Where the chat's models come from: this machine, or a server. `engine_backend` and `server_backend` have both."""
+"""The interface to the chat's models, implemented by `engine_backend` for this machine and by `server_backend`."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,8 +13,7 @@ from localllm.settings import Settings
 if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
 
-# Called on the thread that loads, with what is being done and which share of it is done, 0 to 1. What it raises ends
-# the load.
+# Called on the loading thread with the phase and the share of it that is done, 0 to 1. An exception ends the load.
 LoadProgress = Callable[[str, float], None]
 
 
@@ -24,9 +23,9 @@ class LoadStoppedError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What makes a model of the user's own of the present one; messages begin each of its conversations.
+    """A new model made from the current one. messages: start each of its conversations.
 
-    parameters: those that were changed, in the names of Ollama's Modelfiles.
+    parameters: the changed ones, under their names in Ollama's Modelfiles.
     """
 
     system: str
@@ -36,11 +35,11 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model that answers. context is in tokens; notice is something the user should know about it.
+    """The current model. context: in tokens. notice: shown to the user.
 
-    place says where it is computed, e.g. "llama.cpp, 20/29 layers on GPU". converses is False for a model that only
-    continues text, sees for one that reads no pictures, titles for one that is too small to name a conversation.
-    settings are the user's with the model's own below them, None where they are not known.
+    place: where it runs, e.g. "llama.cpp, 20/29 layers on GPU". converses: False if it only continues text. sees:
+    whether it reads pictures. titles: False if it is too small to name a conversation. settings: the user's over the
+    model's own; None if unknown.
     """
 
     name: str
@@ -58,8 +57,8 @@ class ModelInfo:
 class ModelChoice:
     """A model that could be loaded. Sizes are bytes; None is unknown.
 
-    memory is for the weights and a conversation of some thousand tokens. source is whose it is; one that is not here
-    has to be pulled first, and says what it suits and under which licence it comes.
+    memory: for the weights and a conversation of a few thousand tokens. source: where it comes from. here: False if it
+    must be pulled first; it then has a use it suits and a licence.
     """
 
     name: str
@@ -76,42 +75,38 @@ class ModelChoice:
 
 
 class Backend(Protocol):
-    """Whatever computes the answers.
+    """Runs the chat's models. Methods other than info, inspect and memory_bytes may block: call them in a thread.
 
-    Every method but info, inspect and memory_bytes may take long: call them in a thread. Methods raise LocalLLMError
-    with a message for the user.
+    All raise LocalLLMError with a message for the user.
     """
 
     @property
     def info(self) -> ModelInfo | None:
-        """The model that answers now."""
+        """The current model."""
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """Make this the model that answers, in place of the one before, which stays where the new one cannot be had.
-
-        pull: whether one that is not here may be brought here first.
-        """
+        """Replace the current model, which stays if the new one cannot be found. pull: whether it may be downloaded."""
 
     def submit(self, request: AnswerRequest) -> AnswerStream:
-        """Begin to answer."""
+        """Start an answer."""
 
     def count_tokens(self, text: str) -> int | None:
-        """Tokens of a text, or None where that cannot be known."""
+        """Tokens of a text; None if unknown."""
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """Tokens of a picture's file, or None where that cannot be known. Raises where the model reads no pictures."""
+        """Tokens of a picture's file; None if unknown. Raises RequestError if the model cannot read pictures."""
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """Models to choose from; `near` is the name of the present one."""
+        """Models to choose from. near: the name of the current one."""
 
     def save(self, name: str, recipe: Recipe) -> None:
-        """Make a model of the present one, by another name."""
+        """Create a model from the current one."""
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """Return what will hold a look inside the engine, or None where there is no engine to look into."""
+        """A snapshot of the engine's state, soon; None for a server."""
 
     def memory_bytes(self) -> int | None:
-        """Memory in use for the model, or None where that is not known."""
+        """Memory in use for the model; None if unknown."""
 
     def close(self) -> None:
         """Free the model. Idempotent."""

@@ -1,4 +1,4 @@
-"""The chat's backend in this process: one loaded model and its engine. Imports them when the first one is loaded."""
+"""The chat's backend in this process: one loaded model and its engine, imported with the first load."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from localllm.engine.loaded_model import LoadedModel
     from localllm.library.entry import LibraryModel
 
-# How long a load under way gets to end when the program ends; then it ends with the process.
-CLOSE_S = 1.0
+CLOSE_S = 1.0  # for a load in progress to end when the program ends
 
 
 class EngineBackend:
     """Loads one model at a time. Thread-safe."""
 
     def __init__(self, settings_with: Callable[[Mapping[str, object]], Settings]) -> None:
-        """settings_with gives the settings with a model's own below everything that the user says."""
+        """settings_with: the user's settings over a model's own."""
         self._settings_with = settings_with
         self._lock = threading.Lock()
         self._model: LocalModel | None = None
@@ -39,7 +38,7 @@ class EngineBackend:
         return self._info
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """See Backend.load. The present model is freed before the new one is loaded: two never share the memory."""
+        """See Backend.load. The current model is freed before the new one is loaded, so memory never holds both."""
         from gguf_io import open_model
         from localllm.answer.local import LocalModel
         from localllm.engine.loaded_model import load_model
@@ -53,27 +52,27 @@ class EngineBackend:
             behaviour = behaviour_of(found)
             settings = self._settings_with(behaviour.settings)
             with open_model(found.path):
-                pass  # a file that cannot be read must not cost the model that works
+                pass  # keep the current model if the file cannot be read
             self._close()
             progress(f"loading {found.name}", 0.0)
             model = load_model(found.path, settings, progress, behaviour.template)
             try:
-                progress(f"loading {found.name}", 1.0)  # the last moment to stop
+                progress(f"loading {found.name}", 1.0)  # the last chance to stop the load
             except BaseException:
                 model.close()
                 raise
-            # The model's own parameters are in the settings, which the chat shows and lets the user change.
+            # The manifest's parameters are in the settings, which the user can change in the chat.
             self._model = LocalModel(found.name, model, replace(behaviour, settings={}))
             self._found = found
             self._info = info = _info(model, found, settings)
         return info
 
     def submit(self, request: AnswerRequest) -> "LocalStream":
-        """See Backend.submit. The oldest messages are left out where the conversation outgrows the context."""
+        """See Backend.submit."""
         if self._model is None or self._info is None:
             raise RequestError("No model is loaded. Choose one with /load.")
         if not self._info.converses and request.max_tokens is None:
-            # Such a model seldom ends by itself, and its window rolls.
+            # Such a model rarely stops by itself, and its context rolls.
             request = replace(request, max_tokens=self._model.loaded.engine.context // 2)
         return self._model.prepare(request).submit()
 
@@ -83,19 +82,19 @@ class EngineBackend:
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """See Backend.picture_tokens. What the encoder makes of a picture is kept for the request."""
+        """See Backend.picture_tokens. Encodes the picture, which is cached for the request."""
         model = self._model
         return model.loaded.image_tokens(data) if model else None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """The models of this machine, the GGUF files beside the present one, and some to pull."""
+        """The models of this machine, the GGUF files in the current one's folder, and some to pull."""
         from tui.choices import model_choices
 
         settings = self._settings_with({})
         return model_choices(settings, self._found.path if self._found else None, near)
 
     def save(self, name: str, recipe: Recipe) -> None:
-        """See Backend.save. The weights are not copied. A name that is taken is refused."""
+        """See Backend.save. Does not copy the weights. Raises RequestError if the name exists."""
         from localllm.library.create import create
         from localllm.library.errors import ModelNotFoundError
         from localllm.library.lookup import find
@@ -113,7 +112,7 @@ class EngineBackend:
             made = Modelfile(parameters=recipe.parameters, system=recipe.system or None, messages=recipe.messages)
             create(OwnStore(own_store(settings)), target, made, found)
         else:
-            raise RequestError(f"There is a model {name} already. Give another name: /save NAME.")
+            raise RequestError(f"Model {name} already exists. Choose another name: /save NAME.")
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """See Backend.inspect."""
@@ -143,7 +142,7 @@ class EngineBackend:
 
 
 def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> ModelInfo:
-    """What the chat shows of a loaded model."""
+    """A loaded model's ModelInfo."""
     from localllm.library.entry import Source
 
     converses = not model.template.is_default
@@ -166,7 +165,7 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
 
 
 def _place(choice: "BackendChoice") -> str:
-    """Who computes, and how many layers on GPUs."""
+    """The backend, and how many layers are on GPUs."""
     on_devices, layers = choice.device_layers
     if choice.name == "native":
         return "native, CPU"

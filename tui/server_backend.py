@@ -1,4 +1,4 @@
-"""The chat's models on a server: one that speaks Ollama's protocol, localllm's own among them, or OpenAI's."""
+"""The chat's models on a server of Ollama's protocol, such as localllm's, or of OpenAI's."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ServerBackend:
-    """What both protocols have in common. Thread-safe; see Backend for the methods."""
+    """The common part of both backends. Thread-safe; see Backend for the methods."""
 
     def __init__(self) -> None:
         self._model: AnsweringModel | None = None
@@ -35,29 +35,29 @@ class ServerBackend:
         return self._model.prepare(request).submit()
 
     def count_tokens(self, text: str) -> int | None:
-        """Neither protocol has a route for it."""
+        """Unknown: neither protocol has a route for it."""
         return None
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """Neither protocol says how many, and OpenAI's not whether the model reads pictures at all."""
+        """Unknown. See Backend.picture_tokens."""
         if self._info and not self._info.sees:
-            raise RequestError(f"{self._info.name} reads text only. Choose a model that sees: /models.")
+            raise RequestError(f"{self._info.name} reads text only. Choose a model that reads pictures: /models.")
         return None
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """A server's engine cannot be inspected."""
+        """Not available."""
         return None
 
     def memory_bytes(self) -> int | None:
-        """The memory is the server's."""
+        """Unknown."""
         return None
 
     def close(self) -> None:
-        """Nothing is held between requests."""
+        """Nothing to free."""
 
 
 class OllamaBackend(ServerBackend):
-    """Models of a server that speaks Ollama's protocol."""
+    """Models on a server of Ollama's protocol."""
 
     def __init__(self, server: OllamaServer) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class OllamaBackend(ServerBackend):
         ]
 
     def save(self, name: str, recipe: Recipe) -> None:
-        """See Backend.save. The server keeps the model."""
+        """See Backend.save. Creates the model on the server."""
         if self._info is None:
             raise RequestError("No model is chosen. Choose one with /load.")
         given: dict[str, Any] = {
@@ -104,14 +104,14 @@ class OllamaBackend(ServerBackend):
 
 
 class OpenAIBackend(ServerBackend):
-    """Models of a server that speaks OpenAI's protocol."""
+    """Models on a server of OpenAI's protocol."""
 
     def __init__(self, server: OpenAIServer) -> None:
         super().__init__()
         self._server = server
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """See Backend.load. The server has its models loaded, or loads them with the first request."""
+        """See Backend.load. The server loads its models itself."""
         endpoint = self._server.endpoint
         progress(f"asking {endpoint}", 0.0)
         offered = self._server.models()
@@ -132,5 +132,5 @@ class OpenAIBackend(ServerBackend):
         ]
 
     def save(self, name: str, recipe: Recipe) -> None:
-        """The protocol cannot make models."""
-        raise RequestError("This server cannot keep models. The chat itself is kept: F3 lists it.")
+        """Not supported by the protocol."""
+        raise RequestError("This server cannot create models. The chat itself is saved: F3 lists it.")

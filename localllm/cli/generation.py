@@ -1,4 +1,4 @@
-"""One answer as a command shows it: streamed, as JSON, with figures."""
+"""Writing an answer to stdout: streamed, as JSON, with statistics."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from localllm.engine.backends import BackendChoice
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An answer under way, what computes it, and how long loading that took."""
+    """An answer in progress, its backend, and the seconds that loading took."""
 
     stream: AnswerStream
     backend: BackendChoice
@@ -23,16 +23,16 @@ class Started:
 
 @dataclass(slots=True)
 class Printed:
-    """An answer as text, reasoning between <think> and </think>, as most models write it themselves."""
+    """An answer as text, with reasoning in <think> and </think>, the markers of most models."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     last: AnswerEvent = field(default_factory=AnswerEvent)
     _thinking: bool = False
-    _thought: bool = False  # reasoning has ended, and no content has come yet
+    _thought: bool = False  # reasoning has ended, content has not begun
 
     def add(self, event: AnswerEvent) -> str:
-        """Take an event; return its text."""
+        """Add an event; returns its text."""
         text = ""
         for part in event.parts:
             reasons = part.kind is PartKind.REASONING
@@ -53,7 +53,7 @@ class Printed:
         return text
 
     def _close(self, text: str) -> str:
-        """The end of the reasoning, if it is open. text: what the present event has added."""
+        """The closing marker, if reasoning is open. text: the current event's so far."""
         if not self._thinking:
             return ""
         self._thinking, self._thought = False, True
@@ -63,7 +63,7 @@ class Printed:
 
 @contextlib.contextmanager
 def interrupt_cancels(stream: AnswerStream) -> Iterator[None]:
-    """Let Ctrl-C end the answer in good order; a second one raises KeyboardInterrupt. Main thread only."""
+    """Make Ctrl-C cancel the answer; a second one raises KeyboardInterrupt. Main thread only."""
 
     def cancel(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,9 +77,9 @@ def interrupt_cancels(stream: AnswerStream) -> Iterator[None]:
 
 
 def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool) -> Printed:
-    """Read an answer to its end. Unless silent, its text goes to stdout as it comes, ended by a newline.
+    """Read an answer to its end. Unless silent, stream its text to stdout, with a final newline.
 
-    status shows how far the prompt has been read until the first token comes.
+    status: shows the progress of prefill.
     """
     printed, written = Printed(), ""
     for event in events:
@@ -97,7 +97,7 @@ def _show_progress(event: AnswerEvent, status: StatusLine) -> None:
     if event.progress is None:
         status.clear()
     elif event.progress.queue_position:
-        status.show(f"waiting, place {event.progress.queue_position}")
+        status.show(f"waiting, number {event.progress.queue_position} in the queue")
     else:
         status.show(f"reading the prompt: {event.progress.prefilled} of {event.progress.total} tokens")
 
@@ -121,7 +121,7 @@ def write_json(printed: Printed, model: str, backend: BackendChoice, load_s: flo
 
 
 def write_stats(last: AnswerEvent, backend: BackendChoice, load_s: float) -> None:
-    """Write backend, speed and memory to stderr. Prefill counts the tokens computed, decode those after the first."""
+    """Write backend, speed and memory to stderr. Speeds: prefill of uncached tokens, decode after the first token."""
     import psutil
 
     counts, timings = last.counts, last.timings

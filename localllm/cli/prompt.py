@@ -1,4 +1,4 @@
-"""Where the prompt of a one-shot command comes from: arguments, files, standard input."""
+"""Reading a prompt from arguments, files and standard input."""
 
 import sys
 from pathlib import Path
@@ -7,10 +7,10 @@ from localllm.errors import RequestError
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """Join argument, file and standard input, in this order, by empty lines; those that are empty are left out.
+    """Join argument, file and standard input by empty lines, without empty ones.
 
-    Standard input is read unless it is a terminal. The last newline of a file or of standard input is dropped, as the
-    shell does. Raises RequestError if a source cannot be read or all are empty.
+    Standard input is read unless it is a terminal. The final newline of a file or of standard input is dropped. Raises
+    RequestError if a source cannot be read or all are empty.
     """
     parts = [check_text(argument or "")]
     if file:
@@ -20,19 +20,18 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     text = "\n\n".join(part for part in parts if part)
     if not text:
         raise RequestError(
-            "There is no prompt. Give it as an argument, with --file, or on standard input; "
-            "`localllm chat MODEL` opens a chat."
+            "No prompt. Pass it as an argument, with --file, or on standard input; `localllm chat MODEL` opens a chat."
         )
     return text
 
 
 def read_text(file: Path) -> str:
-    """Read a text. Raises RequestError for a file that cannot be read, and for one that is not UTF-8."""
+    """Read a text file. Raises RequestError if it cannot be read or is not UTF-8."""
     return _decoded(_read(file), str(file))
 
 
 def read_image(file: Path) -> bytes:
-    """Read a picture. Raises RequestError for a file that cannot be read, PictureError for one that is refused."""
+    """Read an image. Raises RequestError if the file cannot be read, PictureError if the image is not acceptable."""
     from gpu_offload.pictures import check_picture
 
     data = _read(file)
@@ -41,7 +40,7 @@ def read_image(file: Path) -> bytes:
 
 
 def check_text(argument: str) -> str:
-    """Return the argument if it is text. RequestError for bytes of the command line that are not UTF-8."""
+    """Return the argument. Raises RequestError if its bytes on the command line were not UTF-8."""
     try:
         argument.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""localllm ps, localllm stop: the models that a running server has in memory."""
+"""localllm ps, localllm stop: the models in a running server's memory."""
 
 import json
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, human_bytes, note
 
 TIMEOUT_S = 60.0
-FOREVER_S = 365 * 86400  # for models that stay, servers give a date in the far future
+FOREVER_S = 365 * 86400  # servers give models that stay a date in the far future
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # addresses to listen on that cannot be connected to
 
 
 def ps(as_json: AsJson = False, debug: Debug = False) -> None:
-    """List the models that the running server has in memory. Those that stay longest come first."""
+    """List the models in the running server's memory, those that stay longest first."""
     from localllm.cli.list import table
 
     models = _ask("GET", "/api/ps")["models"]
@@ -27,11 +27,11 @@ def ps(as_json: AsJson = False, debug: Debug = False) -> None:
         rows = [(row["name"], human_bytes(row["size"]), str(row["context_length"]), until(row, now)) for row in models]
         answer(table([("NAME", "SIZE", "CONTEXT", "UNTIL"), *rows]))
     else:
-        note("The server has no model in memory.")
+        note("No model is loaded.")
 
 
 def until(row: Mapping[str, Any], now: datetime) -> str:
-    """How long a model of /api/ps stays, or how far its load is."""
+    """When a model of /api/ps is unloaded, or its load's progress."""
     if loading := row.get("loading"):
         return f"loading, {loading['share']:.0%}"
     seconds = max((datetime.fromisoformat(row["expires_at"]) - now).total_seconds(), 0)
@@ -53,7 +53,7 @@ def stop(
 
 
 def _ask(method: str, path: str, body: dict[str, object] | None = None) -> Any:
-    """What the server of these settings answers. Raises RequestError where there is none, or it refuses."""
+    """The response of the server of these settings. Raises RequestError if none runs or it refuses."""
     import os
 
     import httpx2
@@ -68,7 +68,7 @@ def _ask(method: str, path: str, body: dict[str, object] | None = None) -> Any:
     try:
         response = httpx2.request(method, f"{url}{path}", json=body, headers=headers, timeout=TIMEOUT_S)
     except httpx2.TransportError as error:
-        raise RequestError(f"No server answers at {url}. Start one with `localllm serve`.") from error
+        raise RequestError(f"No server runs at {url}. Start one with `localllm serve`.") from error
     try:
         content = response.json()
     except ValueError as error:

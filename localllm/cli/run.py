@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from localllm.cli import generation
     from localllm.settings import Settings
 
-# Keys and values of shorter one-shot prompts are recomputed faster than they are read back.
-KEPT_PROMPT_TOKENS = 256
+KEPT_PROMPT_TOKENS = 256  # shorter prompts are recomputed faster than they are read from the disk cache
 
 
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
@@ -46,24 +45,28 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
     ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message for the chat template.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without the chat template.")] = False,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Stop after N tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="X", help="0 takes the likeliest token (0.8).")] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="N", help="Sample from the N likeliest; 0 is off (40).")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help="0 is greedy (0.8).")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="N", help="Sample from the N likeliest tokens; 0 is off (40).")
+    ] = None,
     top_p: Annotated[float | None, typer.Option(metavar="X", help="Nucleus sampling; 1 is off (0.95).")] = None,
-    min_p: Annotated[float | None, typer.Option(metavar="X", help="Least share of the best; 0 is off (0.05).")] = None,
-    repeat_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1 avoids repetition (1).")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(metavar="X", help="Minimum share of the likeliest token; 0 is off (0.05).")
+    ] = None,
+    repeat_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1 penalizes repetition (1).")] = None,
     presence_penalty: Annotated[
-        float | None, typer.Option(metavar="X", help="Above 0 avoids what has occurred (0).")
+        float | None, typer.Option(metavar="X", help="Above 0 penalizes tokens that occurred (0).")
     ] = None,
     frequency_penalty: Annotated[
-        float | None, typer.Option(metavar="X", help="The same, for each time it did (0).")
+        float | None, typer.Option(metavar="X", help="The same, for each occurrence (0).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Makes the answer reproducible.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed for a reproducible answer.")] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     backend: Backend = None,
     gpu_layers: GpuLayers = None,
     main_gpu: MainGpu = None,
@@ -79,17 +82,17 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
     remote: Remote = None,
-    draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that guesses ahead.")] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache on disk.")] = False,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on where the model would end.")] = False,
+    draft: Annotated[str | None, typer.Option(metavar="MODEL", help="Draft model for speculative decoding.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not use the disk cache.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-sequence token.")] = False,
     as_json: AsJson = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and memory on stderr afterwards.")] = False,
     debug: Debug = False,
 ) -> None:
     """Answer one prompt.
 
-    Exits with 0 when the answer is complete, 2 when the model or the request cannot be served, 130 after Ctrl-C, which
-    keeps what was written so far. Values in brackets are the defaults.
+    Exit status: 0 for a complete answer, 2 if the model or the request is refused, 130 after Ctrl-C, which keeps the
+    text written so far. Defaults are in brackets.
     """
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
@@ -122,7 +125,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     images = [read_image(path) for path in image or ()]
     for name, value in (("system", system), ("image", images or None)):
         if raw and value is not None:
-            raise RequestError(f"--{name} cannot be used with --raw, which leaves the chat template out.")
+            raise RequestError(f"--{name} cannot be used with --raw.")
     request = AnswerRequest(
         messages=[] if raw else _messages(text, system, images),
         prompt=text if raw else None,
@@ -142,8 +145,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         last = printed.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")
-            elsewhere = started.backend.backend == "remote"  # its refusal is not a failure of ours
-            raise typer.Exit(ExitCode.REFUSED if elsewhere else ExitCode.FAILED)
+            is_remote = started.backend.backend == "remote"
+            raise typer.Exit(ExitCode.REFUSED if is_remote else ExitCode.FAILED)
         if as_json:
             generation.write_json(printed, model, started.backend, started.load_s)
         if stats:
@@ -162,7 +165,7 @@ def _messages(text: str, system: str | None, images: list[bytes]) -> list[dict[s
 def _here(
     model: str, request: "AnswerRequest", flags: "Mapping[str, object]", progress: "Callable[[str, float], None]"
 ) -> "Iterator[generation.Started]":
-    """Load the model into this process and begin to answer. Its own parameters go below what the user says."""
+    """Load the model into this process and start the answer. The user's settings override the manifest's parameters."""
     from localllm.answer.local import LocalModel
     from localllm.answer.placeholders import has_images
     from localllm.answer.request import changed
@@ -177,7 +180,7 @@ def _here(
     found = obtain(model, load_settings(flags))
     behaviour = behaviour_of(found)
     settings = load_settings(flags, model=behaviour.settings)
-    if not has_images(request.messages) and flags["mmproj"] is None:  # text needs no projector, nor llama.cpp for it
+    if not has_images(request.messages) and flags["mmproj"] is None:  # without images, the native engine can run it
         settings = replace(settings, mmproj=WITHOUT)
     sampling = changed(SamplingParams.of(settings))
     request = replace(request, sampling=sampling, max_tokens=settings.max_tokens, context_limit=settings.ctx)
@@ -192,9 +195,9 @@ def _here(
 def _remotely(
     model: str, request: "AnswerRequest", settings: "Settings", flags: "Mapping[str, object]"
 ) -> "Iterator[generation.Started]":
-    """Have the server of the settings answer. It is sent what the user has set by flag, variable or file.
+    """Start the answer on the remote server. Only parameters set by flag, variable or file are sent.
 
-    Raises RequestError for flags that it cannot follow.
+    Raises RequestError for flags that do not apply to a remote server.
     """
     from localllm.cli import generation
     from localllm.engine.backends import BackendChoice

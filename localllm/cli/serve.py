@@ -1,4 +1,4 @@
-"""localllm serve: the REST endpoint."""
+"""localllm serve: the REST server."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,20 +32,22 @@ if TYPE_CHECKING:
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", metavar="PATH_OR_NAME", help="Serve this model too.")
+        list[str] | None, typer.Option("--model", "-m", metavar="PATH_OR_NAME", help="Also serve this model.")
     ] = None,
     host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on (127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(metavar="P", help="Port; 0 takes any free one (11434).")] = None,
+    port: Annotated[int | None, typer.Option(metavar="P", help="Port; 0 is any free one (11434).")] = None,
     api_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the API key.")] = None,
-    without_key: Annotated[bool, typer.Option("--without-key", help="Let other machines in without a key.")] = False,
-    allow_hosts: Annotated[str | None, typer.Option(metavar="A,B", help="Further names of this machine.")] = None,
-    origins: Annotated[str | None, typer.Option(metavar="A,B", help="Other web pages that may call.")] = None,
+    without_key: Annotated[
+        bool, typer.Option("--without-key", help="Serve other machines without an API key.")
+    ] = False,
+    allow_hosts: Annotated[str | None, typer.Option(metavar="A,B", help="Other host names of this machine.")] = None,
+    origins: Annotated[str | None, typer.Option(metavar="A,B", help="Origins of web pages that may call.")] = None,
     keep_alive: Annotated[
-        str | None, typer.Option(metavar="T", help="How long idle models stay loaded; -1: forever (5m).")
+        str | None, typer.Option(metavar="T", help="How long idle models stay loaded; -1 is forever (5m).")
     ] = None,
-    max_models: Annotated[int | None, typer.Option(metavar="N", help="Models in memory at once (3).")] = None,
+    max_models: Annotated[int | None, typer.Option(metavar="N", help="Most models in memory at once (3).")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     backend: Backend = None,
     gpu_layers: GpuLayers = None,
     main_gpu: MainGpu = None,
@@ -61,9 +63,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 ) -> None:
     """Serve the protocols of Ollama, OpenAI and Anthropic.
 
-    Models are loaded when requests name them. Ctrl-C lets running requests end; a second one does not wait. Requests
-    need the API key of LOCALLLM_API_KEY, or of a file, if one is set. With --remote, a server that speaks OpenAI's
-    protocol computes, and its models are served. Values in brackets are the defaults.
+    Models are loaded when requests name them. Ctrl-C waits for running requests; a second one does not. Requests need
+    the API key of LOCALLLM_API_KEY, or of a file, if one is set. With --remote, the models of a server of OpenAI's
+    protocol are served. Defaults are in brackets.
     """
     import os
 
@@ -89,7 +91,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     options = server_options(settings)
     if not is_local(options.host) and options.api_key is None and not without_key:
         raise RequestError(
-            f"{options.host} can be reached from other machines, and no API key is set. Set LOCALLLM_API_KEY or "
+            f"{options.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
             "--api-key-file, or pass --without-key to let everyone use the models."
         )
     if settings.remote:
@@ -104,7 +106,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 def _local_models(
     served: "Sequence[str]", settings: "Settings", options: "ServerOptions"
 ) -> "Callable[[], ServedModels[Any]]":
-    """The models of this machine. Raises where one that was named cannot be served."""
+    """The models of this machine. Raises LocalLLMError if a named one cannot be served."""
     from localllm.server.catalog import Catalog
     from localllm.server.loading import MemoryLoader
     from localllm.server.local_models import LocalModels
@@ -115,7 +117,7 @@ def _local_models(
 
 
 def _remote_models(settings: "Settings", options: "ServerOptions") -> "Callable[[], ServedModels[Any]]":
-    """The models of the server that the settings name."""
+    """The models of the remote server."""
     from localllm.remote.openai import OpenAIServer
     from localllm.server.remote_models import RemoteModels
 

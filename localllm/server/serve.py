@@ -119,14 +119,17 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """Bind the address. Raises RequestError."""
+    """Bind the address. Connections send each chunk at once (TCP_NODELAY). Raises RequestError."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "Set --host to an address of this machine.")
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # negative: getaddrinfo's
         raise RequestError(f"Cannot listen on {options.host} port {options.port}: {why}. {hint}") from error
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which create_server's do not.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def is_local(host: str) -> bool:

@@ -55,7 +55,7 @@ def test_a_saved_model_is_there_and_is_not_replaced(data_dir: Path, tmp_path: Pa
     try:
         backend.load(str(data_dir / "models" / "gguf" / "stories260K-F32.gguf"), lambda what, share: None)
         backend.save("mine", RECIPE)
-        with pytest.raises(RequestError, match="a model mine already"):
+        with pytest.raises(RequestError, match="Model mine already exists"):
             backend.save("mine", RECIPE)
         assert "mine" in {choice.name.partition(":")[0] for choice in backend.models(None)}
         backend.load("mine", lambda what, share: None, pull=False)

@@ -264,5 +264,5 @@ def test_models_and_addresses(backend: OllamaBackend) -> None:
     assert (choice.name, choice.size, choice.quantization, choice.loaded) == ("tiny:latest", 7, "Q8_0", True)
     with pytest.raises(RemoteError, match="cannot be reached"):
         OllamaBackend(OllamaServer("127.0.0.1:9")).models(None)
-    with pytest.raises(RemoteError, match="not the address"):
+    with pytest.raises(RemoteError, match="not a server's address"):
         OllamaServer("ftp://host")

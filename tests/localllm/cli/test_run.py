@@ -278,7 +278,7 @@ def test_a_bad_sampling_value_is_refused_before_a_model_is_loaded(
 
 def test_system_needs_a_template(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(ScriptedModel(has_template=False), "Hi", "--system", "x") == 2
-    assert "this model has no chat template" in capsys.readouterr().err
+    assert "the model has no chat template for system text" in capsys.readouterr().err
 
 
 def test_an_engine_that_fails_exits_1(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

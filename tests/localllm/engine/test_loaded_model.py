@@ -57,7 +57,9 @@ def test_answers_keep_to_a_constraint(model: LoadedModel) -> None:
     constraint = model.constraint(ConstraintKind.REGEX, r"(Lily|Tom) has [1-9][0-9]{0,3} cats\.")
     for seed in range(4):
         sampling = SamplingParams(temperature=seed / 2, seed=seed)
-        request = GenerationRequest(model.tokenise("Once"), sampling, constraint=constraint, max_tokens=60)
+        request = GenerationRequest(
+            tuple(model.tokenizer.encode("Once")), sampling, constraint=constraint, max_tokens=60
+        )
         done = model.engine.submit(request).collect()
         assert done.last.finish_reason is FinishReason.STOP
         assert re.fullmatch(r"(Lily|Tom) has [1-9][0-9]{0,3} cats\.", done.text)

@@ -87,9 +87,9 @@ def test_what_is_no_picture_of_this_request_is_refused(client: httpx.Client) -> 
         (chat("file:///etc/passwd"), "does not fetch images"),
         (chat(None), "does not fetch images"),
         (chat("data:image/png,abc"), "data:image/png;base64"),
-        (chat("data:image/png;base64,%%%"), "not base64"),
+        (chat("data:image/png;base64,%%%"), "not valid base64"),
         (chat(f"data:image/gif;base64,{gif}"), "is a GIF"),
-        (chat(URL, "system"), "messages of users"),
+        (chat(URL, "system"), "images in user messages"),
     ]
     address = {"type": "url", "url": "http://127.0.0.1:1/a.png"}
     block = [{"role": "user", "content": [{"type": "image", "source": address}]}]

@@ -57,7 +57,7 @@ def test_suffix_of_both_protocols(filler: Any, middle: str) -> None:
     with openai.OpenAI(base_url=f"{filler.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.completions.create(model="filler", prompt=PREFIX, suffix=SUFFIX, temperature=0, max_tokens=8)
         assert answer.choices[0].text == middle
-        with pytest.raises(openai.BadRequestError, match="one prompt"):
+        with pytest.raises(openai.BadRequestError, match="a single prompt"):
             client.completions.create(model="filler", prompt=[PREFIX, PREFIX], suffix=SUFFIX)
 
 
