@@ -18,6 +18,7 @@ from localllm.cli.examples import FIRST_STEPS, examples
 from localllm.cli.exit_code import errors_told
 from localllm.cli.help import PlainCommand
 from localllm.cli.list import list_models
+from localllm.cli.loadtest import loadtest
 from localllm.cli.manage import copy, remove, verify
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "create": create,
     "cache": cache,
     "bench": bench,
+    "loadtest": loadtest,
     "perplexity": perplexity,
     "quantize": quantize,
     "ps": ps,

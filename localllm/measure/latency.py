@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Self
 
 from localllm.errors import RequestError
@@ -48,7 +49,7 @@ class Outcome:
     @property
     def itl(self) -> tuple[float, ...]:
         """Gaps between pieces. A piece has more than one token where the server sends several together."""
-        return tuple(later - earlier for earlier, later in zip(self.pieces, self.pieces[1:], strict=False))
+        return tuple(later - earlier for earlier, later in pairwise(self.pieces))
 
     @property
     def tpot(self) -> float | None:
