@@ -12,6 +12,7 @@ from localllm.cli.bench import bench
 from localllm.cli.cache import cache
 from localllm.cli.completion import VARIABLE, completion
 from localllm.cli.config import config
+from localllm.cli.cost import cost
 from localllm.cli.create import create
 from localllm.cli.doctor import doctor
 from localllm.cli.examples import FIRST_STEPS, examples
@@ -51,6 +52,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cache": cache,
     "bench": bench,
     "loadtest": loadtest,
+    "cost": cost,
     "perplexity": perplexity,
     "quantize": quantize,
     "ps": ps,
