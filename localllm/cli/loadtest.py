@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS = 100_000
 MOST_CONNECTIONS = 4096
+MOST_SECONDS = 86_400
 _PROMPT, _ANSWER = "256", "64"
 
 
@@ -84,10 +85,11 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.measure.loadtest.trial import Bounds
     from localllm.settings import load_settings, read_key
 
-    settings = load_settings({})
     for option, value, most in (
         ("--requests", requests, MOST_REQUESTS),
         ("--connections", connections, MOST_CONNECTIONS),
+        ("--duration", duration, MOST_SECONDS),
+        ("--timeout", timeout, MOST_SECONDS),
     ):
         if value > most:
             raise RequestError(f"{option} is {value}; the most is {most}.")
@@ -95,30 +97,28 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         raise RequestError(f"--api must be openai or ollama (got {api!r}).")
     if knee and slo is None:
         raise RequestError("--knee needs --slo: it searches for the highest rate that meets it.")
+    if plot and as_json:
+        raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
     if svg is not None and svg.exists():
         raise RequestError(f"{svg} exists already; choose another file for --svg.")
-    shape = {"--prompt-tokens": prompt_tokens, "--shared-prefix": shared_prefix, "--prefixes": prefixes}
-    replay = {"--scale": scale, "--speedup": speedup}
-    if prompts is not None:
-        _refuse("--prompts", {**shape, **replay, "--trace": trace})
-    elif trace is not None:
-        _refuse("--trace", {**shape, "--answer-tokens": answer_tokens})
-    else:
-        _refuse("made-up prompts; they need --trace", replay)
-    if prefixes is not None and shared_prefix is None:
-        raise RequestError("--prefixes counts shared prefixes; say how long they are with --shared-prefix.")
-    # Another one each time: a server may still have cached the prompts of the last test.
-    seed = secrets.randbelow(MOST_REQUESTS) if seed is None else seed
     loads = _loads(rate, concurrency, knee, trace is not None)
     if speedup is not None and (rate or concurrency or knee):
         raise RequestError(
             "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
         )
-    source = (
-        _traced(trace, scale, speedup, requests, seed)
-        if trace is not None
-        else _made_up(prompts, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
-    )
+    # Another one each time: a server may still have cached the prompts of the last test.
+    seed = secrets.randbelow(MOST_REQUESTS) if seed is None else seed
+    shape = {"--prompt-tokens": prompt_tokens, "--shared-prefix": shared_prefix, "--prefixes": prefixes}
+    replay = {"--scale": scale, "--speedup": speedup}
+    if trace is not None:
+        _refuse("--trace", {**shape, "--prompts": prompts, "--answer-tokens": answer_tokens})
+        source = _traced(trace, scale, speedup, requests, seed)
+    else:
+        _refuse("requests that are not a trace's; they need --trace", replay)
+        if prompts is not None:
+            _refuse("--prompts", shape)
+        source = _made_up(prompts, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
+    settings = load_settings({})
     key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
     plan = Plan(
         Target(url, api, model, raw, _fields(body), key),
@@ -220,10 +220,13 @@ def _made_up(
     seed: int,
 ) -> "Source":
     """Requests of random lengths; with a file, its prompts are sent and only the answers' lengths count."""
+    from localllm.errors import RequestError
     from localllm.measure.loadtest.session import Source
     from localllm.measure.workload.requests import Lengths, Shape
     from localllm.measure.workload.texts import read_prompts
 
+    if prefixes is not None and shared_prefix is None:
+        raise RequestError("--prefixes counts shared prefixes; say how long they are with --shared-prefix.")
     prompt = Lengths.parse(prompt_tokens or _PROMPT, "--prompt-tokens")
     shape = Shape(prompt, Lengths.parse(answer_tokens or _ANSWER, "--answer-tokens"), shared_prefix or 0, prefixes or 1)
     return Source(shape.requests, seed, read_prompts(prompts) if prompts else ())

@@ -1,7 +1,7 @@
 """One trial: a number of requests sent as a load says, until they are answered or time is up."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -94,7 +94,7 @@ async def play(
         trial.outcomes.append(outcome)
         progress()
 
-    async def client() -> None:
+    async def client(shared: Iterator[Job]) -> None:
         for job in shared:
             if clock() - began >= bounds.duration_s:
                 return
@@ -104,7 +104,7 @@ async def play(
         if isinstance(trial.load, ClosedLoop):
             shared = iter(jobs)
             for _ in range(trial.load.clients):
-                group.create_task(client())
+                group.create_task(client(shared))
         else:
             for job in jobs:
                 if job.at >= bounds.duration_s:
