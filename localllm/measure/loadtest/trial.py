@@ -63,8 +63,12 @@ class Trial:
         """What is missing from it; empty where nothing is."""
         left = self.planned - len(self.outcomes)
         if self.complete:
-            return f"{left} requests were not sent in time" if left else ""
-        return f"stopped; {self.running} requests had no complete answer yet" if self.running else "stopped"
+            return f"{_requests(left)} not sent in time" if left else ""
+        return f"stopped; {_requests(self.running)} without a complete answer" if self.running else "stopped"
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'s' if count != 1 else ''}"
 
 
 class Asks(Protocol):

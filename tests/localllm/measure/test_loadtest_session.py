@@ -96,7 +96,7 @@ def test_goodput_counts_who_met_the_slo() -> None:
 def test_a_trial_stops_sending_when_its_time_is_up() -> None:
     done = measure(session(ClosedLoop(1), duration_s=3.5), TimedServer())
     assert len(done.trials[0].outcomes) == 4
-    assert done.trials[0].note == "4 requests were not sent in time"
+    assert done.trials[0].note == "4 requests not sent in time"
     done = measure(session(OpenLoop(1), requests=100, duration_s=10), TimedServer(slots=100))
     assert 0 < len(done.trials[0].outcomes) < 30
     assert all(outcome.due < 10 for outcome in done.trials[0].outcomes)
@@ -128,7 +128,7 @@ def test_cancelling_keeps_what_was_measured() -> None:
     trial = stopped.trials[0]
     assert len(trial.outcomes) == 3
     assert (trial.complete, trial.running) == (False, 2)
-    assert "stopped; 2 requests had no complete answer yet" in sentences(stopped)[2]
+    assert "stopped; 2 requests without a complete answer" in sentences(stopped)[2]
     assert as_data(stopped)["trials"][0]["answered"] == 3
 
 

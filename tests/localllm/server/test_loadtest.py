@@ -1,4 +1,4 @@
-"""localllm loadtest against real servers: ours in both protocols, and llama-cpp-python's."""
+"""localllm loadtest against real servers, ours in both protocols and llama-cpp-python's; cost against ours."""
 
 import json
 import os
@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.fakes.llama_server import llama_server, needs_server
 from tests.localllm.server.conftest import MODEL, StartServer
+from tests.waiting import PATIENCE_S
 
 COMMAND = [sys.executable, "-c", "from localllm.cli.main import main; main()", "loadtest"]
 REQUESTS = 6
@@ -59,3 +61,20 @@ def test_llama_cpp_pythons_server(data_dir: Path) -> None:
     (trial,) = report["trials"]
     assert (trial["answered"], trial["complete"]) == (REQUESTS, True)
     assert all(outcome["pieces"] > 0 for outcome in trial["outcomes"])
+
+
+@pytest.mark.slow
+def test_cost_counts_what_our_server_has_served(start_server: StartServer) -> None:
+    with start_server(models=(MODEL,)) as server:
+        prompt, generated = 0, 0
+        for text in ("Once upon a time", "Once upon a time there was"):
+            body = {"model": MODEL, "prompt": text, "max_tokens": 5, "temperature": 0}
+            usage = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()["usage"]
+            prompt, generated = prompt + usage["prompt_tokens"], generated + usage["completion_tokens"]
+        command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "cost", server.url]
+        done = subprocess.run([*command, "--watts", "36", "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert report["models"].keys() == {MODEL}
+    assert (report["total"]["prompt"], report["total"]["generated"]) == (prompt, generated)
+    assert 0 < report["total"]["cached"] < prompt
+    assert report["joules"] == pytest.approx(36 * report["seconds"])
