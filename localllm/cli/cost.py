@@ -146,7 +146,8 @@ def _text(receipt: "Receipt", source: str | None) -> str:
     parts = (
         [table([("MODEL", "PROMPT", "CACHED", "GENERATED"), *rows])] if rows else ["No model has served anything.\n"]
     )
-    facts = [("time", f"{receipt.seconds / 3600:.2f} h")]
+    hours = receipt.seconds / 3600
+    facts = [("time", f"{hours:.2f} h" if hours >= 0.1 else f"{receipt.seconds:.1f} s")]
     if receipt.kwh is not None:
         facts.append(("energy", f"{receipt.kwh:.4g} kWh ({source})"))
     if receipt.joules_per_token is not None:
