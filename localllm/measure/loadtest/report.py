@@ -1,5 +1,6 @@
 """A load test's result as rows of a table, sentences, charts and plain data."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -68,8 +69,9 @@ def sentences(session: Session) -> list[str]:
         lines.append("Latencies are p50 / p95 / p99.")
     if session.knee is not None and slo is not None:
         lines.append(_knee(session.knee, slo))
-    for trial in session.trials:
-        lines += _troubles(trial, trial.summary(None))
+    for trial in sorted(session.trials, key=_size):
+        lines += _failures(trial)
+    lines += _reservations(session.trials)
     return [*lines, *session.notes, f"--seed {session.source.seed} repeats these requests."]
 
 
@@ -94,30 +96,34 @@ def _knee(knee: Knee, slo: Slo) -> str:
     return f"The knee: {share} up to {knee.met:.3g} requests/s, and not at {knee.missed:.3g}."
 
 
-def _troubles(trial: Trial, summary: Summary) -> list[str]:
-    """What makes a trial's figures less than they seem."""
-    found: dict[str, int] = {}
-    for outcome in trial.outcomes:
-        if outcome.error is not None:
-            found[outcome.error] = found.get(outcome.error, 0) + 1
-    worst = sorted(found.items(), key=lambda pair: -pair[1])
-    lines = [f"{trial.load}: {count} failed: {error}" for error, count in worst[:_MOST_ERRORS]]
-    if len(worst) > _MOST_ERRORS:
-        lines.append(f"{trial.load}: {sum(count for _, count in worst[_MOST_ERRORS:])} failed in other ways.")
+def _failures(trial: Trial) -> list[str]:
+    """What was not answered, and why."""
+    found = Counter(outcome.error for outcome in trial.outcomes if outcome.error is not None)
+    lines = [f"{trial.load}: {count} failed: {error}." for error, count in found.most_common(_MOST_ERRORS)]
+    if len(found) > _MOST_ERRORS:
+        others = found.total() - sum(count for _, count in found.most_common(_MOST_ERRORS))
+        lines.append(f"{trial.load}: {others} failed in other ways; --json has them.")
     if trial.note:
         lines.append(f"{trial.load}: {trial.note}.")
+    return lines
+
+
+def _reservations(trials: Sequence[Trial]) -> list[str]:
+    """What must be known to read the figures of all trials."""
+    summary = Summary.of([outcome for trial in trials for outcome in trial.outcomes])
+    lines = []
     if summary.late > _LATE_S:
         lines.append(
-            f"{trial.load}: requests waited up to {summary.late:.1f} s for a connection or this program, which counts "
-            "as latency; raise --connections."
+            f"Requests waited up to {summary.late:.1f} s for a connection or this program, which counts as latency; "
+            "raise --connections, or run it where a core is free."
         )
-    if summary.answered and not summary.counted:
-        lines.append(f"{trial.load}: the server does not count generated tokens; each piece of text counts as one.")
-    pieces = sum(len(outcome.pieces) for outcome in trial.outcomes if outcome.error is None)
+    if not summary.counted:
+        lines.append("The server does not count generated tokens; each piece of text counts as one.")
+    pieces = sum(len(outcome.pieces) for trial in trials for outcome in trial.outcomes if outcome.error is None)
     if pieces and summary.generated_tokens > _FEW_TOKENS * pieces:
         lines.append(
-            f"{trial.load}: {summary.generated_tokens / pieces:.1f} tokens came in a piece of text on average; ITL is "
-            "the time between pieces."
+            f"{summary.generated_tokens / pieces:.1f} tokens came in a piece of text on average; ITL is the time "
+            "between pieces."
         )
     return lines
 

@@ -108,7 +108,7 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
     first, second = done.trials[0].outcomes
     assert (first.e2e, second.e2e) == pytest.approx((2.0, 2.0))
     assert first.error == "no complete answer within 2 s"
-    assert "1 client: 2 failed: no complete answer within 2 s" in sentences(done)
+    assert "1 client: 2 failed: no complete answer within 2 s." in sentences(done)
 
 
 def test_cancelling_keeps_what_was_measured() -> None:
