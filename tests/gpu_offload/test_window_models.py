@@ -8,6 +8,7 @@ import pytest
 from gguf_io.model_file import open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from localllm.engine.backends import LLAMA_SEQUENCES
 from tests.gpu_offload import sparse_models
 from tests.oracle import llama_oracle
 
@@ -90,6 +91,13 @@ def test_what_has_left_the_window_is_not_overwritten(runner, path):
 def test_windows_leave_numbers_for_half_the_sequences(path):
     with open_model(path) as model, pytest.raises(ValueError, match="max_sequences is 128"):
         LlamaCppRunner(model, replace(OPTIONS, max_sequences=128))
+
+
+def test_the_engines_number_of_sequences_and_more_open(path):
+    """Twice as many in llama.cpp: it aborts the process where it may return fewer rows of logits than sequences."""
+    for sequences in (LLAMA_SEQUENCES, 127):
+        with open_model(path) as model:
+            LlamaCppRunner(model, replace(OPTIONS, max_sequences=sequences, batch_rows=16)).close()
 
 
 def test_a_cache_of_the_window_alone_cannot_be_cut(path):
