@@ -20,7 +20,6 @@ import psutil
 from benchmarks.engine_tools import table
 from gguf_io import open_model
 from gpu_offload.devices import gpus
-from gpu_offload.placement import Gpu
 from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
 
@@ -44,7 +43,7 @@ class Reported(logging.Handler):
 
 def loaded(path: Path, layers: int, context: int) -> tuple[LlamaCppRunner, Plan, dict[str, float]]:
     """A runner with so many layers on GPUs, its plan, and what llama.cpp reports."""
-    devices = [Gpu(gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()] if layers else []
+    devices = gpus() if layers else []
     log, reported = logging.getLogger("localllm.llama_cpp"), Reported()
     log.setLevel(logging.DEBUG)
     log.propagate = False

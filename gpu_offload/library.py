@@ -6,6 +6,8 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
+        self.muted = False
         self._pending = ""
         self._level = logging.DEBUG
 
@@ -46,7 +49,8 @@ class _Log:
         for line in lines:
             if not line.strip():
                 continue
-            level = logging.DEBUG if any(phrase in line for phrase in _NO_WARNING) else self._level
+            harmless = self.muted or any(phrase in line for phrase in _NO_WARNING)
+            level = logging.DEBUG if harmless else self._level
             logger.log(level, "%s", line)
             if level >= logging.WARNING:
                 self.complaints = [*self.complaints, line][-_RECENT_ERRORS:]
@@ -87,6 +91,17 @@ def route_log() -> None:
     _log.complaints = []
 
 
+@contextmanager
+def muted() -> Iterator[None]:
+    """Take what llama.cpp says inside the block for debugging, errors too: who tries something expects them."""
+    route_log()
+    _log.muted = True
+    try:
+        yield
+    finally:
+        _log.muted = False
+
+
 def complaints() -> str:
     """Return the last warnings and errors of llama.cpp since route_log(), one a line, for error messages."""
     return "\n".join(_log.complaints) or "it gave no reason"
@@ -102,11 +117,11 @@ def failure(what: str) -> LlamaCppError:
 
 
 @functools.cache
-def ggml(library: str) -> ctypes.CDLL:
-    """Return ggml's "ggml" (registry of devices) or "ggml-base" library, which llama-cpp-python ships unbound.
+def shared_library(name: str) -> ctypes.CDLL:
+    """Return one of the libraries of llama-cpp-python: "llama", "ggml" (registry of devices), "ggml-base", "ggml-cpu".
 
-    Its package is not imported for that: it would take longer than everything else that asks for devices alone. Raises
-    LlamaCppMissingError as llama() does.
+    The Python package is not imported for that: it would take longer than everything else that asks for devices alone.
+    Raises LlamaCppMissingError as llama() does.
     """
     if sys.platform == "win32":
         llama()  # tells Windows where libraries of devices are
@@ -116,14 +131,29 @@ def ggml(library: str) -> ctypes.CDLL:
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
     # By the name that the libraries know each other by, where there are several: packages hold copies instead of links,
     # and each copy would have devices and a log of its own.
-    names = (f"lib{library}.so.0", f"lib{library}.0.dylib", f"lib{library}.so", f"lib{library}.dylib")
-    for name in (*names, f"{library}.dll", f"lib{library}.dll"):
-        if (folder / name).exists():
+    names = (f"lib{name}.so.0", f"lib{name}.0.dylib", f"lib{name}.so", f"lib{name}.dylib")
+    for file in (*names, f"{name}.dll", f"lib{name}.dll"):
+        if (folder / file).exists():
             try:
-                return ctypes.CDLL(str(folder / name))
+                return ctypes.CDLL(str(folder / file))
             except OSError as error:
                 raise LlamaCppMissingError(f"its library does not load: {error}") from error
-    raise LlamaCppMissingError(f"{folder} holds no {library} library")
+    raise LlamaCppMissingError(f"{folder} holds no {name} library")
+
+
+@functools.cache
+def ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function of ggml, which llama-cpp-python does not bind, with its ctypes of result and arguments.
+
+    ggml's log goes to the logger "localllm.llama_cpp" from then on. Raises LlamaCppMissingError as llama() does.
+    """
+    base = shared_library("ggml-base")
+    base.ggml_log_set.argtypes, base.ggml_log_set.restype = [type(log_callback()), ctypes.c_void_p], None
+    base.ggml_log_set(log_callback(), None)
+    holder = next(one for one in map(shared_library, ("ggml-base", "ggml", "ggml-cpu")) if hasattr(one, name))
+    function = getattr(holder, name)
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def type_id(name: str) -> int:

@@ -46,7 +46,7 @@ def can_repack() -> bool:
     A build with AMX kernels may not: on several processors they end the process at the first batch of two rows
     (ggml-org/llama.cpp#20824), and a build's other rearrangements cannot be had without them.
     """
-    return not ggml("ggml-cpu").ggml_cpu_has_amx_int8()
+    return not ggml("ggml_cpu_has_amx_int8", ctypes.c_int)()
 
 
 def model_params(options: LlamaOptions) -> Any:
@@ -80,7 +80,7 @@ def context_params(handle: Any, options: LlamaOptions) -> Any:
     params.n_seq_max = numbers
     params.n_outputs_max = max(output_rows(options), numbers)  # of fewer than one a sequence llama.cpp aborts
     params.kv_unified = True
-    params.swa_full = options.full_window_cache
+    params.swa_full = True  # prefixes are cut and shared far behind a sliding window
     params.type_k = type_id(options.type_k)
     params.type_v = type_id(options.type_v)
     params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
@@ -138,10 +138,8 @@ def open_context(handle: Any, options: LlamaOptions) -> Any:
 @functools.cache
 def _expert_overrides(layers: int) -> Any:
     """Return the list of overrides that keeps the experts of the first layers in main memory."""
-    base = ggml("ggml-base")
-    base.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
     pattern = rf"^blk\.({'|'.join(map(str, range(layers)))})\.ffn_\w+_(ch)?exps\b".encode()
-    return (_BufferOverride * 2)(_BufferOverride(pattern, base.ggml_backend_cpu_buffer_type()))
+    return (_BufferOverride * 2)(_BufferOverride(pattern, ggml("ggml_backend_cpu_buffer_type", ctypes.c_void_p)()))
 
 
 @functools.cache

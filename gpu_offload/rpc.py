@@ -5,13 +5,12 @@ no cipher: it belongs on a network where everybody is trusted. llama.cpp ends th
 reached, speaks another version, or goes away; so a second process tries each worker first.
 """
 
-import ctypes
-import functools
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from ctypes import CFUNCTYPE, c_char_p, c_void_p
 from importlib.metadata import version
 
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError, install_command
@@ -30,7 +29,7 @@ _connected: set[str] = set()
 def can_reach_workers() -> bool:
     """Whether this build of llama.cpp knows workers. Raises LlamaCppMissingError without the llama extra."""
     llama()
-    return bool(_registry().ggml_backend_reg_by_name(b"RPC"))
+    return bool(_backend())
 
 
 def add_workers(addresses: Sequence[str]) -> None:
@@ -68,15 +67,18 @@ def connect(address: str) -> None:
     Raises DeviceRequestError for a worker without devices.
     """
     llama()
-    registry, base = _registry(), _base()
-    function = base.ggml_backend_reg_get_proc_address(
-        registry.ggml_backend_reg_by_name(b"RPC"), b"ggml_backend_rpc_add_server"
-    )
-    add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(function)
+    find = ggml("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
+    add_server = CFUNCTYPE(c_void_p, c_char_p)(find(_backend(), b"ggml_backend_rpc_add_server"))
     found = add_server(address.encode())
     if not found:
         raise DeviceRequestError(f"The worker at {address} has no devices.")
-    registry.ggml_backend_register(found)
+    ggml("ggml_backend_register", None, c_void_p)(found)
+
+
+def _backend() -> int | None:
+    """ggml's RPC backend, if this build has it."""
+    found: int | None = ggml("ggml_backend_reg_by_name", c_void_p, c_char_p)(b"RPC")
+    return found
 
 
 def _try(address: str) -> None:
@@ -101,21 +103,3 @@ def _try(address: str) -> None:
             f"The worker at {address} cannot be used. Start llama.cpp's rpc-server there, of the same version as "
             f"llama-cpp-python here, with --host and --port. llama.cpp said:\n{_ABORTED.sub('', known[0])}"
         )
-
-
-@functools.cache
-def _registry() -> ctypes.CDLL:
-    library = ggml("ggml")
-    library.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
-    library.ggml_backend_reg_by_name.restype = ctypes.c_void_p
-    library.ggml_backend_register.argtypes = [ctypes.c_void_p]
-    library.ggml_backend_register.restype = None
-    return library
-
-
-@functools.cache
-def _base() -> ctypes.CDLL:
-    library = ggml("ggml-base")
-    library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
-    return library
