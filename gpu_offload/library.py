@@ -29,6 +29,7 @@ _NO_WARNING = (
     "failed to decode, ret = 2",
 )
 _RECENT_ERRORS = 8
+ABORTED = "llama.cpp ended the process: "  # begins the last line on standard error when it does
 # In lower case, what it says where a device's memory is full, through whichever of its parts.
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "failed to reserve", "outofdevicememory")
 
@@ -75,8 +76,21 @@ def llama() -> Any:
     if not hasattr(llama_cpp.llama_context_params, "n_outputs_max"):
         raise LlamaCppMissingError(f"llama-cpp-python {version('llama_cpp_python')} is too old, 0.3.36 is needed")
     llama_cpp.llama_log_set(log_callback(), ctypes.c_void_p(0))
+    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(_abort_callback())
     llama_cpp.llama_backend_init()
     return llama_cpp
+
+
+@functools.cache
+def _abort_callback() -> Any:
+    """What llama.cpp calls before it aborts, in place of a debugger's backtrace: one line that says why."""
+
+    def report(message: bytes) -> None:
+        place, colon, reason = message.decode("utf-8", "replace").partition(": ")
+        sys.stderr.write(f"{ABORTED}{os.path.basename(place)}{colon}{reason}\n")
+        sys.stderr.flush()
+
+    return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(report)
 
 
 @functools.cache

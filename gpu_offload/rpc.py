@@ -14,11 +14,9 @@ from ctypes import CFUNCTYPE, c_char_p, c_void_p
 from importlib.metadata import version
 
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError, install_command
-from gpu_offload.library import ggml, llama
+from gpu_offload.library import ABORTED, ggml, llama
 
 _ADDRESS = re.compile(r"(?P<host>[^\s,:/\[\]]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
-# Where in its source llama.cpp has ended a process, before it says why.
-_ABORTED = re.compile(r"\S+\.cpp:\d+: ")
 _TRY_SECONDS = 30.0
 _TRY = "import sys; from gpu_offload.rpc import connect; connect(sys.argv[1])"
 
@@ -97,9 +95,9 @@ def _try(address: str) -> None:
             "Is it llama.cpp's rpc-server?"
         ) from error
     if tried.returncode:
-        said = [line for line in tried.stderr.decode(errors="replace").splitlines() if line.strip()]
-        known = [line for line in said if _ABORTED.match(line)] or said[-1:] or ["nothing"]
+        lines = [line for line in tried.stderr.decode(errors="replace").splitlines() if line.strip()]
+        reasons = [line.removeprefix(ABORTED) for line in lines if line.startswith(ABORTED)] or lines[-1:]
         raise DeviceRequestError(
             f"The worker at {address} cannot be used. Start llama.cpp's rpc-server there, of the same version as "
-            f"llama-cpp-python here, with --host and --port. llama.cpp said:\n{_ABORTED.sub('', known[0])}"
+            f"llama-cpp-python here, with --host and --port. llama.cpp said:\n{(reasons or ['nothing'])[0]}"
         )
