@@ -1,6 +1,6 @@
 """What our engine costs above llama.cpp: the same file, prompts and greedy tokens with and without us.
 
-    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--kept 0]
+    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--kept 0] [--gpu-layers 0]
     overhead.py MODEL.gguf ... --http [--llama-server PROGRAM] [--starts 1] [--control]
 
 In this process: llama.cpp's C interface and an argmax, llama-cpp-python's Llama, and our engine on our runner. With
@@ -21,7 +21,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,9 @@ class Measure:
 Subject = Callable[[list[int], int], Iterator[object]]
 
 
-def plain(path: Path, context: int, threads: int) -> Subject:
+def plain(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
     """llama.cpp's own functions and nothing else."""
-    peer = LlamaPeer(path, threads, context, flash_attention=True)
+    peer = LlamaPeer(path, threads, context, flash_attention=True, gpu_layers=gpu_layers)
 
     def run(prompt: list[int], count: int) -> Iterator[int]:
         peer.clear()
@@ -74,11 +74,11 @@ def plain(path: Path, context: int, threads: int) -> Subject:
     return run
 
 
-def binding(path: Path, context: int, threads: int) -> Subject:
+def binding(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
     """llama-cpp-python as its users know it."""
     from llama_cpp import Llama
 
-    options = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": 0, "flash_attn": True}
+    options = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": gpu_layers, "flash_attn": True}
     model: Any = Llama(str(path), n_ctx=context, verbose=False, **options)
 
     def run(prompt: list[int], count: int) -> Iterator[int]:
@@ -87,13 +87,12 @@ def binding(path: Path, context: int, threads: int) -> Subject:
     return run
 
 
-def ours(path: Path, context: int, threads: int) -> Subject:
+def ours(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
     """Our engine on our runner."""
     with open_model(path) as file:
         tokenizer = load_tokenizer(file)
-        runner = LlamaCppRunner(
-            file, LlamaOptions(context_tokens=context, threads=threads, gpu_layers=0, flash_attention=True)
-        )
+        options = LlamaOptions(context_tokens=context, threads=threads, gpu_layers=gpu_layers, flash_attention=True)
+        runner = LlamaCppRunner(file, replace(options, split_mode="none"))
     engine = Engine(runner, tokenizer)
     engine.start()
 
@@ -190,6 +189,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kept", type=int, default=0)
+    parser.add_argument("--gpu-layers", type=int, default=0, help="on the first GPU; not with --http")
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--llama-server", metavar="PROGRAM")
     parser.add_argument("--starts", type=int, default=1)
@@ -210,7 +210,10 @@ def main() -> None:
     DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
     here = psutil.Process()
     made = {"llama.cpp": plain, "llama-cpp-python": binding, "our engine": ours}
-    subjects = {name: (make(arguments.model, context, arguments.threads), here) for name, make in made.items()}
+    subjects = {
+        name: (make(arguments.model, context, arguments.threads, arguments.gpu_layers), here)
+        for name, make in made.items()
+    }
     show(measure(subjects, arguments, random))
     if arguments.kept:
         del subjects["llama-cpp-python"]

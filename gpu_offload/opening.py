@@ -9,7 +9,6 @@ from gguf_io.model_file import ModelFile
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMemoryError
 from gpu_offload.loading import LoadProgress
-from gpu_offload.placement import Gpu
 from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
 
@@ -30,9 +29,8 @@ def open_planned(
     and what plan() raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):
-        found = [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
         room = psutil.virtual_memory().available if main_memory is None else main_memory
-        chosen = plan(model, found, room, request)
+        chosen = plan(model, gpus(), room, replace(request, dry_run=True))
         try:
             return LlamaCppRunner(model, chosen.options, progress), _told(chosen, attempt)
         except LlamaCppMemoryError as error:

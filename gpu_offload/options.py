@@ -22,8 +22,6 @@ class LlamaOptions:
     cpu_expert_layers: layers whose mixture-of-experts weights stay in main memory, counted from the first.
     type_k, type_v: ggml types of stored keys and values; a quantised type_v needs flash attention.
     flash_attention: None lets llama.cpp choose.
-    full_window_cache: keep every position for layers with a sliding window, which prefix reuse and truncation need;
-    False keeps the window only, which saves memory.
     lora: files of LoRA adapters; sequences choose among them by number.
     mmproj: file of the projector that turns images into rows for the model.
     """
@@ -40,6 +38,5 @@ class LlamaOptions:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attention: bool | None = None
-    full_window_cache: bool = True
     lora: tuple[Path, ...] = ()
     mmproj: Path | None = None

@@ -34,8 +34,8 @@ class LlamaCppRunner:
     """Sequences of tokens in, logits out; see localllm.engine.runner.Runner, whose contract this fulfils.
 
     Logits are llama.cpp's: equal to its own for one sequence, and equal but for the last bits when a batch holds
-    others. Recurrent and hybrid models, and a window cache that is not kept full, set can_truncate to False: their
-    sequences can be forked, exported and imported only whole, and truncated only to nothing.
+    others. Recurrent and hybrid models set can_truncate to False: their sequences can be forked, exported and imported
+    only whole, and truncated only to nothing.
     """
 
     def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
@@ -74,7 +74,7 @@ class LlamaCppRunner:
         self._sequences = Sequences(self._context, options, window)
         self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
-        self._can_truncate = not recurrent and (options.full_window_cache or not window)
+        self._can_truncate = not recurrent
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
         self._can_interrupt = on_cpu and self._can_truncate
         self._desk = StateDesk(self._context, self._sequences, window, self._can_truncate)
@@ -348,7 +348,7 @@ class LlamaCppRunner:
 
     def _identity(self, model: ModelFile) -> str:
         options, library = self._options, self._lib
-        types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}/full={options.full_window_cache}"
+        types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}"
         files = "+".join([model.identity(), *self._adapters.identities])
         return f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}/{files}"
 

@@ -26,7 +26,7 @@ def sequence_numbers(options: LlamaOptions, window: int) -> int:
 
     window: what window_of says.
     """
-    return (2 if window and options.full_window_cache else 1) * options.max_sequences + 1
+    return (2 if window else 1) * options.max_sequences + 1
 
 
 class Sequences:
