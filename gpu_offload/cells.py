@@ -4,8 +4,6 @@ llama.cpp keeps this to itself, so it is counted here beside it: one cell holds 
 share cells, and a cell is free when its last sequence lets it go. Cell numbers are ours and need not be llama.cpp's.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,23 +22,9 @@ class CellBook:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._lengths
 
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._lengths)
-
     def length(self, sequence: int) -> int:
         """Positions of a sequence. Raises KeyError for an unknown one."""
         return self._lengths[sequence]
-
-    def cells(self, sequence: int) -> NDArray[np.int32]:
-        """The cells of a sequence in the order of its positions: a view."""
-        return self._cells[sequence][: self._lengths[sequence]]
-
-    def sharers(self, cells: NDArray[np.int32]) -> NDArray[np.int32]:
-        """How many sequences hold each of these cells."""
-        return self._sharers[cells]
 
     def create(self, sequence: int) -> None:
         """Open an empty sequence."""
@@ -61,7 +45,7 @@ class CellBook:
         self._lengths[sequence] = length + count
 
     def holders(self) -> NDArray[np.int32]:
-        """Sequences that hold each cell; `append` takes from the end, so the last comes first."""
+        """How many sequences hold each cell; `append` takes from the end, so the last cell comes first."""
         return self._sharers[::-1].copy()
 
     def share(self, source: int, target: int, length: int) -> None:
@@ -70,18 +54,16 @@ class CellBook:
         self._lengths[target] = length
         self._sharers[self._cells[target]] += 1
 
-    def truncate(self, sequence: int, length: int) -> NDArray[np.int32]:
-        """Let go of the cells from `length` on; return those that nobody holds any more."""
+    def truncate(self, sequence: int, length: int) -> None:
+        """Let go of the cells from `length` on."""
         dropped = self._cells[sequence][length : self._lengths[sequence]]
         self._sharers[dropped] -= 1
-        released: NDArray[np.int32] = dropped[self._sharers[dropped] == 0]
+        released = dropped[self._sharers[dropped] == 0]
         self._free[self.free : self.free + len(released)] = released
         self.free += len(released)
         self._lengths[sequence] = length
-        return released
 
-    def remove(self, sequence: int) -> NDArray[np.int32]:
-        """Close a sequence and let go of its cells; return those that nobody holds any more."""
-        released = self.truncate(sequence, 0)
+    def remove(self, sequence: int) -> None:
+        """Close a sequence and let go of its cells."""
+        self.truncate(sequence, 0)
         del self._cells[sequence], self._lengths[sequence]
-        return released

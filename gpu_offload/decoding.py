@@ -87,7 +87,7 @@ class Decoder:
         status = self._lib.llama_decode(self._context, self._batch.struct)
         if status:
             raise LlamaCppError(f"llama_decode failed with status {status}:\n{complaints()}")
-        if self._sequences.doubled:
+        if self._sequences.shadowed:
             begins = np.flatnonzero(np.diff(rows[2], prepend=-1))
             for position, sequence in rows[1:, begins].T.tolist():
                 self._sequences.computed(sequence, position)

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 SplitMode = Literal["none", "layer", "row"]
+# Of the KV cache in main memory, copies of cached prefixes may take one part in so many beside it.
+COPIES_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)

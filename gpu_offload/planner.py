@@ -11,8 +11,7 @@ from gpu_offload.errors import DeviceRequestError
 from gpu_offload.estimate import Estimate, Sizes
 from gpu_offload.loading import output_rows
 from gpu_offload.memory import ModelNeeds
-from gpu_offload.options import LlamaOptions
-from gpu_offload.parking import parked_tokens
+from gpu_offload.options import COPIES_SHARE, LlamaOptions
 
 DEFAULT_RESERVE = 2**30  # bytes a GPU: the desktop, the driver's own context, what other programs take meanwhile
 _CONTEXTS = (32768, 16384, 8192, 4096)
@@ -29,7 +28,7 @@ class PlanRequest:
     cpu_expert_layers as in LlamaOptions. about_gpus: names of settings that only GPUs can follow. reserve_bytes: left
     free on every GPU. draft: a model that runs beside. projector_bytes: an image projector. Both lie whole on the main
     GPU, if any.
-    parks: whether prefixes may move out of the cells into main memory; our own engine's never do.
+    copies: whether cached prefixes may move out of the cells to copies in main memory; our own engine's never do.
     dry_run: have llama.cpp say what the plan takes; only for devices that are here. base: everything else.
     """
 
@@ -42,14 +41,14 @@ class PlanRequest:
     reserve_bytes: int = DEFAULT_RESERVE
     draft: ModelFile | None = None
     projector_bytes: int = 0
-    parks: bool = True
+    copies: bool = True
     dry_run: bool = False
     base: LlamaOptions = field(default_factory=LlamaOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one place would hold, in bytes. other: a draft model, a projector, adapters, parked prefixes.
+    """What one place would hold, in bytes. other: a draft model, a projector, adapters, copies of cached prefixes.
 
     reserve: left to the desktop. available: what is free there now.
     """
@@ -266,8 +265,8 @@ class _Planner:
             return MemoryUse(gpu.label, *parts, other, self.request.reserve_bytes, gpu.free_bytes)
         results = output_rows(options) * self.needs.vocabulary * 4
         other = 0 if self.gpus else self.other
-        if self.request.parks and not units and not any(cache.state_bytes for cache in self.needs.caches):
-            other += sizes.kv * parked_tokens(options.context_tokens) // options.context_tokens
+        if self.request.copies and not units and not any(cache.state_bytes for cache in self.needs.caches):
+            other += sizes.kv // COPIES_SHARE
         return MemoryUse("main memory", sizes.weights, sizes.kv, sizes.compute + results, other, 0, self.memory)
 
     def _counts(self, options: LlamaOptions, units: int) -> tuple[int, ...]:
@@ -317,8 +316,7 @@ class _Planner:
         context = self.request.context_tokens or min(_CONTEXTS[-1], needs.trained_context)
         options = replace(self.request.base, context_tokens=context)
         sizes = Estimate(needs, options, (needs.layer_count + 1,)).on_gpu(0, needs.layer_count + 1)
-        parked = sizes.kv * parked_tokens(context) // context if self.request.parks and not self.gpus else 0
-        return beside + sizes.total + parked
+        return beside + sizes.total
 
     def _result(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Plan:
         counts = self._counts(options, units)

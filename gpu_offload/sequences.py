@@ -1,8 +1,8 @@
 """llama.cpp's sequences: which cells belong to whom, in its own count of positions.
 
 Where layers have a sliding window, llama.cpp takes a cell whose position has left the window of its only sequence for
-free, even in a cache that was made to keep all positions (find_slot in src/llama-kv-cache.cpp). What is kept for later
-would be overwritten. So there every sequence has a double, which holds the same cells.
+free, even in a cache that was made to keep all positions (find_slot in src/llama-kv-cache.cpp). Prefixes kept for later
+would be overwritten. So there every sequence has a shadow, which holds the same cells.
 """
 
 from typing import Any
@@ -22,38 +22,38 @@ def window_of(model: Any) -> int:
 
 
 def sequence_numbers(options: LlamaOptions, window: int) -> int:
-    """How many sequences a context needs: those of its users, one to lay ranges on, and doubles.
-
-    window: what window_of says.
-    """
+    """How many sequences a context needs: those of its users, a scratch one, and shadows. window: from window_of."""
     return (2 if window else 1) * options.max_sequences + 1
 
 
 class Sequences:
-    """The sequences 0..max_sequences-1 of a context, and `desk`, the number behind them. doubled: all but the desk."""
+    """The sequences 0..max_sequences-1 of a context, and `scratch`, the number behind them.
+
+    shadowed: whether all but the scratch sequence have shadows.
+    """
 
     def __init__(self, context: Any, options: LlamaOptions, window: int) -> None:
         self._lib = llama()
         self._memory = self._lib.llama_get_memory(context)
-        self.desk = options.max_sequences
-        self.doubled = sequence_numbers(options, window) > options.max_sequences + 1
+        self.scratch = options.max_sequences
+        self.shadowed = bool(window)
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let a sequence have another's positions start..end-1 too; -1 is the first, and the one behind the last."""
         self._lib.llama_memory_seq_cp(self._memory, source, target, start, end)
-        if self.doubled and target != self.desk:
-            self._lib.llama_memory_seq_cp(self._memory, source, self._double(target), start, end)
+        if self.shadowed and target != self.scratch:
+            self._lib.llama_memory_seq_cp(self._memory, source, self._shadow(target), start, end)
 
     def computed(self, sequence: int, start: int) -> None:
         """Note that a sequence has new cells, from position `start` on."""
-        if self.doubled:
-            self._lib.llama_memory_seq_cp(self._memory, sequence, self._double(sequence), start, -1)
+        if self.shadowed:
+            self._lib.llama_memory_seq_cp(self._memory, sequence, self._shadow(sequence), start, -1)
 
-    def remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Take positions start..end-1 from a sequence, or all from -1, or up to -1; False where it cannot be cut so."""
-        if self.doubled and sequence != self.desk:
-            self._lib.llama_memory_seq_rm(self._memory, self._double(sequence), start, end)
-        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, end))
+    def remove(self, sequence: int, start: int) -> bool:
+        """Take positions from `start` on from a sequence, all with -1; False where it cannot be cut there."""
+        if self.shadowed and sequence != self.scratch:
+            self._lib.llama_memory_seq_rm(self._memory, self._shadow(sequence), start, -1)
+        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1))
 
     def first(self, sequence: int) -> int:
         """The first position of a sequence, -1 if it has none."""
@@ -63,5 +63,5 @@ class Sequences:
         """The last position of a sequence, -1 if it has none."""
         return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence))
 
-    def _double(self, sequence: int) -> int:
-        return self.desk + 1 + sequence
+    def _shadow(self, sequence: int) -> int:
+        return self.scratch + 1 + sequence
