@@ -12,23 +12,22 @@ import numpy as np
 
 from gpu_offload.library import llama
 
-_LOOK_S = 0.005
+_POLL_S = 0.005
 
 
 @contextmanager
 def interruptible(context: Any, stop: threading.Event) -> Iterator[None]:
-    """Have llama_decode fail soon after another thread has set `stop`.
+    """Have llama_decode fail soon after another thread has set `stop`; only where the CPU computes.
 
-    llama.cpp asks between the operations of a graph, and only where a processor computes them. It asks a thousand times
-    a step, on the thread that computes, where taking Python's lock each time would cost more than the step. So it reads
-    a byte, which a thread sets that looks at the event every 5 ms.
+    llama.cpp calls its abort callback between the operations of a graph, a thousand times a step. A Python callback
+    would cost more than the step, so the callback reads a byte, which a thread sets that polls the event.
     """
     library = llama()
     flag, ended = np.zeros(2, np.uint8), threading.Event()
     flag[0] = stop.is_set()
 
     def watch() -> None:
-        while not (flag[0] or ended.wait(_LOOK_S)):
+        while not (flag[0] or ended.wait(_POLL_S)):
             flag[0] = stop.is_set()
 
     watcher = threading.Thread(target=watch, name="llama.cpp-stop", daemon=True)
@@ -44,6 +43,6 @@ def interruptible(context: Any, stop: threading.Event) -> Iterator[None]:
 
 @functools.cache
 def _is_set() -> Any:
-    """A ggml_abort_callback that says whether a byte is not 0: C's strlen of the byte and the 0 behind it."""
+    """Return a ggml_abort_callback in C: strlen of the byte and the 0 behind it is 1 once the byte is set."""
     library = ctypes.CDLL("msvcrt") if sys.platform == "win32" else ctypes.CDLL(None)
     return ctypes.cast(library.strlen, llama().ggml_abort_callback)

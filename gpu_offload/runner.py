@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gguf_io.model_file import ModelFile
 from gpu_offload.adapters import Adapters, AdapterSet
-from gpu_offload.cells import CellBook
+from gpu_offload.cells import CellBook, RowLimits, check_room, check_rows
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.image_rows import ImageRows, PositionBook
@@ -22,9 +22,7 @@ from gpu_offload.loading import LoadProgress, load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import COPIES_SHARE, LlamaOptions
 from gpu_offload.projector import Projector
-from gpu_offload.row_checks import RowLimits, check_room, check_rows
 from gpu_offload.sequences import MAX_NUMBERS, Sequences, window_of
-from gpu_offload.states import States
 
 MAX_SEQUENCES = MAX_NUMBERS - 1  # less the scratch sequence
 _LAYOUT = 1  # of exported KV; a new number retires what older versions stored
@@ -33,15 +31,15 @@ _LAYOUT = 1  # of exported KV; a new number retires what older versions stored
 class LlamaCppRunner:
     """Sequences of tokens in, logits out; see localllm.engine.runner.Runner, whose contract this fulfils.
 
-    Logits are llama.cpp's: equal to its own for one sequence, and equal but for the last bits when a batch holds
-    others. Recurrent and hybrid models set can_truncate to False: their sequences can be forked, exported and imported
-    only whole, and truncated only to nothing.
+    Logits equal llama.cpp's own for one sequence, and differ in the last bits when a batch holds others. Recurrent and
+    hybrid models set can_truncate to False: their sequences are forked, exported and imported whole, and truncated to
+    nothing only.
     """
 
     def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
-        """Load the model and make its context. progress is called on this thread; what it raises ends the load.
+        """Load the model and open its context. progress is called on this thread; an exception in it ends the load.
 
-        Raises LlamaCppError and its kin, or ValueError for a bad option.
+        Raises LlamaCppError and its subclasses, or ValueError for a bad option.
         """
         if not 1 <= options.max_sequences <= MAX_SEQUENCES:
             raise ValueError(f"max_sequences is {options.max_sequences}, outside 1..{MAX_SEQUENCES}")
@@ -70,14 +68,12 @@ class LlamaCppRunner:
         self._limits = RowLimits(options.batch_rows, self._vocab_size, self._max_context)
         self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
         self._kv_identity = self._identity(model)
-        window = window_of(self._model)
-        self._sequences = Sequences(self._context, options, window)
-        self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
         self._can_truncate = not recurrent
+        self._sequences = Sequences(self._context, options, window_of(self._model), self._can_truncate)
+        self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
         self._can_interrupt = on_cpu and self._can_truncate
-        self._states = States(self._context, self._sequences, window, self._can_truncate)
 
     @property
     def backend(self) -> str:
@@ -126,14 +122,14 @@ class LlamaCppRunner:
 
     @property
     def can_interrupt(self) -> bool:
-        """Whether `run_unless` heeds its flag: where the processor computes, and sequences can be cut back."""
+        """Whether `run_unless` can give up: where the CPU computes and sequences can be cut back."""
         return self._can_interrupt
 
     @property
     def copies_bytes(self) -> int:
         """Main memory planned for copies of cached prefixes: none where a GPU computes.
 
-        On the processor llama.cpp computes attention over all cells up to the last one in use, whoever they belong to.
+        On the CPU llama.cpp computes attention over all cells up to the last one in use, whoever they belong to.
         """
         return self._kv_bytes * self._book.total // COPIES_SHARE if self._can_interrupt else 0
 
@@ -144,7 +140,7 @@ class LlamaCppRunner:
 
     @property
     def projector(self) -> Projector | None:
-        """What turns images into rows for append_image, if the model was loaded with it."""
+        """The encoder of images for append_image, if the model was loaded with one."""
         return self._projector
 
     def pages_free(self) -> int:
@@ -277,7 +273,7 @@ class LlamaCppRunner:
         if not 0 <= start < stop or (start and not self._can_truncate):
             raise ValueError(f"cannot export positions {start}..{stop} of sequence {sequence}")
         first, end = self._positions.at(sequence, start), self._positions.at(sequence, stop)
-        return self._states.save(sequence, first, end, whole=stop == self._book.length(sequence))
+        return self._sequences.save(sequence, first, end, whole=stop == self._book.length(sequence))
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
         """Append what export_kv returned for the same positions; start must equal the sequence's length.
@@ -291,7 +287,7 @@ class LlamaCppRunner:
         check_room(stop - start, self._book)
         first = self._positions.at(sequence, start)
         try:
-            self._states.restore(data, sequence, first, first + stop - start)
+            self._sequences.restore(data, sequence, first, first + stop - start)
         except ValueError:
             self._forget(sequence, start)
             raise
