@@ -278,7 +278,7 @@ def test_bad_handles_and_lengths_are_refused(runner):
     first, second = runner.create_sequence(), runner.create_sequence()
     with pytest.raises(ValueError, match="no sequence 9"):
         runner.run([1], [0], [9], [0])
-    with pytest.raises(ValueError, match="stand together"):
+    with pytest.raises(ValueError, match="are not together"):
         runner.run([1, 1, 1], [0, 0, 1], [first, second, first], [0])
     with pytest.raises(ValueError, match="0 positions, not 1"):
         runner.fork_sequence(first, 1)
