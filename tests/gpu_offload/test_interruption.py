@@ -2,13 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gguf_io.model_file import open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine.engine import Engine
@@ -29,11 +28,8 @@ def path(data_dir: Path) -> Path:
 
 
 @pytest.fixture
-def runner(path: Path) -> Iterator[LlamaCppRunner]:
-    with open_model(path) as model:
-        opened = LlamaCppRunner(model, LlamaOptions(context_tokens=2048, max_sequences=12, gpu_layers=0, threads=2))
-    yield opened
-    opened.close()
+def runner(path: Path, open_runner: Callable[[Path, LlamaOptions], LlamaCppRunner]) -> LlamaCppRunner:
+    return open_runner(path, LlamaOptions(context_tokens=2048, max_sequences=12, gpu_layers=0, threads=2))
 
 
 def rows(sequence: int, start: int, stop: int) -> tuple[tuple[int, ...], range, list[int], list[int]]:
