@@ -1,6 +1,6 @@
 """Which cells of llama.cpp's KV cache are in use, and whether rows may be appended.
 
-llama.cpp does not tell which cells are free, so they are counted here: one cell holds one position, forked sequences
+llama.cpp does not say which cells are free, so they are counted here: one cell holds one position, forked sequences
 share cells, and a cell is free when its last sequence lets it go. Cell numbers are ours, not llama.cpp's. Rows are
 checked for everything that llama.cpp would abort or misbehave on, before anything is changed.
 """
@@ -85,7 +85,7 @@ class RowLimits:
 
 
 def check_room(cells: int, book: CellBook) -> None:
-    """Raise LlamaCppMemoryError unless so many cells are free."""
+    """Raise LlamaCppMemoryError unless this many cells are free."""
     if cells > book.free:
         raise LlamaCppMemoryError(
             f"{cells} tokens do not fit: {book.free} of {book.total} cells of the KV cache are free."

@@ -146,7 +146,7 @@ def _nodes(address: int) -> Iterator[_Node]:
 
 
 def _place(kind: int) -> str:
-    """The device that memory of this ggml_backend_buffer_type_t lies on."""
+    """The device of memory of this ggml_backend_buffer_type_t."""
     if ggml("ggml_backend_buft_is_host", c_bool, c_void_p)(kind):
         return MAIN
     device = ggml("ggml_backend_buft_get_device", c_void_p, c_void_p)(kind)

@@ -49,20 +49,20 @@ class LlamaCppMissingError(LocalLLMError):
         super().__init__(f"llama.cpp is not available ({reason}). Install it for your device:\n{install_commands()}")
 
 
-def install_commands(anew: str = "") -> str:
-    """Return the commands for the devices that this platform may have, a line each. anew: see install_command."""
-    return "\n".join(f"  {backend:7}{install_command(backend, anew)}" for backend in _backends_here())
+def install_commands(replaced: str = "") -> str:
+    """Return the commands for the devices that this platform may have, a line each. replaced: see install_command."""
+    return "\n".join(f"  {backend:7}{install_command(backend, replaced)}" for backend in _backends_here())
 
 
-def install_command(backend: str, anew: str = "") -> str:
+def install_command(backend: str, replaced: str = "") -> str:
     """Return the shell command that installs llama.cpp for a key of _BUILDS. On Windows it is for PowerShell.
 
-    anew: the version that is installed for another device and is to be replaced. The CUDA wheel is for CUDA 12.4 and
-    later 12.x; for others, pip builds.
+    replaced: the version that is installed for another device. The CUDA wheel is for CUDA 12.4 and later 12.x; for
+    others, pip builds.
     """
     arguments, flags = _BUILDS[backend]
     # Not from pip's cache, which may hold a wheel that was built for another device.
-    package = f"--force-reinstall --no-deps llama-cpp-python=={anew}" if anew else "'localllm[llama]'"
+    package = f"--force-reinstall --no-deps llama-cpp-python=={replaced}" if replaced else "'localllm[llama]'"
     command = f"{_pip()} install --no-cache-dir {flags} {package}"
     if not arguments:
         return command

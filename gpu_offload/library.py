@@ -99,7 +99,7 @@ def log_callback() -> Any:
 
 
 def route_log() -> None:
-    """Send llama.cpp's log to the logger "localllm.llama_cpp", whoever took it since, and forget complaints."""
+    """Send llama.cpp's log to the logger "localllm.llama_cpp", if it was redirected, and forget complaints."""
     llama().llama_log_set(log_callback(), ctypes.c_void_p(0))
     _log.complaints = []
 

@@ -1,4 +1,4 @@
-"""Memory that a model file's header tells of: bytes of weights by layer, of KV by token, of a projector.
+"""Memory needs in a model file's header: bytes of weights by layer, of KV by token, of a projector.
 
 The geometry of the KV cache follows llama.cpp (src/llama-hparams.cpp, src/llama-kv-cache.cpp).
 """

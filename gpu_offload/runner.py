@@ -129,7 +129,7 @@ class LlamaCppRunner:
     def copies_bytes(self) -> int:
         """Main memory planned for copies of cached prefixes: none where a GPU computes.
 
-        On the CPU llama.cpp computes attention over all cells up to the last one in use, whoever they belong to.
+        On the CPU llama.cpp computes attention over all cells up to the last one in use, also those of other sequences.
         """
         return self._kv_bytes * self._book.total // COPIES_SHARE if self._can_interrupt else 0
 

@@ -143,11 +143,11 @@ class Interruptible(Protocol):
 
 @runtime_checkable
 class KeepsCopies(Protocol):
-    """What a Runner has beyond others if all of its storage is allocated at once, and what rests there costs others.
+    """A Runner whose storage is allocated at once, and may cost every step for all tokens in it.
 
-    Prefixes that are only cached then move out to copies in main memory (localllm/engine/memory_tier.py).
+    Cached prefixes then move to copies in main memory (localllm/engine/memory_tier.py).
     """
 
     @property
     def copies_bytes(self) -> int:
-        """Main memory that was planned for copies; 0 where nothing is to move."""
+        """Main memory planned for copies; 0 keeps everything in the runner."""

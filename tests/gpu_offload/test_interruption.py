@@ -45,7 +45,7 @@ def test_a_step_that_is_given_up_changes_nothing(runner: LlamaCppRunner, caplog:
     assert runner.run_unless(stop, *rows(sequence, 100, 300)) is None
     assert (runner.sequence_length(sequence), runner.pages_free()) == (100, free)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    # Without its flag set it does what `run` does, and `run` heeds no flag.
+    # Without the event it does what `run` does, and `run` ignores the event.
     stop.clear()
     logits = runner.run_unless(stop, *rows(sequence, 100, 300))
     assert logits is not None
