@@ -81,7 +81,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         if choice and choice.backend == "llama":
             request = replace(request, dry_run=True)
         elif choice:
-            request = replace(request, kv_types=native_kv_types(settings), spare=False, parks=False)
+            request = replace(request, kv_types=native_kv_types(settings), spare=False, copies=False)
         try:
             made = make_plan(file, gpus, psutil.virtual_memory().available, request)
         except ValueError as error:
