@@ -99,8 +99,8 @@ def test_every_environment_variable_is_a_setting_or_declared() -> None:
             assert set(re.findall(rf"\b{PREFIX}[A-Z_]+", path.read_text(encoding="utf-8"))) <= known, relative(path)
 
 
-def test_readme_names_every_setting() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_settings_page_names_every_setting() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert [field.name for field in fields(Settings) if f"`{field.name}`" not in text] == []
 
 
