@@ -1,6 +1,7 @@
 """What holds for the repository as a whole."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -62,6 +63,20 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     loaded = {name.partition(".")[0] for name in json.loads(result.stderr)}
     assert result.stdout
     assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
+
+
+def test_packages_of_the_same_names_on_the_path_do_no_harm(tmp_path: Path) -> None:
+    for name in ("models", "tui", "cpu_kernels", "gguf_io", "gpu_offload"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('somebody else')", encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    program = "from localllm.__main__ import main; main()"
+    for call in (["-c", program, "show", "builtin"], ["-m", "localllm", "--version"]):
+        result = subprocess.run(
+            [sys.executable, *call], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        assert "localllm" in result.stdout
 
 
 def test_readme_names_real_make_targets() -> None:
