@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +95,12 @@ class WeightLoader:
         """Raise UnsupportedModelError for tensors of the file, or of one layer, that nobody has asked for."""
         refuse_unused(self._file, self._used, layers, layer)
 
+    def refuse_missing(self, name: str) -> NoReturn:
+        """Raise UnsupportedModelError for a tensor that the program needs and the file lacks."""
+        raise UnsupportedModelError(
+            f"{self._file.path}: the tensor {name} is missing. Get another edition of the model."
+        )
+
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """A tensor of one dimension as float32, in another order (-1 gives 0) and padded with zeros."""
         self._tensor(name, (size,))
@@ -137,9 +144,7 @@ class WeightLoader:
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         tensor = self._file.tensors.get(name)
         if tensor is None:
-            raise UnsupportedModelError(
-                f"{self._file.path}: the tensor {name} is missing. Get another edition of the model."
-            )
+            self.refuse_missing(name)
         if tensor.shape != shape:
             raise UnsupportedModelError(
                 f"{self._file.path}: the tensor {name} has the shape {tensor.shape} and should have {shape}."
