@@ -1,6 +1,7 @@
 """The root of the errors that users see, and those that a model file can cause."""
 
 MOST_SHOWN = 200
+DAMAGED = "The file is damaged: download or convert it again."
 
 
 def shortened(text: object, most: int = MOST_SHOWN) -> str:

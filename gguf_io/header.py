@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gguf_io.blocks import BLOCK_TYPES, BlockType
-from gguf_io.errors import ModelFileError
+from gguf_io.errors import DAMAGED, ModelFileError, shortened
 from gguf_io.metadata import Metadata, MetadataArray, Value
 
 MAX_HEADER_BYTES = 1 << 27
@@ -29,7 +29,6 @@ MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
 SUPPORTED_VERSIONS = (2, 3)
 
-_DAMAGED = "The file is damaged or hostile: download or convert it again."
 _STRING, _ARRAY = 8, 9
 # Value types that are one number, as struct codes: ids 0 to 7 are uint8 int8 uint16 int16 uint32 int32 float32 bool,
 # 10 to 12 uint64 int64 float64.
@@ -252,7 +251,7 @@ class _HeaderReader:
         """A key or a tensor's name: printable, so that neither C nor a terminal reads it as something else."""
         name = self.string(field, cap)
         if not name or not name.isprintable():
-            self.fail(field, f"is {name[:40]!r}, not a printable name")
+            self.fail(field, f"is {shortened(name, 40)!r}, not a printable name")
         return name
 
     def skip(self, nbytes: int, field: str) -> None:
@@ -266,5 +265,5 @@ class _HeaderReader:
             self.fail(field, f"runs past the cap of {MAX_HEADER_BYTES} bytes for a header")
         self.fail(field, f"runs past the end of the file ({self.size} bytes)")
 
-    def fail(self, field: str, problem: str, advice: str = _DAMAGED) -> NoReturn:
+    def fail(self, field: str, problem: str, advice: str = DAMAGED) -> NoReturn:
         raise ModelFileError(f"{self.path}: {field}: {problem}. {advice}")

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.blocks import dequantize
-from gguf_io.errors import ModelFileError
+from gguf_io.errors import DAMAGED, ModelFileError, shortened
 from gguf_io.header import Header, TensorInfo, read_header
 from gguf_io.metadata import Metadata
 
 __all__ = ["ModelFile", "TensorInfo", "open_model"]
 
+MAX_NAME = 80
 MAX_PARTS = 512  # each holds a file descriptor
 _MIN_FILE_BYTES = 24  # magic, version and the two counts
 _SAMPLES_PER_TENSOR = 4
@@ -80,8 +81,13 @@ class ModelFile:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`; ModelFileError where it is missing."""
-        return self.metadata.get_str("general.architecture")
+        """`general.architecture`; ModelFileError where it is missing or absurdly long."""
+        name = self.metadata.get_str("general.architecture")
+        if len(name) > MAX_NAME:
+            raise ModelFileError(
+                f"{self.path}: general.architecture: {shortened(name)!r} is too long a name. {DAMAGED}"
+            )
+        return name
 
     @property
     def name(self) -> str:
