@@ -3,8 +3,7 @@
 import logging
 from dataclasses import replace
 
-import psutil
-
+from cpu_kernels.limits import available_memory
 from gguf_io.model_file import ModelFile
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMemoryError
@@ -31,7 +30,7 @@ def open_planned(
     """
     for attempt in range(1, _ATTEMPTS + 1):
         found = [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
-        room = psutil.virtual_memory().available if main_memory is None else main_memory
+        room = available_memory() if main_memory is None else main_memory
         chosen = plan(model, found, room, request)
         try:
             return LlamaCppRunner(model, chosen.options, progress), _told(chosen, attempt)

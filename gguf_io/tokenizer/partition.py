@@ -106,8 +106,7 @@ class Partition:
 
     def _length_at(self, text: str, start: int, end: int) -> int:
         """Length of the longest token that begins at `start` and does not reach beyond `end`, 0 for none."""
-        lengths = self._lengths.get(text[start : start + 2]) or self._lengths.get(text[start], ())
-        for length in lengths:
+        for length in self._lengths.get(text[start : start + 2]) or self._lengths.get(text[start]) or ():
             if start + length <= end and text[start : start + length] in self._tokens:
                 return length
         return 0

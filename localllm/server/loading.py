@@ -6,15 +6,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
-
+from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
 from localllm.engine.backends import choose_backend, native_kv_bytes
 from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
-from localllm.engine.memory_plan import plan_memory
 from localllm.engine.runner import Parks
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
+from localllm.memory import plan_memory
 from localllm.server.catalog import CatalogEntry, with_files
 from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.file_details import told_of
@@ -117,7 +116,7 @@ class MemoryLoader:
     def _room(self, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
         """Bytes that nothing uses or has been promised."""
         promised = sum(map(_promised, beside)) + sum(plan.needed for plan in coming)
-        room = psutil.virtual_memory().available - promised
+        room = available_memory() - promised
         if self._options.memory_bytes is not None:
             held = sum(map(_held, beside)) + sum(plan.needed for plan in coming)
             room = min(room, self._options.memory_bytes - held)

@@ -36,8 +36,10 @@ INSTRUCT = Family("instruct", ("[INST]", "[/INST]"), "[INST] (Llama 2, Mistral)"
 PLAIN = Family("plain", (), 'lines of "Role: text"', stop_strings=("\nUser:", "\nSystem:"))
 
 # Parts of a name, the second after the first.
-_INSTRUCT_NAMES = (("llama2", "chat"), ("llama-2", "chat"), ("llama 2", "chat"), ("llama_2", "chat"))
-_INSTRUCT_NAMES += (("mistral", "instruct"), ("mixtral", "instruct"))
+_INSTRUCT_NAMES = (
+    *((f"llama{between}2", "chat") for between in ("", "-", " ", "_")),
+    *(("mistral", "instruct"), ("mixtral", "instruct")),
+)
 
 
 def family_of(tokens: Collection[str], model_name: str) -> Family:
