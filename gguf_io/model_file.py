@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -22,7 +23,7 @@ from gguf_io.errors import DAMAGED, ModelFileError, shortened
 from gguf_io.header import Header, TensorInfo, read_header
 from gguf_io.metadata import Metadata
 
-__all__ = ["ModelFile", "TensorInfo", "open_model"]
+__all__ = ["FileState", "ModelFile", "TensorInfo", "open_model"]
 
 MAX_NAME = 80
 MAX_PARTS = 512  # each holds a file descriptor
@@ -67,6 +68,7 @@ class ModelFile:
         header = parts[0].header
         self.path: Path = parts[0].path
         self.paths: tuple[Path, ...] = tuple(part.path for part in parts)
+        self.states: tuple[FileState, ...] = tuple(part.state for part in parts)
         self.version: int = header.version
         self.alignment: int = header.alignment
         self.metadata: Metadata = header.metadata
@@ -153,6 +155,31 @@ class ModelFile:
         return self._parts
 
 
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file as it was when it was opened: two of the same state have the same content.
+
+    changed_ns tells also of writers that set modified_ns back.
+    """
+
+    path: Path
+    size: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path, fd: int) -> "FileState":
+        """The state of an open file. path: the one it was opened by."""
+        state = os.fstat(fd)
+        return cls(path.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+
+    @property
+    def stamp(self) -> tuple[int, int, int, int]:
+        """All but the path."""
+        return self.size, self.modified_ns, self.changed_ns, self.inode
+
+
 class _Part:
     """One file of a model: open, its header parsed."""
 
@@ -160,9 +187,8 @@ class _Part:
         self.path = path
         self.fd = _open_regular(path)
         try:
-            state = os.fstat(self.fd)
-            self.size = state.st_size
-            self.modified_ns = state.st_mtime_ns
+            self.state = FileState.of(path, self.fd)
+            self.size = self.state.size
             if self.size < _MIN_FILE_BYTES:
                 raise ModelFileError(f"{path}: not a GGUF file: it has {self.size} bytes. Choose a .gguf model.")
             self.header: Header = read_header(self.read, self.size, path, number)
@@ -194,7 +220,7 @@ class _Part:
                 f"{self.path}: cannot be read at byte {offset + done}: {error.strerror}. Check the disk."
             ) from error
         state = os.fstat(self.fd)
-        if done < len(target) or (state.st_size, state.st_mtime_ns) != (self.size, self.modified_ns):
+        if done < len(target) or (state.st_size, state.st_mtime_ns) != (self.size, self.state.modified_ns):
             raise ModelFileError(f"{self.path}: the file was changed while it was open. Load the model again.")
 
     def close(self) -> None:
