@@ -6,6 +6,8 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ _NO_WARNING = (
     "failed to decode, ret = 2",
 )
 _RECENT_ERRORS = 8
+ABORTED = "llama.cpp ended the process: "  # begins the last line on standard error when it does
 # In lower case, what it says where a device's memory is full, through whichever of its parts.
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "failed to reserve", "outofdevicememory")
 
@@ -36,6 +39,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
+        self.muted = False
         self._pending = ""
         self._level = logging.DEBUG
 
@@ -46,7 +50,8 @@ class _Log:
         for line in lines:
             if not line.strip():
                 continue
-            level = logging.DEBUG if any(phrase in line for phrase in _NO_WARNING) else self._level
+            harmless = self.muted or any(phrase in line for phrase in _NO_WARNING)
+            level = logging.DEBUG if harmless else self._level
             logger.log(level, "%s", line)
             if level >= logging.WARNING:
                 self.complaints = [*self.complaints, line][-_RECENT_ERRORS:]
@@ -71,8 +76,21 @@ def llama() -> Any:
     if not hasattr(llama_cpp.llama_context_params, "n_outputs_max"):
         raise LlamaCppMissingError(f"llama-cpp-python {version('llama_cpp_python')} is too old, 0.3.36 is needed")
     llama_cpp.llama_log_set(log_callback(), ctypes.c_void_p(0))
+    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(_abort_callback())
     llama_cpp.llama_backend_init()
     return llama_cpp
+
+
+@functools.cache
+def _abort_callback() -> Any:
+    """What llama.cpp calls before it aborts, in place of a debugger's backtrace: one line that says why."""
+
+    def report(message: bytes) -> None:
+        place, colon, reason = message.decode("utf-8", "replace").partition(": ")
+        sys.stderr.write(f"{ABORTED}{os.path.basename(place)}{colon}{reason}\n")
+        sys.stderr.flush()
+
+    return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(report)
 
 
 @functools.cache
@@ -85,6 +103,17 @@ def route_log() -> None:
     """Send llama.cpp's log to the logger "localllm.llama_cpp" again, whoever took it since, and forget complaints."""
     llama().llama_log_set(log_callback(), ctypes.c_void_p(0))
     _log.complaints = []
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Take what llama.cpp says inside the block for debugging, errors too: who tries something expects them."""
+    route_log()
+    _log.muted = True
+    try:
+        yield
+    finally:
+        _log.muted = False
 
 
 def complaints() -> str:
@@ -102,11 +131,11 @@ def failure(what: str) -> LlamaCppError:
 
 
 @functools.cache
-def ggml(library: str) -> ctypes.CDLL:
-    """Return ggml's "ggml" (registry of devices) or "ggml-base" library, which llama-cpp-python ships unbound.
+def shared_library(name: str) -> ctypes.CDLL:
+    """Return one of the libraries of llama-cpp-python: "llama", "ggml" (registry of devices), "ggml-base", "ggml-cpu".
 
-    Its package is not imported for that: it would take longer than everything else that asks for devices alone. Raises
-    LlamaCppMissingError as llama() does.
+    The Python package is not imported for that: it would take longer than everything else that asks for devices alone.
+    Raises LlamaCppMissingError as llama() does.
     """
     if sys.platform == "win32":
         llama()  # tells Windows where libraries of devices are
@@ -116,14 +145,29 @@ def ggml(library: str) -> ctypes.CDLL:
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
     # By the name that the libraries know each other by, where there are several: packages hold copies instead of links,
     # and each copy would have devices and a log of its own.
-    names = (f"lib{library}.so.0", f"lib{library}.0.dylib", f"lib{library}.so", f"lib{library}.dylib")
-    for name in (*names, f"{library}.dll", f"lib{library}.dll"):
-        if (folder / name).exists():
+    names = (f"lib{name}.so.0", f"lib{name}.0.dylib", f"lib{name}.so", f"lib{name}.dylib")
+    for file in (*names, f"{name}.dll", f"lib{name}.dll"):
+        if (folder / file).exists():
             try:
-                return ctypes.CDLL(str(folder / name))
+                return ctypes.CDLL(str(folder / file))
             except OSError as error:
                 raise LlamaCppMissingError(f"its library does not load: {error}") from error
-    raise LlamaCppMissingError(f"{folder} holds no {library} library")
+    raise LlamaCppMissingError(f"{folder} holds no {name} library")
+
+
+@functools.cache
+def ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function of ggml, which llama-cpp-python does not bind, with its ctypes of result and arguments.
+
+    ggml's log goes to the logger "localllm.llama_cpp" from then on. Raises LlamaCppMissingError as llama() does.
+    """
+    base = shared_library("ggml-base")
+    base.ggml_log_set.argtypes, base.ggml_log_set.restype = [type(log_callback()), ctypes.c_void_p], None
+    base.ggml_log_set(log_callback(), None)
+    holder = next(one for one in map(shared_library, ("ggml-base", "ggml", "ggml-cpu")) if hasattr(one, name))
+    function = getattr(holder, name)
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def type_id(name: str) -> int:
