@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gguf_io import ModelFile, open_model
-from localllm.engine.adapters import parse_lora
 from localllm.engine.projectors import WITHOUT, projector_of
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.memory import kv_bytes_in_file, plan_memory
-from localllm.settings import Settings
+from localllm.settings import Settings, parse_lora
 
 if TYPE_CHECKING:
     from gpu_offload.planner import PlanRequest

@@ -16,7 +16,7 @@ import shutil
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +24,8 @@ from typing import BinaryIO
 import numpy as np
 import platformdirs
 
+from gguf_io.runner_info import RunnerInfo
+from localllm.engine.adapters import AdapterSet
 from localllm.engine.file_digest import FileDigest
 from localllm.engine.prefix_cache import common_prefix
 from localllm.files import write_whole
@@ -76,7 +78,7 @@ class DiskCache:
         self._whole = whole
         self._digest = digest
         self._opened: Path | None = None
-        self.enabled = True
+        self._works = True
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if limit_bytes is None:
@@ -88,9 +90,19 @@ class DiskCache:
         self._limit = limit_bytes or 0
 
     @property
+    def enabled(self) -> bool:
+        """Whether something may still be stored: the disk works, and the model's files are or can be known."""
+        return self._works and not (self._digest is not None and self._digest.failed)
+
+    @property
     def ready(self) -> bool:
-        """Whether it is known which model's files these are."""
+        """Whether the digest of the model's files is known."""
         return self._digest is None or self._digest.value is not None
+
+    def when_ready(self, ready: Callable[[], None]) -> None:
+        """Have `ready` called, on another thread, when the digest becomes known."""
+        if self._digest is not None:
+            self._digest.when_known(ready)
 
     def wait(self, seconds: float) -> None:
         """Wait until the model's files are known, or never will be, or the time is over."""
@@ -250,9 +262,16 @@ class DiskCache:
                     path.unlink()
 
     def _turn_off(self, error: OSError) -> None:
-        if self.enabled:
-            self.enabled = False
+        if self._works:
+            self._works = False
             log.warning("KV is no longer kept on disk: %s: %s", self._root, error.strerror)
+
+
+def disk_cache_of(info: RunnerInfo, adapters: AdapterSet) -> DiskCache:
+    """The user's disk tier for what a runner computes with these adapters."""
+    root = disk_cache_folder()
+    identity = f"{info.kv_layout}/{adapters}" if adapters else info.kv_layout
+    return DiskCache(root, identity, digest=FileDigest(info.kv_files, root / "digests.json"))
 
 
 def disk_cache_folder() -> Path:

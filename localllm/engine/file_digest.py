@@ -31,15 +31,14 @@ class FileDigest:
     """One digest of some files as they were when they were opened.
 
     value: None until it is known, and for good where a file was changed or replaced since. A digest that was computed
-    before is known at once: `store` keeps it with the file's size, times and inode. known is called, on the computing
-    thread, when value is set later.
+    before is known at once: `store` keeps it with the file's size, times and inode.
     """
 
-    def __init__(self, files: Sequence[FileState], store: Path, known: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, files: Sequence[FileState], store: Path) -> None:
         self.value: str | None = None
         self._files = files
         self._store = store
-        self._known = known
+        self._known: Callable[[], None] = lambda: None
         self._stopped = threading.Event()
         self._ended = threading.Event()
         kept = _read(store)
@@ -49,6 +48,15 @@ class FileDigest:
             self._ended.set()
         else:
             threading.Thread(target=self._compute, name="file-digest", daemon=True).start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the value will never be known."""
+        return self._ended.is_set() and self.value is None
+
+    def when_known(self, known: Callable[[], None]) -> None:
+        """Have `known` called, on the computing thread, when the value is set; not if it is set already."""
+        self._known = known
 
     def wait(self, seconds: float) -> None:
         """Wait until the value is known, or never will be, or the time is over."""
@@ -96,6 +104,7 @@ class FileDigest:
         kept[str(file.path)] = [*file.stamp, digest]
         newest = dict([*kept.items()][-MOST_KEPT:])
         try:
+            self._store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._store, json.dumps(newest).encode(), lasting=False)
         except OSError as error:
             log.info("The digest of %s is not kept: %s", file.path, error)

@@ -14,7 +14,7 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.adapters import adapter_set
 from localllm.engine.backends import BackendChoice, for_draft, open_runner, usual_adapters
 from localllm.engine.chat_prompt import ChatPrompt, RenderedChat
-from localllm.engine.disk_cache import DiskCache, disk_cache_folder
+from localllm.engine.disk_cache import disk_cache_of
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.images import ImagePieces, PromptImages, SeesImages, has_images
@@ -92,7 +92,7 @@ class LoadedModel:
         runner = self.engine.runner
         if not isinstance(runner, SeesImages):
             raise RequestError(
-                f"{self.file.path.name} is computed by the {runner.backend} engine, which reads text only. "
+                f"{self.file.path.name} is computed by the {runner.info.backend} engine, which reads text only. "
                 "Load it with --backend llama and its projector, --mmproj FILE."
             )
         if runner.projector is None:
@@ -153,9 +153,8 @@ def load_model(
             runner, backend = open_runner(file, settings, _ending_with(words, progress), main_memory)
             tokenizer = _or_close(words, runner)
         weights = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
-        adapters = adapter_set(weights, runner.adapter_count)
-        identity = f"{runner.kv_identity}/{adapters}" if adapters else runner.kv_identity
-        disk = DiskCache(disk_cache_folder(), identity) if settings.disk_cache else None
+        adapters = adapter_set(weights, runner.info.adapter_count)
+        disk = disk_cache_of(runner.info, adapters) if settings.disk_cache else None
     except BaseException:
         file.close()
         if draft_model is not None:

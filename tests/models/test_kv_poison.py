@@ -60,6 +60,6 @@ def test_what_lies_behind_a_cut_reaches_nobody(how: str, value: float, tmp_path:
             victim = runner.create_sequence()
             append(runner, victim, TOKENS[:CUT])
         assert np.array_equal(append(runner, victim, [42]), expected)
-        runner.check_integrity()
+        runner.check_integrity(set(runner._sequences))
     finally:
         runner.close()

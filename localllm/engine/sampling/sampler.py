@@ -37,7 +37,7 @@ class Sampler:
     ) -> None:
         validate(params, vocab_size)
         self._params = params
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._all_ids = np.arange(vocab_size)
         # Preallocated: allocating arrays of this size takes longer than the arithmetic.
         self._adjusted = np.empty(vocab_size, np.float32)
@@ -74,8 +74,8 @@ class Sampler:
         logits: float32[vocab_size], left as they are. allowed: bool[vocab_size], None allows every token but those
         banned by their ids. Raises LogitsError on NaN or absurdly high logits, RequestError when no token is left.
         """
-        if logits.shape != (self._vocab_size,):
-            raise ValueError(f"logits have shape {logits.shape}, expected ({self._vocab_size},)")
+        if logits.shape != (self.vocab_size,):
+            raise ValueError(f"logits have shape {logits.shape}, expected ({self.vocab_size},)")
         if self._greedy:
             token_id = self._best(logits, allowed, banned)
         else:

@@ -202,7 +202,7 @@ def prepare_completion(model: LoadedModel | ForeignModel, behaviour: Behaviour, 
     prompts = _prompts(model, body)
     if isinstance(model, ForeignModel) and body.echo:
         raise ApiError(400, "echo is not supported for a model of another server")
-    most = MOST_ELSEWHERE if isinstance(model, ForeignModel) else model.engine.runner.max_sequences
+    most = MOST_ELSEWHERE if isinstance(model, ForeignModel) else model.engine.runner.info.max_sequences
     if len(prompts) * (body.n or 1) > most:
         raise ApiError(400, f"{len(prompts)} prompts are too many for one request; send them one after the other")
     return [_reseeded(prepare_text(model, prompt, limits), index) for prompt in prompts for index in range(body.n or 1)]
