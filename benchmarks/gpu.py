@@ -8,7 +8,7 @@ For each model, every section in a process of its own, so that one that fails or
 - memory: the same loads, in MiB: what localllm estimates from the file, plans with llama.cpp's dry run, llama.cpp
   allocates, and the driver says has gone, after loading and after a prompt.
 - prefix: time to the first token of a prompt: computed, with its prefix in the KV cache, after other prompts have
-  pushed it out, and from the disk after a restart.
+  pushed it out, and from the disk after a restart. On the CPU the next prompt moves it to a copy in main memory.
 - overhead: what our engine takes above llama.cpp's own functions, with all layers on the GPUs (overhead.py).
 - images: an image through a projector of random weights, encoder and model on the GPU and on the processor.
 - cpu: the native engine beside llama.cpp on 1, 2, 4, 8 and 16 threads (compare_llama_cpp.py).
@@ -203,9 +203,12 @@ def prefix(path: Path) -> None:
         turn = [*prompts[0], *note(engine, "computed", prompts[0]), *warm]
         note(engine, "in the KV cache", turn)
         time.sleep(3)  # copies are made when nothing is computed
-        for other in prompts[1:]:
+        ask(engine, prompts[1], 2)
+        note(engine, "after another prompt", [*turn, *warm[:20]])
+        for other in prompts[2:]:
+            time.sleep(1)
             ask(engine, other, 2)
-        note(engine, "after three other prompts", [*turn, *warm[:20]])
+        note(engine, "after two more", [*turn, *warm[:25]])
         engine.close()
         engine = engine_on(folder)
         note(engine, "from the disk", [*turn, *warm[:30]])
@@ -215,7 +218,7 @@ def prefix(path: Path) -> None:
 def overhead(path: Path) -> None:
     """Our engine above llama.cpp's own functions."""
     layers = layer_counts(path)[-1]
-    sizes = ("256", "64", "5") if layers else ("96", "12", "3")
+    sizes = ("256", "64", "3") if layers else ("96", "12", "3")
     flags = [f"--{name}={value}" for name, value in zip(("prompt", "answer", "rounds"), sizes, strict=True)]
     threads = min(usable_processors(), 8)
     _child("benchmarks.overhead", str(path), *flags, f"--gpu-layers={layers}", f"--threads={threads}")
@@ -261,8 +264,7 @@ def images(path: Path) -> None:
 def cpu(path: Path) -> None:
     """The native engine beside llama.cpp."""
     for threads in (count for count in THREADS if count <= usable_processors()):
-        prefill, rounds = (64, 1) if threads == 1 else (256, 2)
-        flags = f"--threads={threads}", f"--prefill={prefill}", "--decode=16", f"--rounds={rounds}"
+        flags = f"--threads={threads}", f"--prefill={64 if threads == 1 else 128}", "--decode=16", "--rounds=1"
         _child("benchmarks.compare_llama_cpp", str(path), *flags)
 
 

@@ -91,7 +91,7 @@ class LlamaPeer:
             self._llama.llama_memory_seq_rm(memory, 1, -1, -1)
 
     def keep(self, length: int) -> None:
-        """Leave a second sequence of so many tokens in the cells beside the first, which is empty then."""
+        """Leave a second sequence of this many tokens in the cells; the first is empty then."""
         memory = self._llama.llama_get_memory(self._context)
         self.append(range(100, 100 + min(length, 512)))
         self.repeat(length)

@@ -5,12 +5,12 @@
 
 In this process: llama.cpp's C interface and an argmax, llama-cpp-python's Llama, and our engine on our runner. With
 --http: llama-cpp-python's server (or llama.cpp's own llama-server, where --llama-server names the program) and
-`localllm serve --backend llama`, each asked by the same client. One after the other within a round, a second apart,
-every round with a prompt of its own, so that no cache helps; nobody speculates. CPU seconds are those of the whole
-process that computes, which tell more than the clock where other programs run. Two instances of one program differ by
-some percent, for as long as they run: --starts has the servers started so often, each time another first, with so many
-rounds each, and --control has the other server a second time. --kept measures llama.cpp and our engine once more when
-ours keeps so many tokens of another prompt, beside llama.cpp with as many tokens of another sequence in its cells.
+`localllm serve --backend llama`, each asked by the same client. They take turns within a round, a second apart,
+and every round has a new prompt, so that no cache helps; speculative decoding is off. CPU seconds are of the whole
+process that computes and say more than the clock on a busy machine. Two instances of one program differ by some percent
+for as long as they run: --starts starts the servers several times, in changing order, with --rounds each, and --control
+runs the peer's server twice. --kept measures llama.cpp and our engine again with that many tokens of another prompt
+cached, and llama.cpp with as many tokens of another sequence in its cells.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Which cells of llama.cpp's KV cache are in use, and whether rows may be appended.
 
-llama.cpp does not tell which cells are free, so they are counted here: one cell holds one position, forked sequences
+llama.cpp does not say which cells are free, so they are counted here: one cell holds one position, forked sequences
 share cells, and a cell is free when its last sequence lets it go. Cell numbers are ours, not llama.cpp's. Rows are
 checked for everything that llama.cpp would abort or misbehave on, before anything is changed.
 """
@@ -15,7 +15,7 @@ from gpu_offload.errors import LlamaCppMemoryError
 
 
 class CellBook:
-    """The books of a cache of `total` cells. Callers check room and handles first; nothing here can fail half-way."""
+    """A count of a cache of `total` cells. Callers check room and handles first, so that nothing fails half-way."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -38,7 +38,7 @@ class CellBook:
         self._lengths[sequence] = 0
 
     def append(self, sequence: int, count: int) -> None:
-        """Give a sequence `count` more cells; count <= free."""
+        """Give a sequence `count` more cells, at most as many as are free."""
         length = self._lengths[sequence]
         if length + count > len(self._cells[sequence]):
             grown = np.empty(max(2 * length, length + count, 64), dtype=np.int32)
@@ -85,7 +85,7 @@ class RowLimits:
 
 
 def check_room(cells: int, book: CellBook) -> None:
-    """Raise LlamaCppMemoryError unless so many cells are free."""
+    """Raise LlamaCppMemoryError unless this many cells are free."""
     if cells > book.free:
         raise LlamaCppMemoryError(
             f"{cells} tokens do not fit: {book.free} of {book.total} cells of the KV cache are free."
@@ -97,8 +97,8 @@ def check_rows(
 ) -> dict[int, int]:
     """Return the number of new rows of each sequence.
 
-    rows: int64[3, count], tokens, positions, sequences. Raises ValueError, or LlamaCppMemoryError without room. In
-    plain Python: of a token's one row, arrays would take ten times as long, and of a prompt's rows it is little.
+    rows: int64[3, count], tokens, positions, sequences. Raises ValueError, or LlamaCppMemoryError without room. Plain
+    Python, because decoding has few rows, for which arrays would take ten times as long.
     """
     tokens, positions, sequences = rows.tolist()
     count = len(tokens)
@@ -116,7 +116,7 @@ def check_rows(
         if sequence not in book:
             raise ValueError(f"there is no sequence {sequence}")
         if sequence in appended:
-            raise ValueError(f"the rows of sequence {sequence} do not stand together")
+            raise ValueError(f"the rows of sequence {sequence} are not together")
         stored = book.length(sequence)
         if positions[first : first + length] != list(range(stored, stored + length)):
             raise ValueError(f"the positions of sequence {sequence} do not continue its length, {stored}")

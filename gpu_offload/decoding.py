@@ -18,20 +18,20 @@ from gpu_offload.sequences import Sequences
 
 
 class Batch:
-    """A llama_batch of up to `rows` rows, each of one sequence: arrays that are allocated once and filled in bulk.
+    """A llama_batch of up to `rows` rows, each of one sequence, in arrays that are allocated once.
 
-    positions: how many numbers a row's position has, more than one for embeddings of models with M-RoPE.
+    positions: numbers in a row's position, more than one for images of models with M-RoPE.
     """
 
     def __init__(self, rows: int, embeddings: NDArray[np.float32] | None = None, positions: int = 1) -> None:
-        """embeddings: float32[rows, width] in place of tokens; kept alive as long as this."""
+        """embeddings: float32[rows, width] in place of tokens."""
         self._token = np.zeros(rows, dtype=np.int32)
         self._embeddings = None if embeddings is None else np.ascontiguousarray(embeddings)
         self._position = np.zeros(rows * positions, dtype=np.int32)
         self._sequence = np.zeros(rows, dtype=np.int32)
         self._wanted = np.zeros(rows, dtype=np.int8)
         self._ones = np.ones(rows, dtype=np.int32)
-        # llama_batch.seq_id is an array of pointers; each points at its row's entry in _sequence, for good.
+        # llama_batch.seq_id is an array of pointers, each to its row's entry in _sequence.
         base, step = self._sequence.ctypes.data, self._sequence.itemsize
         self._sequence_pointers = np.arange(rows, dtype=np.uintp) * np.uintp(step) + np.uintp(base)
         self.struct: Any = llama().llama_batch(
@@ -116,7 +116,7 @@ class Decoder:
             self._lib.llama_set_causal_attn(self._context, True)
 
     def _decode(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Compute the rows, in as many calls as the output buffer demands: nearly always one."""
+        """Compute the rows, in as many calls as the output buffer needs: nearly always one."""
         if len(outputs) <= self._output_rows:
             return self._decode_once(rows, outputs)
         count = rows.shape[1]

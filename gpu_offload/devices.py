@@ -1,4 +1,4 @@
-"""The devices that the installed llama.cpp can compute on, as its ggml backends report them."""
+"""The devices that the installed llama.cpp can compute on, as ggml's backends report them."""
 
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from gpu_offload.library import ggml
 
 
 class DeviceKind(StrEnum):
-    """What a device is, after ggml_backend_dev_type. Integrated GPUs share the machine's memory."""
+    """Kinds of devices, as in ggml_backend_dev_type. Integrated GPUs share the machine's memory."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -17,8 +17,7 @@ class DeviceKind(StrEnum):
     OTHER = "other"
 
 
-# The backend of devices on other machines.
-WORKER = "RPC"
+WORKER = "RPC"  # the backend of devices on other machines
 
 _KINDS = (DeviceKind.CPU, DeviceKind.GPU, DeviceKind.INTEGRATED_GPU, DeviceKind.ACCELERATOR)
 
@@ -40,7 +39,7 @@ class Device:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Its name for people."""
         return self.description or self.name
 
 
@@ -51,15 +50,15 @@ def devices() -> list[Device]:
 
 
 def gpus() -> list[Device]:
-    """Return the devices worth giving layers to, as main_gpu and tensor_split number them; empty where there is none.
+    """Return the devices that can hold layers, as main_gpu and tensor_split number them.
 
-    Those of workers come first; integrated GPUs count only where this machine has no other, as llama.cpp has it.
+    Workers come first; integrated GPUs count only if this machine has no other, as in llama.cpp.
     """
     found = devices()
     workers = [device for device in found if device.kind is DeviceKind.GPU and device.backend == WORKER]
     own = [device for device in found if device.kind is DeviceKind.GPU and device.backend != WORKER]
     integrated = [device for device in found if device.kind is DeviceKind.INTEGRATED_GPU]
-    # Of two backends that were built in, both see the same one.
+    # If two backends are built in, both see the same integrated GPU.
     return workers + (own or [device for device in integrated if device.backend == integrated[0].backend])
 
 

@@ -1,9 +1,9 @@
-"""Exact memory sizes: llama.cpp opens a model and a context without allocating them, and says what they would take.
+"""Exact memory sizes: llama.cpp opens a model and a context without allocating memory and reports what they need.
 
-The figures come from llama_get_memory_breakdown, on which llama.cpp's own --fit rests (common/fit.cpp). It has no C
-interface: it returns a std::map, which is read here as GNU's C++ library lays it out. So this works on Linux; on other
-systems, and should the function change, there are no figures, and plans are estimates. A model's header takes some
-60 ms, most of it the vocabulary's texts, whose tokenizer is left out, and a context some 5 to 10 ms.
+The sizes come from llama_get_memory_breakdown, as for llama.cpp's own --fit (common/fit.cpp). It has no C interface: it
+returns a std::map, which is read here in the layout of GNU's C++ library. So this works on Linux; on other systems, and
+if the function changes, there are no sizes, and plans are estimates. A model's header takes up to 60 ms, most of it for
+the vocabulary, although the tokenizer is left out, and a context 5 to 10 ms.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _MOST_KINDS = 64  # of memory; there are three or four in practice
 
 
 class _Map(ctypes.Structure):
-    """A std::map of libstdc++: a comparison that takes no room, the header of a red-black tree, its size."""
+    """A std::map of libstdc++: an empty comparison, the header of a red-black tree, its size."""
 
     _fields_ = (
         ("compare", c_size_t),
@@ -43,7 +43,7 @@ class _Map(ctypes.Structure):
 
 
 class _Node(ctypes.Structure):
-    """A node of it: ggml_backend_buffer_type_t to llama_memory_breakdown_data (src/llama-ext.h)."""
+    """A node of it, from ggml_backend_buffer_type_t to llama_memory_breakdown_data (src/llama-ext.h)."""
 
     _fields_ = (
         ("color", c_int),
@@ -53,7 +53,7 @@ class _Node(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What the figures depend on of a file."""
+    """What the sizes depend on of a file."""
 
     path: Path
     changed_ns: int
@@ -63,10 +63,10 @@ class _File:
 
 
 def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes] | None:
-    """Return what the model takes with these options, by device name and for MAIN memory; None where that is not known.
+    """Return what the model needs with these options, by device name and for MAIN memory; None if that is not known.
 
-    Unknown: without llama.cpp, on systems other than Linux, for weights split by rows, and for what llama.cpp refuses,
-    which loading then tells. Neither adapters nor a projector are counted.
+    It is not known without llama.cpp, on systems other than Linux, for split mode "row", and for what llama.cpp refuses
+    (loading then says why). Adapters and projector are not counted.
     """
     table = model.tensors.get("token_embd.weight")
     if sys.platform != "linux" or options.split_mode == "row" or table is None or len(model.architecture) > _LONGEST:
@@ -85,7 +85,7 @@ def _figures(file: _File, options: LlamaOptions) -> dict[str, Sizes] | None:
     library = llama()
     function = getattr(shared_library("llama"), _FUNCTION, None)
     if function is None:
-        log.debug("this llama.cpp tells no memory breakdown")
+        log.debug("this llama.cpp has no memory breakdown")
         return None
     function.restype, function.argtypes = _Map, [c_void_p]
     params = model_params(options)
@@ -98,7 +98,7 @@ def _figures(file: _File, options: LlamaOptions) -> dict[str, Sizes] | None:
         try:
             if handle:
                 context = library.llama_init_from_model(handle, context_params(handle, options))
-            # The map's nodes, some hundred bytes, are never freed: there is no function for it.
+            # The map's nodes, some hundred bytes, leak: there is no function that frees them.
             return _sizes(function(context), file) if context else None
         finally:
             if context:
@@ -108,7 +108,7 @@ def _figures(file: _File, options: LlamaOptions) -> dict[str, Sizes] | None:
 
 
 def _without_tokenizer(file: _File) -> Any:
-    """Metadata in place of the file's: no tokenizer, which would take ten times as long as all the rest."""
+    """Overrides of the file's metadata that leave the tokenizer out, which takes ten times as long as all the rest."""
     library = llama()
     overrides = (library.llama_model_kv_override * 3)()  # ended by an empty key
     overrides[0].tag = library.LLAMA_KV_OVERRIDE_TYPE_STR
@@ -119,7 +119,7 @@ def _without_tokenizer(file: _File) -> Any:
 
 
 def _sizes(found: _Map, file: _File) -> dict[str, Sizes] | None:
-    """Sums by device of what the map says, None where it does not make sense."""
+    """The map's sizes summed up by device, None if they are implausible."""
     if not 1 <= found.count <= _MOST_KINDS or found.color or found.root < 2**16 or found.root % 8:
         log.warning("llama.cpp's memory breakdown has an unknown layout; plans are estimates.")
         return None
@@ -131,7 +131,7 @@ def _sizes(found: _Map, file: _File) -> dict[str, Sizes] | None:
     weights = sum(one.weights for one in sums.values())
     if not 0.9 * file.tensor_bytes <= weights <= 2.5 * file.tensor_bytes:  # tied embeddings count twice on a GPU
         log.warning(
-            "llama.cpp says %d bytes of weights for %d in the file; plans are estimates.", weights, file.tensor_bytes
+            "llama.cpp reports %d bytes of weights of %d in the file; plans are estimates.", weights, file.tensor_bytes
         )
         return None
     return sums
@@ -146,7 +146,7 @@ def _nodes(address: int) -> Iterator[_Node]:
 
 
 def _place(kind: int) -> str:
-    """The device that memory of this ggml_backend_buffer_type_t lies on."""
+    """The device of memory of this ggml_backend_buffer_type_t."""
     if ggml("ggml_backend_buft_is_host", c_bool, c_void_p)(kind):
         return MAIN
     device = ggml("ggml_backend_buft_get_device", c_void_p, c_void_p)(kind)

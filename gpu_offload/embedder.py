@@ -14,23 +14,23 @@ from gpu_offload.library import complaints, failure, llama
 from gpu_offload.loading import LoadProgress, load_model
 from gpu_offload.options import LlamaOptions
 
-MAX_TOKENS = 2048  # of one text; a text is computed whole, and its attention takes memory with the square of it
-_SEQUENCES = 32  # texts computed together at most
+MAX_TOKENS = 2048  # of one text, which is computed in one pass; attention takes memory with its square
+_SEQUENCES = 32  # most texts in a batch
 
 
 class PooledTexts:
-    """A model whose last hidden states become one row of numbers a text. Not thread-safe.
+    """A model whose last hidden states are pooled into one row per text. Not thread-safe; close it after use.
 
-    max_tokens bounds a text. Close it, or use it in a with statement.
+    max_tokens: of one text.
     """
 
     def __init__(
         self, model: ModelFile, options: LlamaOptions, pooling: int, progress: LoadProgress | None = None
     ) -> None:
-        """Load the model; of the options, those that place the weights and the threads count.
+        """Load the model; of the options only threads and those about devices matter.
 
-        pooling: llama.cpp's LLAMA_POOLING_TYPE_*. progress is called on this thread; what it raises ends the load.
-        Raises LlamaCppError and its kin.
+        pooling: llama.cpp's LLAMA_POOLING_TYPE_*. progress is called on this thread; an exception in it ends the load.
+        Raises LlamaCppError and its subclasses.
         """
         self._lib = llama()
         self._model: Any = load_model(model, options, progress)
@@ -51,8 +51,8 @@ class PooledTexts:
     def pooled(self, texts: Sequence[Sequence[int]], width: int) -> NDArray[np.float32]:
         """Return the first `width` numbers of each text's row: float32[len(texts), width].
 
-        Raises ValueError before anything is computed for a text that is empty or longer than max_tokens, and for ids
-        outside the vocabulary; LlamaCppError where the computation fails.
+        Raises ValueError, before anything is computed, for a text that is empty or longer than max_tokens and for ids
+        outside the vocabulary; LlamaCppError if the computation fails.
         """
         if self._context is None:
             raise ValueError("this model is closed")
@@ -116,24 +116,24 @@ class PooledTexts:
 
 
 class LlamaEmbedder(PooledTexts):
-    """An embedding model, or any other, whose last hidden states are pooled into one vector a text.
+    """Vectors of texts, from an embedding model or any other.
 
-    Pooling is `<architecture>.pooling_type` of the file (mean, first or last token), and the mean where it says none.
+    Pooling is the file's `<architecture>.pooling_type` (mean, first or last token), by default the mean.
     """
 
     def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
-        """Load the model. Raises LlamaCppError and its kin; rerankers, which score pairs of texts, are refused."""
+        """Load the model. Raises LlamaCppError and its subclasses, also for rerankers."""
         library = llama()
         pooling = model.metadata.get_int(f"{model.architecture}.pooling_type", library.LLAMA_POOLING_TYPE_MEAN)
         if pooling == library.LLAMA_POOLING_TYPE_RANK:
-            raise LlamaCppError(f"{model.path} is a reranker: it scores pairs of texts and makes no vectors.")
+            raise LlamaCppError(f"{model.path} is a reranker: it scores pairs of texts and has no vectors.")
         super().__init__(model, options, pooling or library.LLAMA_POOLING_TYPE_MEAN, progress)
         self.dimensions = int(library.llama_model_n_embd_out(self._model))
 
     def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Return a row of Euclidean length 1 for each text of token ids: float32[len(texts), dimensions].
 
-        Special tokens are the caller's to add. Raises what `pooled` raises.
+        The caller adds special tokens. Raises what `pooled` raises.
         """
         found = self.pooled(texts, self.dimensions)
         found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float32).tiny)

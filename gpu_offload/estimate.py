@@ -1,7 +1,7 @@
-"""What a division of a model over devices would need, estimated from the file's header.
+"""Memory of a model divided over devices, estimated from the file's header.
 
-Weights and KV cache are exact for the usual kinds of models, compute buffers are within some 10 %. Used for GPUs that
-are not here and without llama.cpp; else as a first guess that llama.cpp's own figures correct (dry_run, planner).
+Weights and KV cache are exact for the usual architectures; compute buffers are mostly within 10 %. Used for GPUs that
+are not in this machine and without llama.cpp, and as a first guess that llama.cpp's own sizes correct (planner.py).
 """
 
 import math
@@ -11,7 +11,7 @@ from gpu_offload.loading import output_rows
 from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
 
-# Inputs are kept four times when several GPUs work on batches one after the other (GGML_SCHED_MAX_COPIES).
+# Inputs are kept four times when several GPUs form a pipeline (GGML_SCHED_MAX_COPIES).
 _PIPELINE_COPIES = 4
 
 
@@ -30,10 +30,10 @@ class Sizes:
 
 
 class Estimate:
-    """A model laid out as options say, its units dealt out to GPUs.
+    """A model whose units are on GPUs: the repeating layers and, last, the output layer.
 
-    Units are the repeating layers and, last, the output layer. counts[i] units lie on GPU i, in order, the last unit on
-    the last GPU that has any; the units before them lie in main memory, and so do the embeddings.
+    counts[i] units are on GPU i, in order, up to the last unit; the units before them and the embeddings are in main
+    memory.
     """
 
     def __init__(self, needs: ModelNeeds, options: LlamaOptions, counts: tuple[int, ...]) -> None:
@@ -64,7 +64,7 @@ class Estimate:
         return Sizes(weights, kv, self._compute(last))
 
     def in_main_memory(self) -> Sizes:
-        """What stays in main memory. Weights that llama.cpp rearranges for the processor count once."""
+        """What stays in main memory. Weights that llama.cpp repacks for the CPU count once."""
         needs, kept = self._needs, self._options.cpu_expert_layers
         logits = self.first > needs.layer_count
         weights = needs.embedding_bytes + self._weights(0, min(self.first, needs.layer_count))
@@ -96,10 +96,10 @@ class Estimate:
         size = self._buffer(logits=stop == last)
         if sum(self._counts) == last and sum(1 for count in self._counts if count) > 1:
             size += (_PIPELINE_COPIES - 1) * self._mask
-        # The largest matrix of main memory visits the GPU while it computes a long batch.
+        # Matrices of main memory are copied to the GPU for long batches, one at a time.
         layers, kept = self._needs.layers, self._options.cpu_expert_layers
-        visitors = [max(layer.largest, layer.largest_expert) for layer in layers[: self.first]]
-        return size + max([*visitors, *(layer.largest_expert for layer in layers[:kept])], default=0)
+        copied = [max(layer.largest, layer.largest_expert) for layer in layers[: self.first]]
+        return size + max([*copied, *(layer.largest_expert for layer in layers[:kept])], default=0)
 
     @property
     def _rows(self) -> int:
@@ -111,9 +111,9 @@ class Estimate:
         return self._rows * self._cells * 2 * (2 if self._needs.number("attention.sliding_window", 0) else 1)
 
     def _buffer(self, logits: bool) -> int:
-        """Bytes of ggml's buffer of intermediate results, which it reuses within a batch: the peak of a layer.
+        """Bytes of ggml's buffer of intermediate results: the peak of one layer, or the logits.
 
-        Fitted to llama.cpp's figures for models of many shapes, with flash attention.
+        Fitted to llama.cpp's sizes for models of many shapes, with flash attention.
         """
         needs = self._needs
         heads = [cache for cache in needs.caches if cache.heads]

@@ -1,4 +1,4 @@
-"""What a model file says of its memory: bytes of weights by layer, and of keys and values by token.
+"""Memory needs in a model file's header: bytes of weights by layer, of KV by token, of a projector.
 
 The geometry of the KV cache follows llama.cpp (src/llama-hparams.cpp, src/llama-kv-cache.cpp).
 """
@@ -19,16 +19,16 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERTS = re.compile(r"ffn_\w+_(ch)?exps\b")
 _BY_NAME = {block.name.lower(): block for block in BLOCK_TYPES.values()}
 
-# Models of the Qwen-VL kind take images of any size, up to so many rows of 2 x 2 patches (llama.cpp's clip.cpp).
+# Models like Qwen-VL take images of any size, up to 4096 rows of 2 x 2 patches (llama.cpp's clip.cpp).
 _ANY_SIZE = frozenset({"qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"})
 _MOST_PATCHES = 4 * 4096
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Bytes of one repeating layer. experts: mixture-of-experts matrices, which may stay in main memory; rest: others.
+    """Bytes of one repeating layer. experts: matrices of experts, which may stay in main memory; rest: all others.
 
-    largest is the biggest single matrix that is not an expert's; largest_expert the biggest expert matrix.
+    largest: the largest matrix of the rest; largest_expert: the largest expert matrix.
     """
 
     rest: int = 0
@@ -41,7 +41,7 @@ class LayerWeights:
 class LayerCache:
     """What one layer stores of a token: `heads` keys of `key_length` numbers and values of `value_length`, 0 for none.
 
-    state_bytes: float32 state of a recurrent layer, per sequence and whatever its length.
+    state_bytes: float32 state of a recurrent layer, per sequence.
     """
 
     heads: int = 0
@@ -50,15 +50,15 @@ class LayerCache:
     state_bytes: int = 0
 
     def token_bytes(self, type_k: str, type_v: str) -> int:
-        """Bytes of one token in ggml types named in lower case; ValueError where a head does not fit their blocks."""
+        """Bytes of one token in ggml types, in lower case. Raises ValueError if a head does not fit their blocks."""
         return self.heads * (_stored_bytes(self.key_length, type_k) + _stored_bytes(self.value_length, type_v))
 
 
 class ModelNeeds:
-    """Sizes of one model, read from its header alone. Where layers differ, a width is the widest layer's."""
+    """Sizes of one model, from its header. If layers differ, a width is the widest layer's."""
 
     def __init__(self, model: ModelFile) -> None:
-        """Raises ModelFileError where the metadata lacks what every model has."""
+        """Raises ModelFileError for incomplete metadata."""
         self.model = model
         self.name = model.name
         self.layer_count = model.metadata.get_int(f"{model.architecture}.block_count", maximum=MAX_LAYERS)
@@ -95,7 +95,7 @@ class ModelNeeds:
 
     @cached_property
     def embedding_bytes(self) -> int:
-        """Weights of the input layer, which llama.cpp always keeps in main memory."""
+        """Bytes of the input layer, which llama.cpp always keeps in main memory."""
         return sum(
             tensor.nbytes
             for name, tensor in self.model.tensors.items()
@@ -104,14 +104,14 @@ class ModelNeeds:
 
     @cached_property
     def tied_bytes(self) -> int:
-        """Bytes of the input embeddings where the output layer uses them too, which a GPU needs a copy of; else 0."""
+        """Bytes of input embeddings that the output layer shares, of which a GPU needs a copy; else 0."""
         tensors = self.model.tensors
         tied = "output.weight" not in tensors and "token_embd.weight" in tensors
         return tensors["token_embd.weight"].nbytes if tied else 0
 
     @cached_property
     def output_bytes(self) -> int:
-        """Weights of the output layer, a copy of tied embeddings included."""
+        """Bytes of the output layer, including a copy of tied embeddings."""
         rest = sum(tensor.nbytes for name, tensor in self.model.tensors.items() if not _BLOCK.match(name))
         return rest - self.embedding_bytes + self.tied_bytes
 
@@ -122,11 +122,11 @@ class ModelNeeds:
 
     @cached_property
     def caches(self) -> list[LayerCache]:
-        """What each repeating layer stores per token or per sequence."""
+        """What each repeating layer stores."""
         return [self._cache(layer) for layer in range(self.layer_count)]
 
     def _per_layer(self, key: str, default: int) -> list[int]:
-        """A number for every layer; files give one for all or an array."""
+        """A number for every layer; files have one for all or an array."""
         full = f"{self.model.architecture}.{key}"
         if isinstance(self.model.metadata.get(full), MetadataArray):
             return self.model.metadata.get_list(full, int, length=self.layer_count)
@@ -184,13 +184,13 @@ def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
 
 
 def projector_bytes(path: Path) -> int:
-    """Bytes of the weights and of the scratch memory for the largest image. Raises ModelFileError."""
+    """Return the bytes of a projector's weights and compute buffer for the largest image. Raises ModelFileError."""
     with open_model(path) as file:
         return sum(tensor.nbytes for tensor in file.tensors.values()) + _projector_compute(file)
 
 
 def _projector_compute(file: ModelFile) -> int:
-    """The peak over attention and feed-forward part of one layer, as llama.cpp reports it with flash attention."""
+    """The peak over attention and feed-forward of one layer, with flash attention; within 10 % of llama.cpp's."""
     width, inner, side, patch = (
         file.metadata.get_int(f"clip.vision.{key}", 0)
         for key in ("embedding_length", "feed_forward_length", "image_size", "patch_size")
@@ -205,5 +205,5 @@ def _stored_bytes(items: int, type_name: str) -> int:
     if block is None:
         raise ValueError(f"there is no tensor type {type_name!r}")
     if items % block.items:
-        raise ValueError(f"heads of {items} numbers are no multiple of {block.items}, as {type_name} wants")
+        raise ValueError(f"heads of {items} numbers do not fit {type_name}, which stores {block.items} together")
     return block.row_bytes(items)

@@ -20,7 +20,7 @@ class LlamaOptions:
     gpu_layers: layers on GPUs, counted from the end, where the output layer is the first. None takes all, 0 none.
     main_gpu, split_mode, tensor_split: which GPU takes all ("none"), or how layers ("layer") or every layer's matrices
     ("row") are spread over several; tensor_split gives the proportions, empty means by free memory. An image projector
-    lies on main_gpu, however layers are spread.
+    is on main_gpu, however layers are spread.
     cpu_expert_layers: layers whose mixture-of-experts weights stay in main memory, counted from the first.
     type_k, type_v: ggml types of stored keys and values; a quantised type_v needs flash attention.
     flash_attention: None lets llama.cpp choose.

@@ -26,7 +26,7 @@ class PlanRequest:
     context_tokens: cells for all sequences together. spare: plan twice as many if they fit, for other cached prefixes.
     kv_types: ggml types of keys and of values; if only one is given, the other is f16. gpu_layers, cpu_expert_layers:
     as in LlamaOptions. about_gpus: names of settings that need a GPU. reserve_bytes: left free on every GPU.
-    draft: a draft model. projector_bytes: an image projector. Both lie whole on the main GPU, if there is one.
+    draft: a draft model. projector_bytes: an image projector. Both go to the main GPU, if there is one.
     copies: whether cached prefixes may move to copies in main memory; with the native engine they never do.
     dry_run: use the sizes that llama.cpp reports, if it does; only for devices of this machine. base: everything else.
     """
@@ -194,13 +194,13 @@ class _Planner:
         if asked.context_tokens:
             contexts = [2 * asked.context_tokens, asked.context_tokens] if asked.spare else [asked.context_tokens]
         types = asked.kv_types[0] or "f16", asked.kv_types[1] or "f16"
-        wishes = [(context, types) for context in contexts]
+        choices = [(context, types) for context in contexts]
         heads = {length for cache in self.needs.caches for length in (cache.key_length, cache.value_length)}
         if not any(asked.kv_types) and asked.base.flash_attention is not False and all(n % 32 == 0 for n in heads):
             long = sum(context >= _CHAT for context in contexts) or 1
-            wishes[long:long] = [(context, ("q8_0", "q8_0")) for context in contexts]
+            choices[long:long] = [(context, ("q8_0", "q8_0")) for context in contexts]
         experts = min(asked.cpu_expert_layers or 0, self.needs.layer_count if self.mixes else 0)
-        for context, (type_k, type_v) in wishes:
+        for context, (type_k, type_v) in choices:
             yield replace(asked.base, context_tokens=context, type_k=type_k, type_v=type_v, cpu_expert_layers=experts)
 
     def _partly(self, options: LlamaOptions) -> Plan:

@@ -1,8 +1,8 @@
-"""llama.cpp's RPC workers: devices of other machines, which hold layers and compute them.
+"""llama.cpp's RPC workers: devices of other machines that hold layers and compute them.
 
 A worker is llama.cpp's `rpc-server`, built from the same source as the library here. Its protocol has no password and
-no cipher: it belongs on a network where everybody is trusted. llama.cpp ends the process when a worker cannot be
-reached, speaks another version, or goes away; so a second process tries each worker first.
+no encryption: use it on trusted networks only. llama.cpp ends the process when a worker cannot be reached, has another
+version, or goes away; so each worker is tried in a child process first.
 """
 
 import re
@@ -25,7 +25,7 @@ _connected: set[str] = set()
 
 
 def can_reach_workers() -> bool:
-    """Whether this build of llama.cpp knows workers. Raises LlamaCppMissingError without the llama extra."""
+    """Whether this build of llama.cpp supports workers. Raises LlamaCppMissingError without the llama extra."""
     llama()
     return bool(_backend())
 
@@ -33,8 +33,8 @@ def can_reach_workers() -> bool:
 def add_workers(addresses: Sequence[str]) -> None:
     """Let llama.cpp use the devices of these workers, each host:port, from now on; devices() lists them.
 
-    Asking again for a worker does nothing, and none can be taken away. Raises DeviceRequestError for what is no
-    address and for a worker that does not answer, LlamaCppMissingError where this build knows no workers.
+    Adding a worker again does nothing; none can be removed. Raises DeviceRequestError for an invalid address and for a
+    worker that does not answer, LlamaCppMissingError if this build does not support workers.
     """
     for address in addresses:
         found = _ADDRESS.fullmatch(address)
@@ -60,7 +60,7 @@ def add_workers(addresses: Sequence[str]) -> None:
 
 
 def connect(address: str) -> None:
-    """Register a worker's devices. llama.cpp ends the process where that fails.
+    """Register a worker's devices. llama.cpp ends the process if that fails.
 
     Raises DeviceRequestError for a worker without devices.
     """
@@ -80,7 +80,7 @@ def _backend() -> int | None:
 
 
 def _try(address: str) -> None:
-    """Connect in a process that may end."""
+    """Connect in a child process, which llama.cpp may end. Raises DeviceRequestError."""
     try:
         tried = subprocess.run(
             [sys.executable, "-c", _TRY, address],
@@ -91,7 +91,7 @@ def _try(address: str) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise DeviceRequestError(
-            f"The worker at {address} takes connections and says nothing for {_TRY_SECONDS:g} s. "
+            f"The worker at {address} accepts connections but does not answer within {_TRY_SECONDS:g} s. "
             "Is it llama.cpp's rpc-server?"
         ) from error
     if tried.returncode:

@@ -73,7 +73,7 @@ class LlamaCppRunner:
         self._sequences = Sequences(self._context, options, window_of(self._model), self._can_truncate)
         self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
-        # On the CPU llama.cpp computes attention over all cells up to the last one in use, whoever they belong to.
+        # On the CPU llama.cpp computes attention over all cells up to the last one in use, also other sequences'.
         moves = on_cpu and self._can_truncate
         self.info = RunnerInfo(
             backend="llama.cpp",

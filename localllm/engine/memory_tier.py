@@ -1,8 +1,8 @@
-"""Copies of cached prefixes in main memory, for runners whose own storage is expensive (`RunnerInfo.copies_bytes`).
+"""Copies of cached prefixes in main memory, for runners whose stored tokens cost every step (`copies_bytes`).
 
-llama.cpp on the processor computes attention over all cells in use, whoever they belong to. So what the prefix cache
-keeps is copied when nothing is computed, leaves the runner when another request starts, and is imported when a prompt
-begins with it again. Copies are segments of tokens in a tree, as the disk tier's are, compared token by token.
+On the CPU, llama.cpp computes attention over all cells in use, also those of other sequences. So cached prefixes are
+copied when the engine is idle, freed in the runner when another request starts, and imported when a prompt begins with
+them again. Copies are segments in a tree like the disk tier's, compared token by token.
 """
 
 from collections.abc import Iterator, Sequence

@@ -45,17 +45,15 @@ def reported(log: str, device: str) -> dict[str, float]:
     return sizes
 
 
-def test_any_number_of_layers_gives_the_same_story(gpu, data_dir):
+def test_any_number_of_layers_gives_the_same_story(gpu, data_dir, open_runner):
     tokens = [1, 403, 407, 261, 378, 432, 383, 286]
     logits = []
     for layers in (0, 3, None):
-        with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as model:
-            options = LlamaOptions(context_tokens=256, gpu_layers=layers, threads=2, split_mode="none")
-            runner = LlamaCppRunner(model, options)
+        options = LlamaOptions(context_tokens=256, gpu_layers=layers, threads=2, split_mode="none")
+        runner = open_runner(data_dir / "models/gguf/stories260K-F32.gguf", options)
         sequence = runner.create_sequence()
         rows = range(len(tokens))
         logits.append(runner.run(tokens, rows, [sequence] * len(tokens), rows).copy())
-        runner.close()
     for found in logits[1:]:
         np.testing.assert_allclose(found, logits[0], atol=0.1)
         np.testing.assert_array_equal(found.argmax(axis=1), logits[0].argmax(axis=1))
@@ -70,6 +68,7 @@ def test_the_gpu_takes_what_was_planned(gpu, tmp_path, caplog, layers):
         planned = plan(model, gpus(), 2**40, replace(request, dry_run=True))
         estimated = plan(model, gpus(), 2**40, request)
         assert planned.options == estimated.options
+        caplog.clear()  # a dry run logs sizes too
         before = gpus()[0].free_bytes
         runner = LlamaCppRunner(model, planned.options)
         taken = before - gpus()[0].free_bytes

@@ -113,7 +113,7 @@ def test_rows_that_cannot_be_appended_change_nothing(path, projector, runner):
 def test_files_that_are_no_projector_of_this_model_are_refused(path, tmp_path):
     wide = write_projector(tmp_path / "wide.gguf", width=96)
     other = write_projector(tmp_path / "other.gguf", architecture="llama")
-    for file, problem in [(wide, "mismatch"), (other, "no projector"), (path, "no projector")]:
+    for file, problem in [(wide, "mismatch"), (other, "not a projector"), (path, "not a projector")]:
         with pytest.raises(LlamaCppError, match=problem):
             opened(path, file)
     with pytest.raises(ModelFileError):

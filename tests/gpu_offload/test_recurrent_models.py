@@ -63,11 +63,8 @@ def path(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def runner(path):
-    with open_model(path) as model:
-        opened = LlamaCppRunner(model, LlamaOptions(context_tokens=256, max_sequences=3, gpu_layers=0, threads=1))
-    yield opened
-    opened.close()
+def runner(path, open_runner) -> LlamaCppRunner:
+    return open_runner(path, LlamaOptions(context_tokens=256, max_sequences=3, gpu_layers=0, threads=1))
 
 
 def continued(runner: LlamaCppRunner, sequence: int, token: int, count: int) -> list[int]:

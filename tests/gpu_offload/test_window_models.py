@@ -24,11 +24,8 @@ def path(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def runner(path):
-    with open_model(path) as model:
-        made = LlamaCppRunner(model, OPTIONS)
-    yield made
-    made.close()
+def runner(path, open_runner) -> LlamaCppRunner:
+    return open_runner(path, OPTIONS)
 
 
 def prefilled(runner: LlamaCppRunner, tokens: list[int]) -> int:
