@@ -17,8 +17,8 @@ from localllm.engine.state_cache import StateCache
 LEAST_TOKENS, LEAST_COPIED = 64, 16
 # Prefixes that may wait for the digest of the model's files; beyond, the oldest are left out.
 MOST_WAITING = 1024
-# How long closing waits for that digest, without which nothing can be written.
-DIGEST_S = 10.0
+# How long closing waits at most for that digest, without which nothing can be written.
+DIGEST_S = 2.0
 
 
 @dataclass(slots=True)
