@@ -145,11 +145,11 @@ class Engine:
         ended = self._take_news()
         self._journal.answer(self._snapshot)
         plan = self._scheduler.schedule()
+        self._report_progress()
         if plan.parts and (logits := self._run(plan)) is not None:
             accepted = self._sample(plan, logits)
             self._commit(plan, accepted)
         ended |= self._end_finished()
-        self._report_progress()
         return bool(plan.parts) or plan.again or ended or self._spill()
 
     def stats(self) -> EngineStats:
