@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from gguf_io import open_model
-from localllm.cli.terminal import human_count
 from localllm.errors import LocalLLMError
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.lookup import all_models, is_path
 from localllm.library.suggestions import CHAT_TOKENS, SUGGESTIONS, Suggestion
 from localllm.library.summary import summarize
 from localllm.settings import Settings
+from localllm.text import human_count
 from tui.backend import ModelChoice
 
 

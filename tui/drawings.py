@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from localllm.cli.terminal import harmless
 from localllm.engine.inspection import EngineSnapshot, PrefixView, StepRecord, depth_first
+from localllm.text import harmless, human_seconds
 from tui.backend import TokenChoice
-from tui.status import human_seconds
 
 PREFILL, DECODE, DRAFTED = "$primary", "$success", "$accent"
 MUTED = "$foreground 60%"

@@ -5,8 +5,8 @@ from typing import Any
 
 from textual.content import Content
 
-from localllm.cli.terminal import human_bytes
 from localllm.engine.request import Counts, Progress, Timings
+from localllm.text import human_bytes, human_seconds
 from tui.backend import AnswerUpdate
 
 # Live speed is that of so many last seconds.
@@ -106,13 +106,6 @@ class SpeedMeter:
             return 0.0
         seconds = self._points[-1][0] - self._points[0][0]
         return (self._points[-1][1] - self._points[0][1]) / seconds if seconds > 0 else 0.0
-
-
-def human_seconds(seconds: float) -> str:
-    """1.25 s, 340 ms, 4.2 ms."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"
 
 
 def bar(share: float, width: int = 8) -> str:

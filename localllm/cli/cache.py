@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from localllm.cli.options import AsJson, Debug
-from localllm.cli.terminal import answer, human_bytes, note
+from localllm.cli.terminal import answer, note
+from localllm.text import human_bytes
 
 
 def cache(
@@ -20,9 +21,9 @@ def cache(
 
     Only time is lost: kernels are compiled again, and kv holds prompts that are computed again.
     """
-    from localllm.cli.list import table
     from localllm.settings import load_settings
     from localllm.stored import emptied, stored_places
+    from localllm.text import table
 
     for what in free or ():
         note(f"{what} is emptied, which frees {human_bytes(emptied(what))}.")

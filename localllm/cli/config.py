@@ -10,8 +10,8 @@ SECRETS = frozenset({"api_key", "remote_key"})
 
 def config(as_json: AsJson = False, debug: Debug = False) -> None:
     """Show every setting, its value and where it comes from. Flags of other commands come before all of these."""
-    from localllm.cli.list import table
     from localllm.settings import config_path, setting_sources
+    from localllm.text import table
 
     found = {name: (_public(name, value), where) for name, (value, where) in setting_sources().items()}
     if as_json:

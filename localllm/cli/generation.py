@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Protocol
 
-from localllm.cli.terminal import StatusLine, answer, human_bytes, note
+from localllm.cli.terminal import StatusLine, answer, note
 from localllm.engine.backends import BackendChoice
 from localllm.engine.request import TokenEvent
 from localllm.engine.stream import Completion
+from localllm.text import human_bytes
 
 
 class Stream(Protocol):

@@ -6,7 +6,8 @@ import typer
 
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import Debug, model_names
-from localllm.cli.terminal import StatusLine, human_bytes, note
+from localllm.cli.terminal import StatusLine, note
+from localllm.text import human_bytes
 
 
 def remove(

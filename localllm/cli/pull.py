@@ -8,7 +8,8 @@ import typer
 
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import Debug
-from localllm.cli.terminal import StatusLine, human_bytes, note
+from localllm.cli.terminal import StatusLine, note
+from localllm.text import human_bytes, human_time
 
 if TYPE_CHECKING:
     from localllm.library.entry import LibraryModel
@@ -84,13 +85,3 @@ class Meter:
             return size
         speed = (told.completed - had) / (now - began)
         return f"{size}, {human_bytes(int(speed))}/s, {human_time((told.total - told.completed) / speed)} left"
-
-
-def human_time(seconds: float) -> str:
-    """Two units at most: 42 s, 3 min 5 s, 2 h 10 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from gguf_io import open_model
-from localllm.cli.terminal import human_count
 from localllm.library.listing import file_type
 from localllm.server.catalog import facts_of
+from localllm.text import human_count
 
 
 def details_of(path: Path) -> dict[str, Any]:

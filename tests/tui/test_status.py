@@ -7,7 +7,7 @@ from localllm.errors import RequestError
 from localllm.settings import Settings
 from tui.backend import AnswerUpdate
 from tui.parameters import Parameters
-from tui.status import SpeedMeter, Status, bar, human_seconds
+from tui.status import SpeedMeter, Status, bar
 
 
 def a_status() -> Status:
@@ -71,7 +71,6 @@ def test_speed_is_that_of_the_last_seconds() -> None:
 
 
 def test_small_things() -> None:
-    assert [human_seconds(seconds) for seconds in (1.25, 0.34, 0.0042)] == ["1.25 s", "340 ms", "4.2 ms"]
     assert bar(0.5, 4) == "━━──"
     assert bar(0.375, 4) == "━╾──"
     assert bar(7.0, 4) == "━━━━"

@@ -13,9 +13,9 @@ from textual.screen import Screen
 from textual.widgets import Footer
 from textual.worker import Worker
 
-from localllm.cli.terminal import harmless
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
+from localllm.text import harmless
 from tui.answering import FLUSH_S, follow, note_end
 from tui.attachments import find_attachments
 from tui.backend import Answer, ModelInfo

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from localllm.cli.terminal import harmless
+from localllm.text import harmless
 from tui.sessions import Message
 
 

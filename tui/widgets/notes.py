@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from textual.content import Content
 from textual.widgets import Static
 
-from localllm.cli.terminal import harmless
+from localllm.text import harmless
 
 Row = tuple[str, str, str]
 

@@ -5,7 +5,7 @@ from textual.containers import Horizontal
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from localllm.cli.terminal import harmless
+from localllm.text import harmless
 
 
 class TitleBar(Horizontal):
