@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from localllm.errors import LocalLLMError, RequestError
+from localllm.files import user_path
 from tui.sessions import Attachment
 
 # At the beginning or after a space, as in "compare @a.py and @b.py"; quotes allow spaces in the name.
@@ -34,7 +35,7 @@ def find_attachments(
     found: dict[str, Attachment] = {}
     for quoted, plain in _MENTION.findall(text):
         name = quoted or plain.rstrip(".,;:!?)")
-        path = Path(name).expanduser()
+        path = user_path(name)
         if name in named:
             file = named[name]
             found[name] = file if file.picture or file.tokens is not None else text_file(name, file.text, count_tokens)
@@ -54,7 +55,7 @@ def mention_of(pasted: str) -> str | None:
     if not text or "\n" in text or len(text) > 4096:
         return None
     name = text.removeprefix("file://") if text.startswith("file://") else text.strip("'\"").replace("\\ ", " ")
-    path = Path(name).expanduser()
+    path = user_path(name)
     try:
         if not path.is_absolute() or not path.is_file():
             return None
@@ -66,7 +67,7 @@ def mention_of(pasted: str) -> str | None:
 def matching_paths(beginning: str, limit: int) -> list[str]:
     """Paths that go on from what has been written, folders with a slash; hidden ones only when asked for."""
     folder, _, name = beginning.rpartition("/")
-    base = Path(folder + "/" if beginning.startswith("/") or folder else ".").expanduser()
+    base = user_path(folder + "/" if beginning.startswith("/") or folder else ".")
     try:
         entries = sorted(base.iterdir(), key=lambda path: (not path.is_dir(), path.name.lower()))
     except OSError:

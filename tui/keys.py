@@ -7,6 +7,7 @@ from pathlib import Path
 import platformdirs
 
 from localllm.errors import SettingsError
+from localllm.text import shortened
 
 
 def keys_path() -> Path:
@@ -39,14 +40,14 @@ def load_keys(file: Path) -> dict[str, str]:
         return {}
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}. Check its permissions.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{file}: is not valid TOML: {error}.") from error
     known = actions()
     for name, key in content.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
-            raise SettingsError(f"{file}: there is no action {name!r}. {hint}")
+            raise SettingsError(f"{file}: there is no action {shortened(name)!r}. {hint}")
         if not isinstance(key, str) or not key:
             raise SettingsError(f'{file}: {name} should be a key such as "f9" or "ctrl+k" and is {key!r}.')
     return content

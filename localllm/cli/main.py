@@ -9,15 +9,13 @@ from typer.completion import completion_init  # type: ignore[attr-defined] # the
 
 from localllm.cli import terminal
 from localllm.cli.bench import bench
-from localllm.cli.cache import cache
-from localllm.cli.completion import VARIABLE, completion
-from localllm.cli.config import config
+from localllm.cli.completion import PROGRAM, VARIABLE, completion
 from localllm.cli.create import create
-from localllm.cli.doctor import doctor
 from localllm.cli.examples import FIRST_STEPS, examples
 from localllm.cli.exit_code import errors_told
 from localllm.cli.help import PlainCommand
 from localllm.cli.list import list_models
+from localllm.cli.machine import cache, config, doctor
 from localllm.cli.manage import copy, remove, verify
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
@@ -83,4 +81,4 @@ def main() -> None:
     with errors_told():
         if VARIABLE in os.environ:
             completion_init()
-        app()
+        app(prog_name=PROGRAM)

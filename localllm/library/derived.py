@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from localllm.files import sync_folder
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError
 from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names
-from localllm.library.own_store import OwnStore, free_bytes
+from localllm.library.own_store import ELSEWHERE, OwnStore, free_bytes
 
 # Told what is being done and which share of it is done, 0 to 1.
 Progress = Callable[[str, float], None]
@@ -46,10 +45,10 @@ def quantized_model(store: OwnStore, base: LibraryModel, kind: str, progress: Pr
     if (free := free_bytes(store.root)) < size:
         raise LibraryError(
             f"Quantising {base.name} may take {size >> 20} MiB, and {free >> 20} MiB of the disk are free. "
-            "Remove a model, or name another folder by the setting model_store (LOCALLLM_MODEL_STORE)."
+            f"Remove a model. {ELSEWHERE}"
         )
     store.prepare()
-    made = store.partial / f"{secrets.token_hex(8)}.gguf"
+    made = store.temporary(".gguf")
     try:
         quantize(base.path, made, kind, progress)
         layer = Layer("model", _digest(made), made.stat().st_size)

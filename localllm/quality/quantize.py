@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from math import prod
@@ -25,7 +24,7 @@ from gguf_io.model_file import ModelFile, TensorInfo
 from gpu_offload.library import llama
 from gpu_offload.library import logger as llama_log
 from localllm.errors import RequestError
-from localllm.library.own_store import STALE_S
+from localllm.files import TEMPORARY, stale
 from models.registry import ARCHITECTURES
 
 OWN_TYPES = ("F16", "BF16", "Q8_0")
@@ -49,14 +48,14 @@ _NEVER = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_
 def quantize(source: Path, target: Path, kind: str, progress: Progress, threads: int | None = None) -> None:
     """Write `source` anew with its matrices in the format `kind`, one of TYPES. `target` is whole or not there.
 
-    Raises RequestError for a kind that does not exist, a source that is quantised already or would be written over,
-    ModelFileError, and LlamaCppMissingError where llama.cpp is needed.
+    Raises RequestError for an unknown kind, a source that is quantised already or a target that exists, ModelFileError,
+    and LlamaCppMissingError where llama.cpp is needed.
     """
     kind = kind.upper()
     if kind not in TYPES:
         raise RequestError(f"There is no type {kind}. There are {', '.join(TYPES)}.")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise RequestError(f"{target} is the model itself, which would be lost. Name another file to write.")
+    if os.path.lexists(target):
+        raise RequestError(f"{target} exists already. Name another file, or remove it first.")
     with open_model(source) as file:
         found = sorted({tensor.type.name for tensor in file.tensors.values()} - _EXACT)
         if found:
@@ -187,12 +186,12 @@ def _heard(kind: str, progress: Callable[[float], None]) -> Iterator[None]:
 def _whole(target: Path) -> Iterator[Path]:
     """A temporary file beside the target that takes its place when all went well. Raises RequestError.
 
-    What an earlier process was killed over is removed, unless it may still be somebody's.
+    What a killed process left for the same target is removed.
     """
-    folder, prefix = target.absolute().parent, f".{target.name}."
+    folder, prefix = target.absolute().parent, f"{TEMPORARY}{target.name}."
     try:
         for left in folder.glob(f"{glob.escape(prefix)}*{_UNFINISHED}"):
-            if left.stat().st_mtime < time.time() - STALE_S:
+            if stale(left):
                 left.unlink()
         handle, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=_UNFINISHED)
     except OSError as error:

@@ -1,9 +1,9 @@
 """Commands on whole conversations."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.errors import RequestError
+from localllm.files import user_path
 from tui.sessions.export import as_json, as_markdown
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ async def export(chat: "ChatScreen", argument: str) -> None:
     _stored(chat)
     title = chat.conversation.title
     name = argument or "".join(letter if letter.isalnum() else "-" for letter in title).strip("-").lower() + ".md"
-    path = Path(name).expanduser()
+    path = user_path(name)
     write = as_json if path.suffix == ".json" else as_markdown
     try:
         with path.open("x", encoding="utf-8") as file:
