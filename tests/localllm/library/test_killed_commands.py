@@ -133,6 +133,7 @@ def test_quantize(home: Path, children: Nursery) -> None:
         if (home / "small.gguf").exists():
             with open_model(home / "small.gguf") as made:
                 assert {tensor.type.name for tensor in made.tensors.values()} == {"Q8_0"}
+            (home / "small.gguf").unlink()  # an existing file is never overwritten
 
     assert killed_everywhere(children, "quantize model.gguf small.gguf --type Q8_0", check) > 2
     old = time.time() - 2 * STALE_S
