@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli import main as command_line
-from localllm.cli.examples import examples
-from localllm.cli.help import PlainCommand
+from localllm.cli.help import PlainCommand, examples
 from localllm.cli.options import (
     Backend,
     CpuMoe,

@@ -33,8 +33,8 @@ def _run() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Let what was started without a standard stream read nothing and write to nobody; Python has None there."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Open standard streams that were closed at the start, where Python has None; writing to stdout then fails."""
+    for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
 

@@ -10,9 +10,10 @@ import sys
 import traceback
 from typing import Self
 
-from localllm.text import harmless
+from localllm.text import harmless, shortened
 
 CLEAR_LINE = "\r\033[K"
+LONGEST_MESSAGE = 4000  # characters; a message may quote a model's template
 
 
 class UnreadError(Exception):
@@ -44,7 +45,7 @@ def warn(text: str) -> None:
 
 def fail(text: str, error: BaseException | None = None) -> None:
     """Tell the user why the command ends; with --debug, also where the error came from."""
-    _tell(f"{_coloured('error:', 31)} {harmless(text)}")
+    _tell(f"{_coloured('error:', 31)} {harmless(shortened(text, LONGEST_MESSAGE))}")
     if error and logging.getLogger().isEnabledFor(logging.DEBUG):
         sys.stderr.write("".join(traceback.format_exception(error)))
 
