@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from textual.logging import TextualHandler
 
@@ -17,7 +16,6 @@ from tui.backend import Backend
 from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
 from tui.sessions import SessionStore
-from tui.sessions.database import SessionError
 
 
 def run_chat(
@@ -43,8 +41,9 @@ def run_chat(
 
     settings = settings_with({})
     with ExitStack() as stack:
-        store = _store(sessions, stack)
-        stack.callback(store.close)
+        # A file that the user names must be written; the usual one may be in a home that is read-only.
+        store = SessionStore(sessions or sessions_path(), must_save=sessions is not None)
+        stack.callback(_close, store)
         backend = _backend(settings, settings_with, host)
         stack.callback(backend.close)
         elsewhere = host or settings.remote
@@ -54,21 +53,10 @@ def run_chat(
         return app.return_code or 0
 
 
-def _store(named: Path | None, stack: ExitStack) -> SessionStore:
-    """The sessions of the file that was named, or of the usual one.
-
-    Where the usual one is not there and cannot be made, as in a home that is read-only, they last as long as the
-    stack, and a warning says so. Raises SessionError.
-    """
-    usual = sessions_path()
-    try:
-        return SessionStore(named or usual)
-    except SessionError as error:
-        if named or usual.exists():
-            raise
-        warn(f"{error} This chat is gone when it ends; --sessions FILE keeps it elsewhere.")
-        folder = stack.enter_context(TemporaryDirectory(prefix="localllm-"))
-        return SessionStore(Path(folder) / usual.name)
+def _close(store: SessionStore) -> None:
+    store.close()
+    if store.unsaved:
+        warn(f"What was said is lost: {store.unsaved} `localllm chat --sessions FILE` saves chats elsewhere.")
 
 
 def _backend(

@@ -27,6 +27,7 @@ class Status:
     activity: tuple[str, float] | None = None
     answering: bool = False
     speed: float = 0.0
+    unsaved: bool = False
 
     def recall(self, stats: dict[str, Any]) -> None:
         """Show what of the context an answer of the past took, by its stats, or nothing; live figures are over."""
@@ -45,6 +46,8 @@ class Status:
             segments.append((0, "writing", "$success"))
         elif not self.model and self.context is None:
             segments.append((0, "no model yet: F4 offers some", "$foreground 60%"))
+        if self.unsaved:
+            segments.append((0, "not saved", "$error"))
         if self.model:
             segments.append((2, f"{self.model}", "bold"))
             segments.append((4, self.place, "$foreground 60%"))

@@ -98,6 +98,10 @@ class ChatScreen(Screen[None]):
         self.prompt.sent = self.conversation.store.prompts()
         self.prompt.focus()
         await self.show_conversation()
+        store = self.conversation.store
+        store.on_saving = self._show_saving
+        if store.unsaved:
+            self._show_saving(store.unsaved)
         self.set_interval(MEMORY_EVERY_S, self._measure)
         if self.conversation.model:
             self.loader.begin(self.conversation.model, pull=self.app.model_was_named)
@@ -375,6 +379,19 @@ class ChatScreen(Screen[None]):
             self.conversation.store.add_prompt(text)
         except LocalLLMError as error:
             self.show_error(str(error))
+
+    def _show_saving(self, unsaved: str) -> None:
+        """Say that chats are in memory only, and why; or that they are saved again."""
+        if not self.is_attached:
+            return
+        self.status_line.facts.unsaved = bool(unsaved)
+        self.status_line.redraw()
+        if unsaved:
+            self.notify(
+                f"{unsaved} The chat goes on; saving is tried again.", severity="error", timeout=20, markup=False
+            )
+        else:
+            self.notify("Chats are saved again.")
 
     def _measure(self) -> None:
         if self.info:
