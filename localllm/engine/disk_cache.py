@@ -7,12 +7,10 @@ complete or not at all and carry a checksum; several processes may share the fol
 temporary file behind. A full or broken disk turns the cache off, with one warning.
 """
 
-import contextlib
 import hashlib
 import logging
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ import numpy as np
 import platformdirs
 
 from localllm.engine.prefix_cache import common_prefix
-from localllm.files import write_whole
+from localllm.files import TEMPORARY, stale, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +29,8 @@ DEFAULT_SHARE = 0.05
 
 _MAGIC = b"LLMKV\x00\x00\x01"
 _DIGEST = 16
-_STALE_S = 3600.0
 _ROOT = "0" * (2 * _DIGEST)
+_HEX = "[0-9a-f]" * (2 * _DIGEST)  # a digest, as glob has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +175,7 @@ class DiskCache:
     def _shrink(self) -> None:
         """Delete segments of all models until the limit is kept."""
         files = []
-        for path in self._root.glob("*/*.kv"):
+        for path in self._root.glob(f"{_HEX}/{_HEX}.{_HEX}.kv"):
             try:
                 state = path.stat()
             except FileNotFoundError:  # another process deleted it
@@ -191,10 +189,9 @@ class DiskCache:
             excess -= size
 
     def _remove_stale(self) -> None:
-        for path in self._folder.glob("*.tmp"):
-            with contextlib.suppress(FileNotFoundError):  # its writer has just given it its name
-                if path.stat().st_mtime < time.time() - _STALE_S:
-                    path.unlink()
+        for path in self._folder.glob(f"{TEMPORARY}*.tmp"):
+            if stale(path):
+                path.unlink(missing_ok=True)
 
     def _turn_off(self, error: OSError) -> None:
         if self.enabled:

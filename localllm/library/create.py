@@ -1,14 +1,25 @@
-"""Making a model of one's own from a recipe: a manifest, a few small layers, and no copy of the weights."""
+"""Making a model of one's own: from a recipe, with no copy of the weights, or from uploaded files."""
 
 import json
+import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from gguf_io import open_model
+from localllm.files import sync_folder
 from localllm.library.behaviour import own_template
 from localllm.library.entry import LibraryModel, ModelDefaults, Source
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
-from localllm.library.manifest import MAX_LAYERS, MAX_TEXT_BYTES, Layer, Manifest
+from localllm.library.manifest import (
+    MAX_LAYERS,
+    MAX_TEXT_BYTES,
+    Layer,
+    Manifest,
+    blob_name,
+    model_file_names,
+)
 from localllm.library.modelfile import Modelfile, checked_parameters
 from localllm.library.names import ModelName
 from localllm.library.own_store import OwnStore
@@ -39,6 +50,34 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
     layers = [*weights, *(store.add_blob(kind, content) for kind, content in blobs)]
     if not store.add_manifest(name, Manifest(tuple(layers), _link(base), projector_link)):
         raise LibraryError(f"{base.name} was removed while {name} was made from it. Pull it again.")
+
+
+def uploaded_model(store: OwnStore, layers: Sequence[Layer]) -> LibraryModel:
+    """The model of uploaded blobs, which are its parts in order. Raises ModelFileError where they are no model."""
+    names = model_file_names(layers)
+    if len(layers) > 1:
+        for layer, name in zip(layers, names, strict=True):
+            _name_part(store, store.blobs / blob_name(layer.digest), store.blobs / name)
+        sync_folder(store.blobs)
+    path = store.blobs / names[0]
+    with open_model(path):
+        pass
+    return LibraryModel((layers[0].digest,), Source.OWN, path, Manifest(tuple(layers)), blobs=store.blobs)
+
+
+def _name_part(store: OwnStore, blob: Path, name: Path) -> None:
+    """Give a part the name by which its first part's loader looks for it."""
+    if name.is_file():
+        return
+    try:
+        os.link(blob, name)
+    except OSError:  # a file system without links
+        copy = store.temporary()
+        try:
+            shutil.copyfile(blob, copy)
+            copy.replace(name)
+        finally:
+            copy.unlink(missing_ok=True)
 
 
 def _weights(base: LibraryModel) -> list[Layer]:

@@ -6,6 +6,7 @@ the choice of tensors follows llama_model_quantize (src/llama-quant.cpp).
 
 import ctypes
 import glob
+import hashlib
 import logging
 import os
 import re
@@ -24,7 +25,11 @@ from gguf_io.model_file import ModelFile, TensorInfo
 from gpu_offload.library import llama
 from gpu_offload.library import logger as llama_log
 from localllm.errors import RequestError
-from localllm.files import TEMPORARY, stale
+from localllm.files import TEMPORARY, stale, sync_folder
+from localllm.library.entry import LibraryModel, Source
+from localllm.library.errors import LibraryError
+from localllm.library.manifest import Layer, Manifest, blob_name
+from localllm.library.own_store import ELSEWHERE, OwnStore, free_bytes
 from models.registry import ARCHITECTURES
 
 OWN_TYPES = ("F16", "BF16", "Q8_0")
@@ -69,6 +74,36 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
                 _write(file, unfinished, kind, progress)
             else:
                 _by_llama(source, unfinished, kind, progress, threads)
+
+
+def quantized_model(store: OwnStore, base: LibraryModel, kind: str, progress: Progress) -> LibraryModel:
+    """The same model with its weights in another format, stored as a blob of localllm's store.
+
+    Raises what quantize raises, LibraryError where the disk is too full, and what progress raises, which stops the
+    work.
+    """
+    with open_model(base.path) as file:
+        size = file.size_bytes
+    if (free := free_bytes(store.root)) < size:
+        raise LibraryError(
+            f"Quantising {base.name} may take {size >> 20} MiB, and {free >> 20} MiB of the disk are free. "
+            f"Remove a model. {ELSEWHERE}"
+        )
+    store.prepare()
+    made = store.temporary(".gguf")
+    try:
+        quantize(base.path, made, kind, progress)
+        with made.open("rb") as made_file:
+            digest = f"sha256:{hashlib.file_digest(made_file, 'sha256').hexdigest()}"
+        layer = Layer("model", digest, made.stat().st_size)
+        made.replace(store.blobs / blob_name(layer.digest))
+    finally:
+        made.unlink(missing_ok=True)
+    sync_folder(store.blobs)
+    rest = () if base.manifest is None else tuple(one for one in base.manifest.layers if one.kind != "model")
+    path = store.blobs / blob_name(layer.digest)
+    manifest = Manifest((layer, *rest), projector_link=base.manifest.projector_link if base.manifest else None)
+    return LibraryModel(base.names, Source.OWN, path, manifest, blobs=base.blobs or store.blobs)
 
 
 def quantizes(tensor: TensorInfo) -> bool:

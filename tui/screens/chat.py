@@ -33,8 +33,6 @@ from tui.widgets.title_bar import TitleBar
 from tui.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
-    from textual.widgets import Markdown
-
     from tui.app import ChatApp
     from tui.widgets.answer_view import AnswerView
 
@@ -397,8 +395,3 @@ class ChatScreen(Screen[None]):
         if self.info:
             self.status_line.facts.memory = self.app.backend.memory_bytes()
             self.status_line.redraw()
-
-    def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
-        """A link that a model wrote is copied, never opened."""
-        self.app.copy_to_clipboard(event.href)
-        self.notify(f"Copied {harmless(event.href)}", markup=False)

@@ -2,13 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from textual.containers import VerticalScroll
 
+from localllm.text import harmless
 from tui.sessions import Message
 from tui.widgets.message_views import MessageView, view_of
 from tui.widgets.notes import Note
 from tui.widgets.welcome import Welcome
+
+if TYPE_CHECKING:
+    from textual.widgets import Markdown
 
 WINDOW = 24
 
@@ -83,6 +88,11 @@ class Transcript(VerticalScroll, can_focus=False):
             welcome.first().tell(notice)
         else:
             self.run_worker(self.note(Note(notice)))
+
+    def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
+        """A link that a model wrote is copied, never opened."""
+        self.app.copy_to_clipboard(event.href)
+        self.notify(f"Copied {harmless(event.href)}", markup=False)
 
     def on_resize(self) -> None:
         """A lower screen may be the first that is too low for the messages."""
