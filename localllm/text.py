@@ -4,9 +4,9 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
-# C0, DEL and C1 without tab and newline: text from a model or a file must not move the cursor or set a title.
+# C0, DEL and C1 without tab and newlines: text from a model or a file must not move the cursor or set a title.
 # Bidirectional overrides and isolates: they show text in another order than it is in.
-_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 
 
 def harmless(text: str) -> str:

@@ -55,7 +55,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
 
-    from tui.watcher import go_on_watched
+    from tui.terminal import go_on_watched
 
     go_on_watched()
     from tui.start import run_chat

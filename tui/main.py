@@ -42,7 +42,7 @@ def _open_closed_streams() -> None:
 def _chat(model: str | None) -> None:
     """Open the chat without flags: nothing is to be parsed, and what parses takes as long to import as all the rest."""
     from localllm.cli.exit_code import errors_told
-    from tui.watcher import go_on_watched
+    from tui.terminal import go_on_watched
 
     go_on_watched()
     gc.disable()  # what is imported stays; the chat turns it on after its first picture

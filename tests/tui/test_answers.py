@@ -12,7 +12,7 @@ from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.backend import AnswerUpdate
 from tui.sessions import SessionStore
-from tui.widgets.answer_view import AnswerView
+from tui.widgets.messages import AnswerView
 
 
 def shown(answer: AnswerView) -> str:

@@ -13,8 +13,8 @@ from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
 from tui import drawings
 from tui.backend import AnswerUpdate, TokenChoice
-from tui.latency import Latency
 from tui.screens.inspector import InspectorScreen
+from tui.status import Latency
 
 SNAPSHOT = EngineSnapshot(
     steps=(StepRecord(31, 0, 0, 0.05), StepRecord(0, 1, 0, 0.01)),

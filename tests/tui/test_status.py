@@ -48,7 +48,20 @@ def test_a_prompt_that_is_read_tells_how_long_it_takes() -> None:
     status.timings = Timings(prefill_s=2.0)  # 512 tokens in 2 s: 3072 take 12
     assert status.segments()[0][1] == "reading ━━────── 1024/4096, 12 s left"
     status.progress = Progress(3, 0, 4096)
-    assert status.segments()[0][1] == "waiting, place 3"
+    assert status.segments()[0][1] == "queued, place 3"
+
+
+def test_an_answer_that_stalls_shows_no_speed() -> None:
+    status = Status(answering=True, speed=50.0, counts=Counts(generated=9))
+    assert [text for _, text, _ in status.segments()] == ["writing", "50 tok/s"]
+    status.silent_s = 12.0
+    assert [text for _, text, _ in status.segments()] == ["no data for 12 s, Esc stops"]
+    status.counts = Counts()
+    assert [text for _, text, _ in status.segments()] == ["no token yet for 12 s, Esc stops"]
+
+
+def test_names_from_elsewhere_cannot_act_on_the_terminal() -> None:
+    assert "\x1b" not in str(Status(model="evil\x1b[2J", place="\x9b").line(80))
 
 
 def test_a_context_that_is_nearly_full_warns() -> None:

@@ -32,7 +32,7 @@ def test_a_locked_database_costs_no_text_and_no_chat(make_app: MakeApp, store: S
             other.execute("BEGIN IMMEDIATE")
             await say(pilot, "Precious words")
             assert (await answered(pilot)).content == "One."
-            assert any("another program is writing" in notice.message for notice in pilot.app._notifications)
+            assert "another program is writing" in str(chat.notice.content)
             assert "not saved" in str(chat.status_line.content)
             other.execute("ROLLBACK")
             await until(pilot, lambda: not (store.remember("a", "b"), store.unsaved)[1])

@@ -33,7 +33,7 @@ def test_a_chat_goes_on_where_it_cannot_be_saved_from_the_start(
         app = ChatApp(FakeBackend([said("One."), ended()]), store, "tiny")
         async with app.run_test() as pilot:
             chat = await loaded(pilot)
-            assert any(str(blocked) in notice.message for notice in app._notifications)
+            assert str(blocked) in str(chat.notice.content)
             assert (await ask(pilot, "Hello")).content == "One."
             assert "not saved" in str(chat.status_line.content)
 
