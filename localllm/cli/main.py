@@ -11,10 +11,12 @@ from typer.completion import completion_init  # type: ignore[attr-defined] # the
 from localllm.cli import terminal
 from localllm.cli.bench import bench
 from localllm.cli.completion import PROGRAM, VARIABLE, completion
+from localllm.cli.cost import cost
 from localllm.cli.create import create
 from localllm.cli.exit_code import ExitCode, errors_told
 from localllm.cli.help import FIRST_STEPS, PlainCommand, examples
 from localllm.cli.list import list_models
+from localllm.cli.loadtest import loadtest
 from localllm.cli.machine import cache, config, doctor
 from localllm.cli.manage import copy, remove, verify
 from localllm.cli.plan import plan
@@ -49,6 +51,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "create": create,
     "cache": cache,
     "bench": bench,
+    "loadtest": loadtest,
+    "cost": cost,
     "perplexity": perplexity,
     "quantize": quantize,
     "ps": ps,

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gguf_io import ModelFile
-from gpu_offload.devices import gpus
+from gpu_offload.devices import Device, gpus
 from gpu_offload.errors import LlamaCppMissingError
-from gpu_offload.placement import Gpu
 from gpu_offload.planner import DEFAULT_RESERVE, Plan
 from gpu_offload.planner import plan as plan_placement
 from localllm.engine.backends import plan_request
@@ -37,7 +36,8 @@ def plan_model(
     Raises OutOfMemoryError with the sums.
     """
     found = _gpus(promised)
-    made = plan_placement(file, found, room, plan_request(settings, projector_of(file, settings)))
+    request = replace(plan_request(settings, projector_of(file, settings)), dry_run=True)
+    made = plan_placement(file, found, room, request)
     if not made.uses[0].fits:
         raise _refusal(made, "Close other programs, choose a smaller quantisation, or set the context (ctx) lower.")
     if others_on_gpus and not (made.fits and _is_whole(made, settings)):
@@ -66,7 +66,7 @@ def plan_embedder(settings: Settings, file: ModelFile, room: int, promised: Sequ
     return Grant(replace(settings, gpu_layers=0), needed)
 
 
-def _gpus(promised: Sequence[Sequence[int]]) -> list[Gpu]:
+def _gpus(promised: Sequence[Sequence[int]]) -> list[Device]:
     """The GPUs with what is free and promised to nobody. What a load has taken already counts twice until it ends."""
     try:
         devices = gpus()
@@ -75,7 +75,7 @@ def _gpus(promised: Sequence[Sequence[int]]) -> list[Gpu]:
     found = []
     for index, gpu in enumerate(devices):
         taken = sum(parts[index] for parts in promised if index < len(parts))
-        found.append(Gpu(gpu.description or gpu.name, gpu.total_bytes, max(gpu.free_bytes - taken, 0)))
+        found.append(replace(gpu, free_bytes=max(gpu.free_bytes - taken, 0)))
     return found
 
 
