@@ -3,7 +3,7 @@
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import version
@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 
 from localllm.engine.disk_cache import disk_cache_folder
-from localllm.errors import reason
+from localllm.errors import SettingsError, reason
 from localllm.library import places
 from localllm.library.hub import endpoint
 from localllm.library.lookup import users_models
 from localllm.library.names import OLLAMA_HOST
 from localllm.library.own_store import free_bytes
-from localllm.settings import Settings, config_path, sessions_path
+from localllm.settings import Settings, config_path, load_settings, sessions_path
 from localllm.stored import size_of
 
 LITTLE_MEMORY_BYTES = 2 << 30
@@ -44,8 +44,13 @@ class Check:
     advice: str = ""
 
 
-def examine(settings: Settings) -> Iterator[Check]:
-    """All checks, in order; the network last, because it may take seconds."""
+def examine() -> Iterator[Check]:
+    """All checks, in order; the network last, because it may take seconds.
+
+    Invalid settings are reported and left out, so that everything else is still checked.
+    """
+    errors: list[SettingsError] = []
+    settings = load_settings({}, report=errors.append)
     yield check_python()
     yield check_processor()
     yield check_memory()
@@ -53,7 +58,7 @@ def examine(settings: Settings) -> Iterator[Check]:
     for written in written_folders(settings):
         yield check_folder(written)
     yield check_kernels()
-    yield check_settings()
+    yield check_settings(errors)
     yield check_disk(places.own_store(settings))
     yield check_unfinished(places.own_store(settings) / "partial")
     yield check_models(settings)
@@ -165,9 +170,13 @@ def check_kernels() -> Check:
     return Check("compiled kernels", State.GOOD, f"{count} for this processor and version" if count else "none", advice)
 
 
-def check_settings() -> Check:
-    """The file of settings, which need not be there. That it can be read has been seen by now."""
+def check_settings(errors: Sequence[SettingsError]) -> Check:
+    """The settings' file, which need not exist, and what is invalid in it or in variables."""
     path = config_path()
+    if errors:
+        return Check(
+            "settings", State.BAD, " ".join(map(str, errors)), "Other commands refuse to run until it is mended."
+        )
     return Check("settings", State.GOOD, str(path) if path.is_file() else f"the defaults; there is no {path}")
 
 

@@ -1,13 +1,18 @@
-"""Writing files that are there in full or not at all."""
+"""Files that are there in full or not at all, temporary names that localllm recognises, paths that users write."""
 
 import os
 import tempfile
+import time
 from pathlib import Path
+
+# Every temporary file begins with this, so that what a killed process left is known to be ours.
+TEMPORARY = ".localllm-"
+STALE_S = 3600  # younger temporary files may be in use
 
 
 def write_whole(path: Path, data: bytes, *, lasting: bool = True) -> None:
-    """Write a file that nobody ever sees half done, and that (if lasting) outlives a power cut. Raises OSError."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    """Write a file that no reader sees half done, and that (if lasting) survives a power cut. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -22,9 +27,22 @@ def write_whole(path: Path, data: bytes, *, lasting: bool = True) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and removals in a folder last."""
+    """Make renames and removals in a folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def stale(path: Path) -> bool:
+    """Whether a temporary file has not been written for STALE_S, so that a killed process must have left it."""
+    try:
+        return path.lstat().st_mtime < time.time() - STALE_S
+    except OSError:  # its writer has just renamed or removed it
+        return False
+
+
+def user_path(text: str) -> Path:
+    """The path that a user wrote, ~ expanded; one whose user is unknown stays as it is."""
+    return Path(os.path.expanduser(text))

@@ -1,88 +1,85 @@
 """The settings: one flat, typed object, from flags over environment over a TOML file.
 
 The field `ctx` is set by the flag --ctx, else by LOCALLLM_CTX, else by `ctx = ...` in the file, else by its default.
-A name that no field has is an error which tells the nearest one, so that a typo never passes for a setting.
+An unknown name is an error that suggests the nearest known one, so that a typo never goes unnoticed.
 """
 
 import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import platformdirs
 
 from gpu_offload.options import SplitMode
 from localllm.errors import SettingsError
+from localllm.files import user_path
+from localllm.text import shortened
 
 PREFIX = "LOCALLLM_"
 
-# Variables that are read where they act, because no flag or file could set them in time.
-OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_LLAMA_SERVER", "LOCALLLM_TEST_DATA"})
+# Variables that must act before settings exist, so that they are read where they act.
+OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE"})
+
+SECRETS = frozenset({"api_key", "remote_key"})  # never shown
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_FLAGS = "command line"
+_MODEL = "the model's parameters"
 
 Backend = Literal["auto", "native", "llama"]
 KVType = Literal["f16", "q8_0"]
 
-MAX_PORT = 2**16 - 1
 LARGEST_LORA_WEIGHT = 1e3
-_LEAST = {
-    "gpu_layers": 0,
-    "main_gpu": 0,
-    "n_cpu_moe": 0,
-    "ctx": 1,
-    "threads": 1,
-    "kv_mib": 1,
-    "parallel": 1,
-    "max_tokens": 0,
-    "port": 0,
-    "max_queue": 1,
-    "max_models": 1,
-    "memory_mib": 1,
-    "grace_s": 0,
+
+# The lowest and highest value of numbers that have bounds of their own; sampling parameters are checked with requests.
+_BOUNDS = {
+    "gpu_layers": (0, 2**16),
+    "main_gpu": (0, 2**16),
+    "n_cpu_moe": (0, 2**16),
+    "ctx": (1, 2**24),
+    "threads": (1, 2**16),
+    "kv_mib": (1, 2**40),
+    "parallel": (1, 2**16),
+    "max_tokens": (0, 2**31),
+    "port": (0, 2**16 - 1),
+    "max_queue": (1, 2**31),
+    "max_models": (1, 2**16),
+    "memory_mib": (1, 2**40),
+    "grace_s": (0, 2**31),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every setting. None means that the model or the machine decides.
+    """Every setting. None leaves it to the model or to the machine."""
 
-    backend is who computes. For llama.cpp: gpu_layers counts layers on GPUs, from the end, the output being the first;
-    main_gpu is the GPU that takes all of them, unless split_mode spreads layers or the rows of matrices over several;
-    n_cpu_moe counts layers whose experts stay in main memory; lora lists adapters, FILE or FILE:WEIGHT, separated by
-    commas; mmproj is the projector that lets the model see images, in the place of the one beside its file, or none;
-    rpc lists workers on other machines, each host:port, separated by commas. remote is the address of a server
-    that computes instead, remote_key the key that it asks for, or the file it stands in.
-    ctx and max_tokens count tokens; threads counts threads; kv_mib is the native engine's KV budget in MiB, kv_type_k
-    and kv_type_v say how keys and values are stored (where the model decides, the native engine takes f16); parallel is
-    how many requests run at once; draft names a small model that guesses ahead; disk_cache keeps conversations' KV
-    across restarts; model_store is the folder of pulled models, model_folders further ones to look for GGUF files in,
-    separated as in PATH. Of the server: host and port to listen on; api_key, or the file it stands in, which may have
-    one for each user; allow_hosts and origins, separated by commas, are further names of this machine and foreign pages
-    that may call; keep_alive is how long an idle model stays, such as 5m; max_queue counts requests, max_models those
-    in memory at once, memory_mib what they may take; grace_s are the seconds that requests get to end when the server
-    stops. The rest are llama.cpp's sampling parameters and defaults.
-    """
-
+    # Who computes. Layers on GPUs count from the end, the output being the first; main_gpu takes all of them unless
+    # split_mode spreads layers or the rows of matrices; n_cpu_moe layers keep their experts in main memory.
     backend: Backend = "auto"
     gpu_layers: int | None = None
     main_gpu: int | None = None
     split_mode: SplitMode | None = None
     n_cpu_moe: int | None = None
+    # LoRA adapters, FILE or FILE:WEIGHT, with commas; the projector for images, or "none"; workers, host:port with
+    # commas; a server that computes instead, and its key or the file that holds it.
     lora: str = ""
     mmproj: str | None = None
     rpc: str = ""
     remote: str | None = None
     remote_key: str | None = field(default=None, repr=False)
     remote_key_file: str | None = None
+    # Tokens of context, threads, tokens of an answer.
     ctx: int | None = None
     threads: int | None = None
     max_tokens: int | None = None
+    # llama.cpp's sampling parameters and defaults.
     temperature: float = 0.8
     top_k: int = 40
     top_p: float = 0.95
@@ -96,14 +93,20 @@ class Settings:
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     seed: int | None = None
+    # The native engine's KV budget in MiB, how keys and values are stored, requests that run at once, the draft model
+    # for speculative decoding, and whether conversations' KV is kept on disk.
     kv_mib: int | None = None
     kv_type_k: KVType | None = None
     kv_type_v: KVType | None = None
     parallel: int = 8
     draft: str | None = None
     disk_cache: bool = True
+    # The folder of pulled models, and further folders to look for GGUF files in, separated as in PATH.
     model_store: str | None = None
     model_folders: str = ""
+    # The server: where it listens, its key or the file that holds it (which may have one for each user), further names
+    # of this machine and web pages that may call (with commas), how long an idle model stays (such as 5m), requests
+    # at work or waiting, models in memory and their MiB, seconds that requests get to end when the server stops.
     host: str = "127.0.0.1"
     port: int = 11434
     api_key: str | None = field(default=None, repr=False)
@@ -117,12 +120,9 @@ class Settings:
     grace_s: int = 30
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise SettingsError(f"{name} is {value}; the least is {least}.")
-        if self.port > MAX_PORT:
-            raise SettingsError(f"port is {self.port}; the most is {MAX_PORT}.")
+        for name in _BOUNDS:
+            if (value := getattr(self, name)) is not None:
+                _check_bounds(name, value, name)
 
 
 def config_path() -> Path:
@@ -131,8 +131,15 @@ def config_path() -> Path:
 
 
 def sessions_path() -> Path:
-    """Where the chat's sessions lie, e.g. ~/.local/share/localllm/sessions.db. It need not exist."""
+    """Where the chat's sessions are kept, e.g. ~/.local/share/localllm/sessions.db. It need not exist."""
     return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "sessions.db"
+
+
+Report = Callable[[SettingsError], object]
+
+
+def _refuse(error: SettingsError) -> NoReturn:
+    raise error
 
 
 def load_settings(
@@ -140,40 +147,45 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
     model: Mapping[str, object] | None = None,
+    report: Report = _refuse,
 ) -> Settings:
     """Merge the three sources. A flag that is None was not given.
 
-    flags: by field name. environment defaults to the process's, file to config_path(). model: what the model's own
-    parameters say, below all three.
-    Raises SettingsError, naming the source and the setting, for an unknown name or a value of the wrong type.
+    flags: by field name. environment defaults to the process's, file to config_path(). model: the model's own
+    parameters, below all three. report gets a SettingsError, which names the source and the setting, for each unknown
+    name and invalid value; where it returns, that entry is left out. By default it raises.
     """
-    values = {name: _checked(name, value, "the model's parameters") for name, value in (model or {}).items()}
-    values |= _from_file(file or config_path())
-    values |= _from_environment(os.environ if environment is None else environment)
-    values |= {name: _checked(name, value, "command line") for name, value in flags.items() if value is not None}
-    return Settings(**values)
+    values = _merged(
+        (((name, value, _MODEL) for name, value in (model or {}).items())),
+        _from_file(file or config_path(), report),
+        _from_environment(os.environ if environment is None else environment, report),
+        ((name, value, _FLAGS) for name, value in flags.items() if value is not None),
+        report=report,
+    )
+    return Settings(**{name: value for name, (value, _) in values.items()})
 
 
 def setting_sources(
-    environment: Mapping[str, str] | None = None, file: Path | None = None
+    environment: Mapping[str, str] | None = None, file: Path | None = None, report: Report = _refuse
 ) -> dict[str, tuple[object, str]]:
-    """Every setting's value and where it comes from, where no flag says otherwise: a variable, a file, or "default".
+    """Every setting's value and its source where no flag overrides it: a variable, a file, or "default".
 
-    Raises SettingsError as load_settings does.
+    report: as for load_settings.
     """
-    path = file or config_path()
-    environment = os.environ if environment is None else environment
-    settings = load_settings({}, environment, path)
-    from_file, from_environment = _from_file(path), _from_environment(environment)
-    sources = {name: str(path) for name in from_file} | {name: f"{PREFIX}{name.upper()}" for name in from_environment}
-    return {name: (getattr(settings, name), sources.get(name, "default")) for name in _TYPES}
+    found = _merged(
+        _from_file(file or config_path(), report),
+        _from_environment(os.environ if environment is None else environment, report),
+        report=report,
+    )
+    defaults = Settings()
+    return {name: found.get(name, (getattr(defaults, name), "default")) for name in _TYPES}
 
 
 def read_key(key: str | None, file: str | None, name: str) -> str | None:
-    """A secret that a setting holds, or the file that another one, `name`, names. Raises SettingsError."""
+    """The secret of a setting, or of the file that the setting `name` points to. Raises SettingsError."""
     if file is None:
         return key or None
-    path = Path(file).expanduser()
+    path = user_path(file)
     try:
         found = path.read_text(encoding="utf-8").strip()
     except OSError as error:
@@ -185,37 +197,58 @@ def read_key(key: str | None, file: str | None, name: str) -> str | None:
     return found
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # HOME may be no folder at all
-        return {}
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from error
-    except ValueError as error:  # tomllib's errors and UnicodeDecodeError are both
-        raise SettingsError(f"{path}: is not valid TOML: {error}.") from error
-    return {_known(name, str(path)): _checked(name, value, str(path)) for name, value in content.items()}
+Entry = tuple[str, object, str]
+"""A setting's name, its value, and where it was set."""
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if variable.startswith(PREFIX) and variable not in OTHER_VARIABLES:
-            name = _known(variable.removeprefix(PREFIX).lower(), variable)
-            values[name] = _parsed(name, text, variable)
+def _merged(*sources: Iterable[Entry], report: Report) -> dict[str, tuple[Any, str]]:
+    """The valid values of all sources with where they come from; later sources come first."""
+    values: dict[str, tuple[Any, str]] = {}
+    for name, value, where in chain(*sources):
+        try:
+            values[name] = _checked(name, value, where), where
+        except SettingsError as error:
+            report(error)
     return values
 
 
-def _known(name: str, where: str) -> str:
-    if name in _TYPES:
-        return name
+def _from_file(path: Path, report: Report) -> Iterator[Entry]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):  # HOME may be no folder at all
+        return
+    except OSError as error:
+        report(SettingsError(f"{path}: cannot be read: {error.strerror}. Check its permissions."))
+        return
+    except (ValueError, RecursionError) as error:  # tomllib's errors and UnicodeDecodeError are ValueErrors
+        report(SettingsError(f"{path}: is not valid TOML: {error}."))
+        return
+    for name, value in content.items():
+        if name in _TYPES:
+            yield name, value, str(path)
+        else:
+            report(_unknown(name, str(path)))
+
+
+def _from_environment(environment: Mapping[str, str], report: Report) -> Iterator[Entry]:
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name in _TYPES:
+            yield name, _parsed(name, text), variable
+        else:
+            report(_unknown(name, variable))
+
+
+def _unknown(name: str, where: str) -> SettingsError:
     nearest = difflib.get_close_matches(name, _TYPES, n=1, cutoff=0.5)
-    hint = f"Did you mean {nearest[0]}?" if nearest else f"There are: {', '.join(_TYPES)}."
-    raise SettingsError(f"{where}: there is no setting {name!r}. {hint}")
+    hint = f"Did you mean {nearest[0]}?" if nearest else f"Choose from: {', '.join(_TYPES)}."
+    return SettingsError(f"{shortened(where, 200)}: there is no setting {shortened(name)!r}. {hint}")
 
 
-def _parsed(name: str, text: str, where: str) -> Any:
-    """Read a variable's text as the field's type; the text of a Literal or a string is taken as it is."""
+def _parsed(name: str, text: str) -> object:
+    """A variable's text as the field's type; the text itself where it cannot be read so, which _checked refuses."""
     for kind in _TYPES[name]:
         if kind is bool and text.lower() in _BOOLEANS:
             return _BOOLEANS[text.lower()]
@@ -223,26 +256,37 @@ def _parsed(name: str, text: str, where: str) -> Any:
             try:
                 return kind(text)
             except ValueError:
-                raise _wrong_type(name, text, where) from None
-    return _checked(name, text, where)
+                return text
+    return text
 
 
 def _checked(name: str, value: object, where: str) -> Any:
-    """Return the value if it is one of the field's type; an integer counts as a float, true and false do not."""
+    """Return the value if it is valid; an integer counts as a float, true and false do not. Raises SettingsError."""
     allowed = _TYPES[name]
+    subject = (
+        f"--{name.replace('_', '-')}" if where == _FLAGS else where if where.startswith(PREFIX) else f"{where}: {name}"
+    )
     if value in [kind for kind in allowed if isinstance(kind, str)]:
         return value
-    if type(value) in allowed:
+    if type(value) is int and (int in allowed or float in allowed):
+        if not -(2**63) <= value < 2**64:
+            raise SettingsError(f"{subject} is out of range (got {shortened(str(value))}).")
+        _check_bounds(name, value, subject)
+        return value if int in allowed else float(value)
+    if type(value) in allowed and not (isinstance(value, str) and "\0" in value):
         return value
-    if type(value) is int and float in allowed:
-        return float(value)
-    raise _wrong_type(name, value, where)
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    *others, last = [names.get(kind, kind) for kind in allowed]
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    got = "" if name in SECRETS else f" (got {shortened(repr(value))})"
+    raise SettingsError(f"{subject} must be {wanted}{got}.")
 
 
-def _wrong_type(name: str, value: object, where: str) -> SettingsError:
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-    wanted = " or ".join(names.get(kind, repr(kind)) for kind in _TYPES[name])
-    return SettingsError(f"{where}: {name} should be {wanted} and is {value!r}.")
+def _check_bounds(name: str, value: int, subject: str) -> None:
+    least, most = _BOUNDS.get(name, (value, value))
+    if not least <= value <= most:
+        limit = f"at least {least}" if value < least else f"at most {most}"
+        raise SettingsError(f"{subject} must be {limit} (got {value}).")
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:

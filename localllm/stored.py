@@ -1,13 +1,19 @@
-"""Everything that localllm keeps on the disk: where, how much, what bounds it, and how it is freed."""
+"""Everything that localllm keeps on the disk: where, how much, what limits it, and how it is freed."""
 
-import shutil
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
+from localllm.files import TEMPORARY
 from localllm.library import places
 from localllm.settings import Settings, config_path, sessions_path
+
+# A cache is a folder of folders with names of hexadecimal digits; the files in them that are ours by their names.
+_KERNELS = re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")
+_KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.[0-9a-f]{{32}}\.kv|{re.escape(TEMPORARY)}.+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,7 @@ class StoredPlace:
 
 
 def stored_places(settings: Settings) -> list[StoredPlace]:
-    """Every place that is written to, whether it is there yet or not."""
+    """Every place that is written to, whether it exists yet or not."""
     store = places.own_store(settings)
     chats = sessions_path()
     limit = f"at most {DEFAULT_BYTES >> 30} GiB or {DEFAULT_SHARE:.0%} of the free disk"
@@ -29,7 +35,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
     found = (
         ("models", store, size_of(store) - unfinished, "localllm rm NAME"),
         ("unfinished", store / "partial", unfinished, "localllm rm --unfinished"),
-        ("kernels", _kernels(), size_of(_kernels()), "those unused for a month go; localllm cache --free kernels"),
+        ("kernels", _kernels(), size_of(_kernels()), "removed when unused for a month; localllm cache --free kernels"),
         ("kv", disk_cache_folder(), size_of(disk_cache_folder()), f"{limit}; localllm cache --free kv"),
         ("chats", chats, sum(map(size_of, chats.parent.glob("sessions.db*"))), "deleted in the chat"),
         ("settings", config_path(), size_of(config_path()), "yours"),
@@ -37,19 +43,29 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
     return [StoredPlace(*row) for row in found]
 
 
-def emptied(what: str) -> int:
-    """Empty "kernels" or "kv" and return the bytes that became free. Raises RequestError for other words."""
-    folders = {"kernels": _kernels, "kv": disk_cache_folder}
-    if what not in folders:
-        raise RequestError(f"{what!r} cannot be emptied; {' and '.join(folders)} can. Models go with `localllm rm`.")
-    folder = folders[what]()
+def cleared(what: str) -> int:
+    """Clear "kernels" or "kv" and return the bytes that became free. Raises RequestError for other words.
+
+    Only files that localllm names so are removed, and folders that this leaves empty: the folder that a variable leads
+    to may hold other things.
+    """
+    caches = {"kernels": (_kernels, _KERNELS), "kv": (disk_cache_folder, _KV)}
+    if what not in caches:
+        raise RequestError(
+            f"unknown cache {what!r}; choose {' or '.join(caches)}. Models are removed with `localllm rm`."
+        )
+    folder, (names, files) = caches[what][0](), caches[what][1]
     before = size_of(folder)
-    # By what we name them: a folder that a variable leads to may hold other things.
-    for path in folder.glob("[0-9a-f]" * 24) if what == "kernels" else folder.glob("[0-9a-f]" * 32):
-        try:
-            shutil.rmtree(path)
-        except OSError as error:
-            raise RequestError(f"{path} cannot be removed: {error.strerror}. Remove it by hand.") from error
+    for path in _entries(folder):
+        if names.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            try:
+                for file in _entries(path):
+                    if files.fullmatch(file.name):
+                        file.unlink(missing_ok=True)
+                if not any(path.iterdir()):
+                    path.rmdir()
+            except OSError as error:
+                raise RequestError(f"{path} cannot be cleared: {error.strerror}. Remove it by hand.") from error
     return before - size_of(folder)
 
 
@@ -57,6 +73,10 @@ def size_of(path: Path) -> int:
     """Bytes on the disk of a file, or below a folder; files with holes count as what they take."""
     found = path.rglob("*") if path.is_dir() else iter([path])
     return sum(each.lstat().st_blocks * 512 for each in found if each.is_file() and not each.is_symlink())
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    return folder.iterdir() if folder.is_dir() else iter(())
 
 
 def _kernels() -> Path:

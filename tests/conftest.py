@@ -20,7 +20,7 @@ settings.load_profile("steady")
 
 # What a user has set for this or other programs of its kind, or for terminals, and proxies that stand before our own
 # servers. Variables that tests are told by stay.
-TOLD_BY = {CACHE_VARIABLE, "LOCALLLM_ISA", "LOCALLLM_LLAMA_SERVER", "LOCALLLM_TEST_DATA"}
+TOLD_BY = {CACHE_VARIABLE, "LOCALLLM_ISA", "TEST_LLAMA_SERVER", "TEST_DATA"}
 TOLD_BY |= {"LOCALLLM_RANDOM_SEED", "LOCALLLM_RANDOM_STEPS"}
 OTHERS = ("LOCALLLM_", "OLLAMA_", "HF_", "HUGGINGFACE_", "LLAMA_", "OPENAI_", "ANTHROPIC_", "XDG_")
 TERMINALS = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"}
@@ -51,9 +51,9 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Folder of real tiny models, vocabularies, templates and texts (LOCALLLM_TEST_DATA); skips where it is absent."""
+    """Folder of real tiny models, vocabularies, templates and texts (TEST_DATA); skips where it is absent."""
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    path = Path(os.environ.get("LOCALLLM_TEST_DATA", default))
+    path = Path(os.environ.get("TEST_DATA", default))
     if not path.is_dir():
-        pytest.skip(f"no test data at {path}; set LOCALLLM_TEST_DATA")
+        pytest.skip(f"no test data at {path}; set TEST_DATA")
     return path

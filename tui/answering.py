@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from localllm.answer.event import AnswerEvent, AnswerStream, merged
 from localllm.engine.request import FinishReason
 from tui.conversation import Conversation
-from tui.latency import Latency
 from tui.sessions.database import SessionError
-from tui.status import SpeedMeter, Status
+from tui.status import Latency, SpeedMeter, Status
 
 if TYPE_CHECKING:
-    from tui.widgets.answer_view import AnswerView
+    from tui.widgets.messages import AnswerView
 
 FLUSH_S = 1 / 25
 SAVE_EVERY_S = 1.0

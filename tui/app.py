@@ -1,27 +1,66 @@
-"""The Textual application: what is there for the whole run, colours, keys and the palette."""
+"""The Textual application: what is there for the whole run, colours, keys and commands."""
 
 import asyncio
 import gc
 import signal
 import sys
+import time
 from collections.abc import Iterable
+from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.screen import Screen
+from textual.theme import Theme
 
+from localllm.errors import LocalLLMError
 from tui.backend import Backend
-from tui.commands.table import COMMANDS
+from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
 from tui.parameters import Parameters
 from tui.screens.chat import ChatScreen
 from tui.sessions import SessionStore
-from tui.sessions.database import SessionError
 from tui.terminal import surviving
-from tui.themes import THEMES
+from tui.widgets.prompt import Prompt
 
-# The end of the session, of the terminal or of the machine. Windows' loop cannot be told.
+# The end of the session, of the terminal or of the machine. Windows' loop cannot take signals.
 LEAVE_ON = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGHUP)
+LEAVE_S = 3.0  # within which a second Ctrl+C leaves
+
+# Backgrounds are nearly grey: terminals of 256 colours would show tinted dark ones as blue.
+DARK = Theme(
+    name="localllm",
+    primary="#8fb8ff",
+    secondary="#b9a4ff",
+    accent="#ffb86b",
+    warning="#f2c063",
+    error="#ff7a85",
+    success="#7fd6a4",
+    foreground="#d9dce2",
+    background="#121417",
+    surface="#1a1d21",
+    panel="#25292e",
+    dark=True,
+    variables={"footer-key-foreground": "#ffb86b", "footer-background": "#121417", "border": "#474d56"},
+)
+LIGHT = Theme(
+    name="localllm-light",
+    primary="#2457b3",
+    secondary="#6b47b8",
+    accent="#b3560b",
+    warning="#946200",
+    error="#b3202e",
+    success="#1d7a46",
+    foreground="#22262e",
+    background="#fafafa",
+    surface="#f0f0ef",
+    panel="#e2e2e0",
+    dark=False,
+    variables={"footer-key-foreground": "#b3560b", "footer-background": "#fafafa", "border": "#b8b8b5"},
+)
+# The terminal's own 16 colours on its own background.
+PLAIN = {True: "ansi-dark", False: "ansi-light"}
 
 
 class ChatApp(App[None]):
@@ -30,6 +69,21 @@ class ChatApp(App[None]):
     TITLE = "localllm"
     CSS_PATH = "chat.tcss"
     COMMAND_PALETTE_BINDING = "ctrl+p"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(
+                command.key,
+                f"app.command('{command.name}')",
+                command.label or command.title,
+                id=command.name,
+                show=bool(command.label),
+                priority=True,  # a field that edits has uses of its own for many keys
+            )
+            for command in COMMANDS
+            if command.key
+        ),
+        Binding("ctrl+c", "interrupt", "Copy, stop, leave", id="interrupt", show=False, priority=True),
+    ]
 
     def __init__(
         self,
@@ -39,22 +93,32 @@ class ChatApp(App[None]):
         parameters: Parameters | None = None,
         keys: dict[str, str] | None = None,
         remembered_as: str = "model",
+        light: bool = False,
+        plain_colours: bool = False,
+        typed: str = "",
     ) -> None:
         """model "" is the one used last, and without one the user chooses. keys: binding id -> key, in place of the
-        default. remembered_as: under which name the store keeps the model that was loaded last.
+        default. remembered_as: under which name the store keeps the model that was loaded last. light: the terminal's
+        background is, which matters until a theme is chosen. plain_colours: the terminal has few, or NO_COLOR is set.
+        typed: what the user wrote before there was a prompt.
         """
-        super().__init__()
-        self.model_was_named = bool(model)
+        super().__init__(ansi_color=True if plain_colours else None)
         self.backend = backend
         self.store = store
-        self.remembered_as = remembered_as
-        for theme in THEMES:
-            self.register_theme(theme)
-        remembered = store.remembered("theme")
-        self.theme = remembered if remembered in self.available_themes else THEMES[0].name
-        wanted = model or store.remembered(remembered_as) or ""
-        self._conversation = Conversation(store, wanted, parameters or Parameters())
         self.keys = keys or {}
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        chosen = None if plain_colours else store.remembered("theme")
+        usual = PLAIN[not light] if plain_colours else (LIGHT if light else DARK).name
+        self.theme = chosen if chosen in self.available_themes else usual
+        wanted = model or store.remembered(remembered_as) or ""
+        conversation = Conversation(store, wanted, parameters or Parameters())
+        commands = [(command.name, command.argument, command.title) for command in COMMANDS]
+        self._chat = ChatScreen(
+            conversation, backend, remembered_as, pull=bool(model), keys=self.keys, commands=commands
+        )
+        self._chat.prompt.text = typed
+        self._interrupted = -LEAVE_S
         self.set_keymap(self.keys)
 
     def on_mount(self) -> None:
@@ -64,7 +128,7 @@ class ChatApp(App[None]):
             loop.add_signal_handler(number, self._leave_on, number)
 
     def on_ready(self) -> None:
-        """The first picture stands: look for garbage again, though not among what the start brought."""
+        """The first picture is drawn: collect garbage again, though not among what the start imported."""
         if not gc.isenabled():
             gc.freeze()
             gc.enable()
@@ -74,37 +138,84 @@ class ChatApp(App[None]):
         return surviving(super().get_driver_class())
 
     def leave_without_terminal(self) -> None:
-        """Leave as if told by the system that the terminal has gone."""
+        """Leave as if the system had sent SIGHUP: the terminal has gone."""
         self._leave_on(signal.SIGHUP)
 
     def _leave_on(self, number: signal.Signals) -> None:
-        # Where the shell has taken the terminal back, only who ignores this may put it as it was.
+        # Where the shell has taken the terminal back, only a process that ignores this may restore it.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        for screen in self.screen_stack:
-            if isinstance(screen, ChatScreen):
-                screen.keep_answer()
+        self._chat.keep_answer()
         self.exit(return_code=128 + number)
 
     def get_default_screen(self) -> Screen[None]:
         """The chat is the only screen that is always there."""
-        return ChatScreen(self._conversation)
+        return self._chat
 
     def watch_theme(self, theme: str) -> None:
         """Remember the choice."""
-        if not self.is_running:
-            return
+        if self.is_running and self.ansi_color is None:
+            try:
+                self.store.remember("theme", theme)
+            except LocalLLMError as error:
+                self.notify(str(error), severity="error", markup=False)
+
+    def notify(self, message: str, **options: Any) -> None:
+        """Say something in passing: in the chat on a line of its own, elsewhere as Textual does."""
+        if self.screen is self._chat:
+            self._chat.notice.show(message, options.get("severity", "information"), options.get("timeout") or 5)
+        else:
+            super().notify(message, **options)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Commands act on the chat while it is seen."""
+        return self.screen is self._chat if action == "command" else True
+
+    async def action_command(self, name: str) -> None:
+        """Run a command without an argument."""
+        await self.run_command(name)
+
+    async def run_command(self, name: str, argument: str = "") -> None:
+        """Run a command of the table; what goes wrong is shown in place."""
+        command = next(command for command in COMMANDS if command.name == name)
         try:
-            self.store.remember("theme", theme)
-        except SessionError as error:
-            self.notify(str(error), severity="error", markup=False)
+            await command.run(self._chat, argument)
+        except LocalLLMError as error:
+            self._chat.show_error(str(error))
+
+    def on_prompt_sent(self, event: Prompt.Sent) -> None:
+        """Run a command, or ask the model."""
+        text = event.text.strip()
+        if found := find_command(text):
+            self._chat.remember_prompt(text)
+            self._chat.run_worker(self.run_command(*found))
+        elif unknown := unknown_command(event.text):
+            self._chat.show_error(unknown)
+            self._chat.prompt.give_back(event.text)
+        else:
+            self._chat.send(event.text)
+
+    def action_interrupt(self) -> None:
+        """Ctrl+C: copy what is marked, else stop an answer or a load; twice in a row it leaves."""
+        marked = self.screen.get_selected_text() or getattr(self.focused, "selected_text", "")
+        if marked:
+            self.copy_to_clipboard(marked)
+            self.notify("Copied.")
+            return
+        now = time.monotonic()
+        if now - self._interrupted < LEAVE_S:
+            self.run_worker(self.action_quit())
+            return
+        self._interrupted = now
+        stopped = self._chat.stop_work()
+        self.notify(f"{'Stopped. ' if stopped else ''}Press Ctrl+C again to leave.", timeout=LEAVE_S)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every command of the chat."""
-        if isinstance(screen, ChatScreen):
+        if screen is self._chat:
             for command in COMMANDS:
 
                 def run(name: str = command.name) -> None:
-                    screen.run_worker(screen.run_command(name))
+                    self._chat.run_worker(self.run_command(name))
 
                 yield SystemCommand(f"/{command.name}", command.title, run)
         yield SystemCommand("Quit", "Leave", self.action_quit)

@@ -2,15 +2,21 @@
 
 import base64
 import mimetypes
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from localllm.errors import LocalLLMError, RequestError
+from localllm.files import user_path
+from localllm.text import shortened
 from tui.sessions import Attachment
 
 # At the beginning or after a space, as in "compare @a.py and @b.py"; quotes allow spaces in the name.
 _MENTION = re.compile(r"""(?<!\S)@(?:"([^"]+)"|(\S+))""")
+
+# What looks like a path: it has a slash, or ends like a file. `@app.route("/x")` and `@property` do not.
+_FILE_LIKE = re.compile(r"[^()\[\]{}<>=,;]*/[^()\[\]{}<>=,;]*|[^()\[\]{}<>=,;/]*\.[A-Za-z0-9]{1,8}")
 
 # How a PNG and a JPEG begin.
 _PICTURES = (b"\x89PNG", b"\xff\xd8\xff")
@@ -22,24 +28,36 @@ Counter = Callable[[str], int | None]
 PictureCounter = Callable[[bytes], int | None]
 
 
+class MissingFileError(RequestError):
+    """A prompt names a file that does not exist. It may be meant as text."""
+
+
 def find_attachments(
-    text: str, count_tokens: Counter, picture_tokens: PictureCounter, known: Sequence[Attachment] = ()
+    text: str,
+    count_tokens: Counter,
+    picture_tokens: PictureCounter,
+    known: Sequence[Attachment] = (),
+    strict: bool = True,
 ) -> tuple[Attachment, ...]:
-    """Read the files that a prompt names: texts, PNG and JPEG. Words after an @ that name no file stay words.
+    """Read the files that a prompt names: texts, PNG and JPEG. Words after an @ that look like no file stay words.
 
     known: what already goes by a name, such as a pasted text, or a file as it was when a message was first sent.
-    Raises RequestError where a file cannot be read, is something else or is too large, and what picture_tokens raises.
+    Raises RequestError where a file cannot be read, is something else or is too large, MissingFileError for what looks
+    like a file and is not there (if strict), and what picture_tokens raises.
     """
     named = {file.name: file for file in known}
     found: dict[str, Attachment] = {}
     for quoted, plain in _MENTION.findall(text):
         name = quoted or plain.rstrip(".,;:!?)")
-        path = Path(name).expanduser()
+        path = user_path(name)
         if name in named:
             file = named[name]
             found[name] = file if file.picture or file.tokens is not None else text_file(name, file.text, count_tokens)
-        elif path.is_file():
+        elif os.path.isfile(path):
             found[name] = _attached(name, path, count_tokens, picture_tokens)
+        elif strict and (quoted or _FILE_LIKE.fullmatch(name)):
+            what = "is a folder" if os.path.isdir(path) else "does not exist"
+            raise MissingFileError(f"{shortened(name)} {what}. Correct the name; Enter again sends it as text.")
     return tuple(found.values())
 
 
@@ -54,7 +72,7 @@ def mention_of(pasted: str) -> str | None:
     if not text or "\n" in text or len(text) > 4096:
         return None
     name = text.removeprefix("file://") if text.startswith("file://") else text.strip("'\"").replace("\\ ", " ")
-    path = Path(name).expanduser()
+    path = user_path(name)
     try:
         if not path.is_absolute() or not path.is_file():
             return None
@@ -66,7 +84,7 @@ def mention_of(pasted: str) -> str | None:
 def matching_paths(beginning: str, limit: int) -> list[str]:
     """Paths that go on from what has been written, folders with a slash; hidden ones only when asked for."""
     folder, _, name = beginning.rpartition("/")
-    base = Path(folder + "/" if beginning.startswith("/") or folder else ".").expanduser()
+    base = user_path(folder + "/" if beginning.startswith("/") or folder else ".")
     try:
         entries = sorted(base.iterdir(), key=lambda path: (not path.is_dir(), path.name.lower()))
     except OSError:

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from gguf_io import open_model
-from localllm.cli.terminal import human_count
 from localllm.errors import LocalLLMError
+from localllm.files import user_path
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.lookup import all_models, is_path
 from localllm.library.suggestions import CHAT_TOKENS, SUGGESTIONS, Suggestion
 from localllm.library.summary import summarize
 from localllm.settings import Settings
+from localllm.text import human_count
 from tui.backend import ModelChoice
 
 
@@ -25,7 +26,7 @@ def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> 
             found.append(model)
             names.update(name.lower() for name in model.names)
     known = [(model.name, model.path, str(model.source)) for model in found]
-    beside = loaded or (Path(near).expanduser() if near and is_path(near) else None)
+    beside = loaded or (user_path(near) if near and is_path(near) else None)
     if beside is not None:
         paths = {model.path for model in found}
         files = sorted(beside.parent.glob("*.gguf"))

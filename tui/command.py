@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli import main as command_line
-from localllm.cli.examples import examples
-from localllm.cli.help import PlainCommand
+from localllm.cli.help import PlainCommand, examples
 from localllm.cli.options import (
     Backend,
     CpuMoe,
@@ -56,7 +55,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
 
-    from tui.watcher import go_on_watched
+    from tui.terminal import go_on_watched
 
     go_on_watched()
     from tui.start import run_chat

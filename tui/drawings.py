@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from localllm.answer.event import Logprob
-from localllm.cli.terminal import harmless
 from localllm.engine.inspection import EngineSnapshot, PrefixView, StepRecord, depth_first
-from tui.status import human_seconds
+from localllm.text import harmless, human_seconds
 
 PREFILL, DECODE, DRAFTED = "$primary", "$success", "$accent"
 MUTED = "$foreground 60%"

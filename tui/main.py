@@ -33,8 +33,8 @@ def _run() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Let what was started without a standard stream read nothing and write to nobody; Python has None there."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Open standard streams that were closed at the start, where Python has None; writing to stdout then fails."""
+    for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
 
@@ -42,7 +42,7 @@ def _open_closed_streams() -> None:
 def _chat(model: str | None) -> None:
     """Open the chat without flags: nothing is to be parsed, and what parses takes as long to import as all the rest."""
     from localllm.cli.exit_code import errors_told
-    from tui.watcher import go_on_watched
+    from tui.terminal import go_on_watched
 
     go_on_watched()
     gc.disable()  # what is imported stays; the chat turns it on after its first picture

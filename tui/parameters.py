@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
@@ -10,6 +11,8 @@ from typing import Any, get_args
 from localllm.engine.request import SamplingParams
 from localllm.errors import RequestError
 from localllm.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,16 @@ class Parameters:
 
     @classmethod
     def from_stored(cls, values: Mapping[str, Any], defaults: "Parameters") -> "Parameters":
-        """What a session stored; names that this version does not know are left out."""
-        return dataclasses.replace(defaults, **{name: value for name, value in values.items() if name in NAMES})
+        """What a session stored. Names that this version does not know, and invalid values, keep their defaults."""
+        kept: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            value = values.get(field.name, getattr(defaults, field.name))
+            try:
+                optional = value is None and NoneType in get_args(field.type)
+                kept[field.name] = None if optional else _parsed(field.name, str(value))
+            except RequestError as error:
+                log.warning("A stored parameter is not used: %s", error)
+        return dataclasses.replace(defaults, **kept)
 
     def rebased(self, old: "Parameters", new: "Parameters") -> "Parameters":
         """The same choices over other defaults: what was as in `old` becomes as in `new`."""

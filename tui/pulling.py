@@ -3,10 +3,9 @@
 from time import monotonic
 
 from localllm.cli.pull import Meter
+from localllm.library import pull
 from localllm.library.entry import LibraryModel
-from localllm.library.errors import LibraryError, ModelNotFoundError
-from localllm.library.lookup import find
-from localllm.library.pull import PullStatus, pull
+from localllm.library.pull import PullStatus
 from localllm.settings import Settings
 from tui.backend import LoadProgress
 
@@ -21,11 +20,4 @@ def find_or_pull(name: str, settings: Settings, progress: LoadProgress) -> Libra
         else:
             progress(f"asking for {name}", 0.0)
 
-    try:
-        return find(name, settings)
-    except ModelNotFoundError as error:
-        missing = error
-    try:
-        return pull(name, settings, told)
-    except LibraryError as error:
-        raise missing.cannot_be_pulled(error) from error
+    return pull.find_or_pull(name, settings, told)

@@ -1,12 +1,12 @@
-"""Puts the chat together, runs it, and frees everything afterwards."""
+"""Builds the chat, runs it, and frees everything afterwards."""
 
 import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from rich.console import Console
 from textual.logging import TextualHandler
 
 from localllm.cli.terminal import warn
@@ -17,7 +17,7 @@ from tui.backend import Backend
 from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
 from tui.sessions import SessionStore
-from tui.sessions.database import SessionError
+from tui.terminal import light_background
 
 
 def run_chat(
@@ -31,8 +31,8 @@ def run_chat(
     """
     if os.environ.get("TERM") == "dumb":
         raise RequestError(
-            "The chat needs a terminal that can be drawn on, and TERM says it is dumb. `localllm run` answers in plain "
-            "lines; set TERM, such as TERM=xterm-256color, if it can do more."
+            "The chat needs a terminal that it can draw on, but TERM is dumb. `localllm run` answers in plain lines. "
+            "If the terminal can do more, set TERM, for example TERM=xterm-256color."
         )
     # A line on stderr would tear the screen; Textual's console shows the log.
     logging.basicConfig(handlers=[TextualHandler(stderr=False)], force=True)
@@ -43,38 +43,33 @@ def run_chat(
 
     settings = settings_with({})
     with ExitStack() as stack:
-        store = _store(sessions, stack)
-        stack.callback(store.close)
+        # A file that the user names must be written; the usual one may be in a home that is read-only.
+        store = SessionStore(sessions or sessions_path(), must_save=sessions is not None)
+        stack.callback(_close, store)
         backend = _backend(settings, settings_with, host)
         stack.callback(backend.close)
         elsewhere = host or settings.remote
         remembered_as = f"model at {elsewhere}" if elsewhere else "model"
-        app = ChatApp(backend, store, model or "", Parameters.from_settings(settings), keys, remembered_as)
+        # With 16 colours or none, the terminal's own colours are the only good ones.
+        plain = bool(os.environ.get("NO_COLOR")) or Console(force_terminal=True).color_system == "standard"
+        chosen = store.remembered("theme")
+        light, typed = (False, "") if chosen and not plain else light_background()
+        parameters = Parameters.from_settings(settings)
+        app = ChatApp(backend, store, model or "", parameters, keys, remembered_as, light, plain, typed)
         app.run()
         return app.return_code or 0
 
 
-def _store(named: Path | None, stack: ExitStack) -> SessionStore:
-    """The sessions of the file that was named, or of the usual one.
-
-    Where the usual one is not there and cannot be made, as in a home that is read-only, they last as long as the
-    stack, and a warning says so. Raises SessionError.
-    """
-    usual = sessions_path()
-    try:
-        return SessionStore(named or usual)
-    except SessionError as error:
-        if named or usual.exists():
-            raise
-        warn(f"{error} This chat is gone when it ends; --sessions FILE keeps it elsewhere.")
-        folder = stack.enter_context(TemporaryDirectory(prefix="localllm-"))
-        return SessionStore(Path(folder) / usual.name)
+def _close(store: SessionStore) -> None:
+    store.close()
+    if store.unsaved:
+        warn(f"What was said is lost: {store.unsaved} `localllm chat --sessions FILE` saves chats elsewhere.")
 
 
 def _backend(
     settings: Settings, settings_with: Callable[[Mapping[str, object]], Settings], host: str | None
 ) -> Backend:
-    """Whoever computes: a server of Ollama's protocol, one of OpenAI's, or an engine in here. Raises LocalLLMError."""
+    """What computes: a server of Ollama's protocol, one of OpenAI's, or an engine in here. Raises LocalLLMError."""
     if host:
         from localllm.remote.ollama import OllamaServer
         from tui.server_backend import OllamaBackend

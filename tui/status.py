@@ -1,21 +1,27 @@
-"""The facts of the status line, and how they are put into the width that there is."""
+"""Figures of answers: what the status line shows, speed, and what the inspector draws."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from textual.content import Content
 
-from localllm.answer.event import AnswerEvent
-from localllm.cli.terminal import human_bytes
+from localllm.answer.event import AnswerEvent, Logprob
 from localllm.engine.request import Counts, Progress, Timings
+from localllm.text import harmless, human_bytes, human_seconds
 
-# Live speed is that of so many last seconds.
-SPEED_WINDOW_S = 2.0
+SPEED_WINDOW_S = 2.0  # live speed is an average over these last seconds
+STALL_S = 3.0  # an answer that says nothing for longer is shown as stalled
+KEPT = 4096  # times that the inspector shows
+MUTED = "$foreground 60%"
 
 
 @dataclass(slots=True)
 class Status:
-    """What is known now. activity is what is being done and, if known, which share of it is done."""
+    """What is known now. activity: what is being done, and which share of it is done.
+
+    silent_s: how long an answer on its way has said nothing.
+    """
 
     model: str = ""
     place: str = ""
@@ -27,10 +33,12 @@ class Status:
     activity: tuple[str, float] | None = None
     answering: bool = False
     speed: float = 0.0
+    silent_s: float = 0.0
+    unsaved: bool = False
 
     def recall(self, stats: dict[str, Any]) -> None:
-        """Show what of the context an answer of the past took, by its stats, or nothing; live figures are over."""
-        self.counts = Counts(prompt=stats.get("prompt", 0), generated=stats.get("generated", 0))
+        """Show the context that a past answer took, by its stats; none of the live figures."""
+        self.counts = Counts(prompt=stats.get("prompt") or 0, generated=stats.get("generated") or 0)
         self.timings, self.speed = Timings(), 0.0
 
     def segments(self) -> list[tuple[int, str, str]]:
@@ -41,32 +49,38 @@ class Status:
             segments.append((0, f"{bar(share)} {share:.0%} {what}", "$accent"))
         elif self.answering and self.progress:
             segments.append((0, self._prefill(), "$accent"))
+        elif self.answering and self.silent_s >= STALL_S:
+            what = "no data" if self.counts.generated else "no token yet"
+            segments.append((0, f"{what} for {self.silent_s:.0f} s, Esc stops", "$warning"))
         elif self.answering:
-            segments.append((0, "writing", "$success"))
+            segments.append((0, "writing" if self.counts.generated else "waiting", "$success"))
         elif not self.model and self.context is None:
-            segments.append((0, "no model yet: F4 offers some", "$foreground 60%"))
+            segments.append((0, "no model yet: F4 offers some", MUTED))
+        if self.unsaved:
+            segments.append((0, "not saved", "$error"))
         if self.model:
-            segments.append((2, f"{self.model}", "bold"))
-            segments.append((4, self.place, "$foreground 60%"))
+            segments.append((2, self.model, "bold"))
+            segments.append((4, self.place, MUTED))
         used = self.counts.prompt + self.counts.generated
         if self.context:
             share = used / self.context
-            style = "$error" if share > 0.95 else "$warning" if share > 0.8 else "$foreground 60%"
+            style = "$error" if share > 0.95 else "$warning" if share > 0.8 else MUTED
             segments.append((1, f"ctx {used}/{self.context} {bar(share)}", style))
         if self.counts.cached_memory or self.counts.cached_disk:
             kept = [f"{self.counts.cached_memory} mem"] if self.counts.cached_memory else []
             kept += [f"{self.counts.cached_disk} disk"] if self.counts.cached_disk else []
-            segments.append((5, f"cached {' + '.join(kept)}", "$foreground 60%"))
+            segments.append((5, f"cached {' + '.join(kept)}", MUTED))
         if self.counts.dropped_messages or self.counts.dropped_tokens:
-            what = f"{self.counts.dropped_messages} messages" if self.counts.dropped_messages else "oldest text"
+            count = self.counts.dropped_messages
+            what = f"{count} message{'s' if count > 1 else ''}" if count else "oldest text"
             segments.append((1, f"{what} left out", "$warning"))
         if self.timings.ttft_s:
-            segments.append((6, f"TTFT {human_seconds(self.timings.ttft_s)}", "$foreground 60%"))
-        if self.speed:
-            segments.append((3, f"{self.speed:.0f} tok/s", "$foreground 60%"))
+            segments.append((6, f"TTFT {human_seconds(self.timings.ttft_s)}", MUTED))
+        if self.speed and self.silent_s < STALL_S:
+            segments.append((3, f"{self.speed:.0f} tok/s", MUTED))
         if self.memory:
-            segments.append((7, human_bytes(self.memory), "$foreground 60%"))
-        return segments
+            segments.append((7, human_bytes(self.memory), MUTED))
+        return [(rank, harmless(text), style) for rank, text, style in segments]
 
     def line(self, width: int) -> Content:
         """As many segments as fit, in order."""
@@ -79,7 +93,7 @@ class Status:
         progress = self.progress
         assert progress is not None
         if progress.queue_position:
-            return f"waiting, place {progress.queue_position}"
+            return f"queued, place {progress.queue_position}"
         done = progress.prefilled / max(progress.total, 1)
         computed = progress.prefilled - self.counts.cached
         left = ""
@@ -108,14 +122,51 @@ class SpeedMeter:
         return (self._points[-1][1] - self._points[0][1]) / seconds if seconds > 0 else 0.0
 
 
-def human_seconds(seconds: float) -> str:
-    """1.25 s, 340 ms, 4.2 ms."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"
-
-
 def bar(share: float, width: int = 8) -> str:
     """A line that is thick as far as it is filled, to half a cell."""
     whole, half = divmod(round(min(max(share, 0.0), 1.0) * width * 2), 2)
     return ("━" * whole + "╾" * half).ljust(width, "─")
+
+
+class Latency:
+    """Times to the first token, between tokens, drafts, and the last tokens' alternatives. Seconds and counts."""
+
+    def __init__(self) -> None:
+        self.ttft: deque[float] = deque(maxlen=KEPT)
+        self.itl: deque[float] = deque(maxlen=KEPT)
+        self.choices: deque[Logprob] = deque(maxlen=64)
+        self.drafted = 0
+        self.accepted = 0
+        self._last: AnswerEvent | None = None
+
+    def observe(self, update: AnswerEvent) -> None:
+        """Take an update into account. Tokens that came in one update share its time evenly."""
+        before, self._last = self._last, None if update.finish_reason else update
+        self.choices.extend(update.logprobs)
+        if update.finish_reason:
+            self.drafted += update.counts.drafted
+            self.accepted += update.counts.accepted
+        if update.timings.ttft_s and (before is None or not before.timings.ttft_s):
+            self.ttft.append(update.timings.ttft_s)
+        if before is None or before.counts.generated == 0:
+            return
+        tokens = update.counts.generated - before.counts.generated
+        if tokens > 0:
+            self.itl.extend([(update.timings.decode_s - before.timings.decode_s) / tokens] * tokens)
+
+
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The figures of an answer that went on, from those of its two parts. An empty first one is no part."""
+    if not first:
+        return second
+    seconds = [part.get("decode_s") or 0.0 for part in (first, second)]
+    decoded = sum((part.get("speed") or 0.0) * took for part, took in zip((first, second), seconds, strict=True))
+    return second | {
+        "prompt": first.get("prompt", 0),
+        "cached": first.get("cached", 0),
+        "ttft_s": first.get("ttft_s", 0.0),
+        "prefill_s": first.get("prefill_s", 0.0),
+        "generated": (first.get("generated") or 0) + second["generated"],
+        "decode_s": sum(seconds),
+        "speed": decoded / sum(seconds) if sum(seconds) else 0.0,
+    }

@@ -13,6 +13,7 @@ import typer
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.resident import ANYWHERE
 from localllm.cli.terminal import StatusLine, answer, note
+from localllm.text import table
 
 if TYPE_CHECKING:
     from localllm.measure.served import Reading, Receipt, Tokens
@@ -137,7 +138,6 @@ def _read(address: str, key: str | None) -> "Reading":
 
 
 def _text(receipt: "Receipt", source: str | None) -> str:
-    from localllm.cli.list import table
 
     total = receipt.total
     rows = [(name, *map(str, astuple(tokens))) for name, tokens in sorted(receipt.models.items())]

@@ -7,6 +7,7 @@ import typer
 
 from localllm.cli.options import Debug
 from localllm.cli.terminal import note
+from localllm.files import user_path
 
 
 def create(
@@ -37,5 +38,5 @@ def create(
 
 def _beside(file: Path, source: str) -> str:
     """A path in a Modelfile is relative to it."""
-    beside = file.parent / Path(source).expanduser()
+    beside = file.parent / user_path(source)
     return str(beside) if beside.is_file() else source

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from types import FrameType
 
 from localllm.answer.event import AnswerEvent, AnswerStream, PartKind
-from localllm.cli.terminal import StatusLine, answer, human_bytes, note
+from localllm.cli.terminal import StatusLine, answer, note
 from localllm.engine.backends import BackendChoice
+from localllm.text import human_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,91 @@
-"""How help reads: no types of Python's, commands in the order in which people need them."""
+"""How help reads: plain arguments, commands in the order in which people need them, examples to copy at the end."""
 
 from typing import Any
 
 from typer.core import TyperCommand
 
+from localllm.text import shortened
+
+EXAMPLES = {
+    "run": (
+        'localllm run qwen3:0.6b "Why is the sky blue?"',
+        'git diff | localllm run qwen3:0.6b "Write a commit message for this change:"',
+        'localllm run model.gguf "What is in it?" --image picture.png',
+        'localllm run --remote http://host:8000 Qwen/Qwen3-8B "Hello"',
+    ),
+    "chat": ("localllm chat", "localllm chat hf.co/user/repo-GGUF:Q4_K_M", "localllm chat --remote http://host:8000"),
+    "serve": (
+        "localllm serve",
+        "localllm serve --model model.gguf --port 8080",
+        "localllm serve --host 0.0.0.0 --api-key-file key.txt",
+    ),
+    "show": ("localllm show qwen3:0.6b", "localllm show model.gguf --json"),
+    "plan": (
+        "localllm plan model.gguf",
+        'localllm plan qwen3:8b --gpu-memory "RTX 4090" --ctx 32768',
+        "localllm plan model.gguf --gpu-memory 8GiB --gpu-memory 8GiB --split-mode row",
+    ),
+    "list": ("localllm list", "localllm list --json"),
+    "pull": (
+        "localllm pull qwen3:0.6b",
+        "localllm pull hf.co/user/repo-GGUF:Q4_K_M",
+        "localllm pull https://host/path/model.gguf",
+    ),
+    "rm": ("localllm rm qwen3:0.6b", "localllm rm --unfinished"),
+    "cp": ("localllm cp qwen3:0.6b mine",),
+    "verify": ("localllm verify", "localllm verify qwen3:0.6b --repair"),
+    "create": ("localllm create pirate --file Modelfile",),
+    "cache": ("localllm cache", "localllm cache --free kernels --free kv"),
+    "bench": ("localllm bench model.gguf --threads 1,2 --depth 0,4096",),
+    "loadtest": (
+        "localllm loadtest http://127.0.0.1:11434 --model qwen3:0.6b --concurrency 1,2,4,8",
+        "localllm loadtest http://127.0.0.1:8080 --rate 0.5,1,2 --slo ttft=2s,tpot=100ms --svg load.svg",
+        "localllm loadtest http://127.0.0.1:8080 --knee --slo ttft=2s,tpot=100ms --shared-prefix 128",
+        "localllm loadtest http://127.0.0.1:8080 --trace AzureLLMInferenceTrace_conv.csv --scale 8 --requests 100",
+    ),
+    "cost": (
+        "localllm cost --watts 65 --kwh-price 0.30",
+        "localllm cost --for 3600 --kwh-price 0.30 --api-prompt 0.10 --api-generated 0.40",
+    ),
+    "perplexity": (
+        "localllm perplexity model.gguf text.txt",
+        "localllm perplexity model-Q4_K_M.gguf text.txt --reference model-F16.gguf",
+    ),
+    "quantize": ("localllm quantize model-F16.gguf model-Q8_0.gguf --type Q8_0",),
+    "ps": ("localllm ps",),
+    "stop": ("localllm stop qwen3:0.6b",),
+    "config": ("localllm config", "localllm config --json"),
+    "completion": ("localllm completion bash",),
+    "doctor": ("localllm doctor",),
+}
+
+FIRST_STEPS = """\b
+Examples:
+  localllm
+  localllm run builtin "Tell me a story about a fox."
+  localllm pull qwen3:0.6b
+  localllm COMMAND --help
+
+Settings come from flags, else from variables LOCALLLM_*, else from the user's config.toml."""
+
+
+def examples(command: str) -> str:
+    """The end of a command's help, its lines kept as they are."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])])
+
 
 class PlainCommand(TyperCommand):
-    """A command whose help tells arguments by their names alone."""
+    """A command whose help shows arguments by their names alone, without Python's types."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse arguments that are left over, with what to do about a prompt without quotes."""
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            prompts = any(one.name == "prompt" and one.param_type_name == "argument" for one in self.params)
+            hint = " Put quotes around a prompt of several words." if prompts else ""
+            ctx.fail(f"Unexpected argument {shortened(rest[0])!r}.{hint}")
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options, a section each."""

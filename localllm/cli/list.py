@@ -1,12 +1,12 @@
 """localllm list: the models on this machine."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from localllm.cli.options import AsJson, Debug
-from localllm.cli.terminal import answer, columns_of, human_bytes, human_count, note
+from localllm.cli.terminal import answer, note
+from localllm.text import human_bytes, human_count, table
 
 if TYPE_CHECKING:
     from localllm.library.listing import Listed
@@ -45,13 +45,3 @@ def _cells(row: "Listed") -> tuple[str, ...]:
         row.source,
         {True: "yes", False: "no", None: "unknown"}[row.fits],
     )
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, two spaces between them."""
-    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell + " " * (width - columns_of(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ import typer
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import StatusLine, answer, note
+from localllm.text import table
 
 if TYPE_CHECKING:
     from localllm.measure.loadtest.session import Session, Source
@@ -140,7 +141,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
 
 def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> None:
-    from localllm.cli.list import table
     from localllm.measure import charts
     from localllm.measure.loadtest import report
 

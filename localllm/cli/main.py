@@ -1,25 +1,23 @@
 """The entry point: commands, and how their errors reach the user."""
 
 import os
+import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined] # the place where all of its versions have it
 
 from localllm.cli import terminal
 from localllm.cli.bench import bench
-from localllm.cli.cache import cache
-from localllm.cli.completion import VARIABLE, completion
-from localllm.cli.config import config
+from localllm.cli.completion import PROGRAM, VARIABLE, completion
 from localllm.cli.cost import cost
 from localllm.cli.create import create
-from localllm.cli.doctor import doctor
-from localllm.cli.examples import FIRST_STEPS, examples
-from localllm.cli.exit_code import errors_told
-from localllm.cli.help import PlainCommand
+from localllm.cli.exit_code import ExitCode, errors_told
+from localllm.cli.help import FIRST_STEPS, PlainCommand, examples
 from localllm.cli.list import list_models
 from localllm.cli.loadtest import loadtest
+from localllm.cli.machine import cache, config, doctor
 from localllm.cli.manage import copy, remove, verify
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
@@ -28,12 +26,14 @@ from localllm.cli.resident import ps, stop
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
+from localllm.errors import RequestError
+
+_UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it by name
 
 app = typer.Typer(
     name="localllm",
     epilog=FIRST_STEPS,
     context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
     add_completion=False,  # `completion` prints the scripts
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -87,4 +87,10 @@ def main() -> None:
     with errors_told():
         if VARIABLE in os.environ:
             completion_init()
-        app()
+        try:
+            sys.exit(app(sys.argv[1:] or ["--help"], prog_name=PROGRAM, standalone_mode=False) or ExitCode.DONE)
+        except _UsageError as error:
+            command = error.ctx.command_path if error.ctx else PROGRAM
+            message = error.format_message()
+            end = "" if message.endswith((".", "?")) else "."
+            raise RequestError(f"{message}{end} `{command} --help` lists arguments and options.") from error

@@ -1,12 +1,19 @@
 """localllm rm, cp, verify: looking after stored models."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import Debug, model_names
-from localllm.cli.terminal import StatusLine, human_bytes, note
+from localllm.cli.terminal import StatusLine, fail, note, warn
+from localllm.text import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from localllm.settings import Settings
 
 
 def remove(
@@ -51,36 +58,65 @@ def copy(
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="All stored models without.", autocompletion=model_names),
+        typer.Argument(metavar="NAME", help="Models to verify (all stored ones).", autocompletion=model_names),
     ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged, and pull it again.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Pull damaged files again.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Compare stored models with their SHA-256. They are read in full.
+    """Compare stored models with their SHA-256. Every file is read in full.
 
-    Ollama's models are checked too, but only our own are repaired. Exits with 2 where something stays damaged.
+    Ollama's models are verified too, but only localllm's own are repaired. A damaged file stays until a new one
+    replaces it. Exits with 2 if a model stays damaged.
     """
-    from localllm.cli.pull import pull_with_progress
     from localllm.library.entry import Source
-    from localllm.library.lookup import all_models, find
-    from localllm.library.stores import damaged_blobs
+    from localllm.library.lookup import find, wanted_names
+    from localllm.library.places import ollama_stores, own_store
+    from localllm.library.stores import UnusableError, damaged_blobs, stored_models
     from localllm.settings import load_settings
 
     settings = load_settings({})
-    models = [find(name, settings) for name in names] if names else list(all_models(settings))
-    bad = 0
+    stores = [(own_store(settings), Source.OWN), *((store, Source.OLLAMA) for store in ollama_stores())]
+    unusable: list[UnusableError] = []
+    models = [model for root, source in stores for model in stored_models(root, source, unusable.append)]
+    if names:
+        known = {name.lower() for model in models for name in model.names} | {error.name.lower() for error in unusable}
+        for name in names:
+            if known.isdisjoint(wanted_names(name)):
+                find(name, settings)
+                warn(f"{name} is not verified: there is no SHA-256 for models outside localllm's and Ollama's stores.")
+        wanted = {each for name in names for each in wanted_names(name)}
+        models = [model for model in models if not wanted.isdisjoint(name.lower() for name in model.names)]
+        unusable = [error for error in unusable if error.name.lower() in wanted]
+    damaged_models = 0
+    for error in unusable:
+        warn(str(error))
+        damaged_models += not (repair and error.source is Source.OWN and _repaired(error.name, settings, ()))
     for model in models:
         with StatusLine() as status:
             damaged = damaged_blobs(model, lambda share, of=model: status.share(f"reading {of.name}", share))  # type: ignore[misc]
-        if not damaged:
-            continue
-        note(f"{model.name} is damaged: {', '.join(map(str, damaged))}")
-        if repair and model.source is Source.OWN:
-            for path in damaged:
-                path.unlink(missing_ok=True)
-            pull_with_progress(model.name, settings)
-        else:
-            bad += 1
-    if bad:
+        if damaged:
+            warn(f"{model.name} is damaged: {', '.join(map(str, damaged))}")
+            damaged_models += not (repair and model.source is Source.OWN and _repaired(model.name, settings, damaged))
+    count = len(models) + len(unusable)
+    if damaged_models:
+        note(f"{damaged_models} of {_counted(count)} damaged.")
         raise typer.Exit(ExitCode.REFUSED)
-    note("All is as it should be.")
+    note(f"{_counted(count)} verified." if count else "There are no stored models to verify.")
+
+
+def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> bool:
+    """Pull a model's damaged files again, and say so where that fails."""
+    from localllm.cli.pull import with_progress
+    from localllm.library.errors import LibraryError
+    from localllm.library.pull import pull
+
+    try:
+        with_progress(name, lambda progress: pull(name, settings, progress, damaged))
+    except LibraryError as error:
+        fail(str(error), error)
+        return False
+    return True
+
+
+def _counted(models: int) -> str:
+    return "1 model" if models == 1 else f"{models} models"

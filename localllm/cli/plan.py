@@ -22,6 +22,7 @@ from localllm.cli.options import (
     computing_flags,
 )
 from localllm.cli.terminal import answer
+from localllm.text import table
 
 if TYPE_CHECKING:
     from gpu_offload.devices import Device
@@ -90,10 +91,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         answer(json.dumps({**asdict(made), "fits": made.fits, **here}) + "\n")
     else:
         rows = made.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for place, *sizes in rows:
-            cells = (size.rjust(width) for size, width in zip(sizes, widths[1:], strict=True))
-            answer(f"{place.ljust(widths[0])}  {'  '.join(cells)}\n")
+        answer(table(rows, right=range(1, len(rows[0]))))
         answer("".join(f"{note}\n" for note in (*made.notes, *([str(choice)] if choice else ()))))
     if not made.fits:
         raise typer.Exit(ExitCode.REFUSED)

@@ -8,11 +8,14 @@ import typer
 
 from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import Debug
-from localllm.cli.terminal import StatusLine, human_bytes, note
+from localllm.cli.terminal import StatusLine, note
+from localllm.text import human_bytes, human_time
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from localllm.library.entry import LibraryModel
-    from localllm.library.pull import PullStatus
+    from localllm.library.pull import PullProgress, PullStatus
     from localllm.settings import Settings
 
 # Speed is what came in these last seconds, so that a stall shows.
@@ -26,35 +29,33 @@ def pull(name: Name, debug: Debug = False) -> None:
 
     What was interrupted goes on where it was. Every file is checked against its SHA-256 before it counts.
     """
+    from localllm.library.pull import pull as pull_model
     from localllm.settings import load_settings
 
-    model = pull_with_progress(name, load_settings({}))
+    settings = load_settings({})
+    model = with_progress(name, lambda progress: pull_model(name, settings, progress))
     note(f'{model.name} is here. Try: localllm run {model.name} "Hello"')
 
 
 def obtain(name: str, settings: "Settings") -> "LibraryModel":
     """The model that a name stands for, pulled if it is not on this machine. Raises LibraryError."""
-    from localllm.library.errors import LibraryError, ModelNotFoundError
+    from localllm.library.errors import ModelNotFoundError
     from localllm.library.lookup import find
 
     try:
-        return find(name, settings)
-    except ModelNotFoundError as error:
-        missing = error
-    try:
-        return pull_with_progress(name, settings)
-    except LibraryError as error:
-        raise missing.cannot_be_pulled(error) from error
+        return find(name, settings)  # without what pulling imports
+    except ModelNotFoundError:
+        from localllm.library.pull import find_or_pull
+
+        return with_progress(name, lambda progress: find_or_pull(name, settings, progress))
 
 
-def pull_with_progress(name: str, settings: "Settings") -> "LibraryModel":
+def with_progress(name: str, pulling: "Callable[[PullProgress], LibraryModel]") -> "LibraryModel":
     """Pull and show how far it is, on terminals. Ctrl-C ends the command; what has arrived is kept."""
-    from localllm.library.pull import pull as pull_model
-
     meter = Meter()
     with StatusLine() as status:
         try:
-            return pull_model(name, settings, lambda told: status.show(meter.text(told, monotonic())))
+            return pulling(lambda told: status.show(meter.text(told, monotonic())))
         except KeyboardInterrupt:
             status.clear()
             note(f"Stopped. `localllm pull {name}` goes on where it was.")
@@ -84,13 +85,3 @@ class Meter:
             return size
         speed = (told.completed - had) / (now - began)
         return f"{size}, {human_bytes(int(speed))}/s, {human_time((told.total - told.completed) / speed)} left"
-
-
-def human_time(seconds: float) -> str:
-    """Two units at most: 42 s, 3 min 5 s, 2 h 10 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -21,7 +21,8 @@ from localllm.cli.options import (
     SplitMode,
     computing_flags,
 )
-from localllm.cli.terminal import StatusLine, answer, human_bytes, note
+from localllm.cli.terminal import StatusLine, answer, note
+from localllm.text import human_bytes
 
 if TYPE_CHECKING:
     from gguf_io import ModelFile

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from localllm.cli.options import AsJson, Debug
-from localllm.cli.terminal import answer, human_bytes, note
+from localllm.cli.terminal import answer, note
+from localllm.text import human_bytes
 
 TIMEOUT_S = 60.0
 FOREVER_S = 365 * 86400  # servers give models that stay a date in the far future
@@ -17,7 +18,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # addresses to listen on tha
 
 def ps(as_json: AsJson = False, debug: Debug = False) -> None:
     """List the models in the running server's memory, those that stay longest first."""
-    from localllm.cli.list import table
+    from localllm.text import table
 
     models = _ask("GET", "/api/ps")["models"]
     if as_json:

@@ -4,10 +4,12 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from localllm.cli.options import AsJson, Debug, Model
-from localllm.cli.terminal import answer, human_bytes, human_count
+from localllm.cli.terminal import answer
+from localllm.text import human_bytes, human_count, table
 
 if TYPE_CHECKING:
     from gguf_io.metadata import Metadata, Value
@@ -114,9 +116,8 @@ def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:
 
 
 def _table(*rows: tuple[str, str]) -> Iterator[str]:
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, value in rows:
-        yield f"  {name:<{width}}  {value}"
+    if rows:
+        yield indent(table(rows).rstrip(), "  ")
 
 
 def _known(number: int | None, unit: str = "") -> str:

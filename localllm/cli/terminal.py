@@ -6,17 +6,14 @@ NO_COLOR (https://no-color.org).
 
 import logging
 import os
-import re
 import sys
 import traceback
-import unicodedata
-from collections.abc import Sequence
 from typing import Self
 
-CLEAR_LINE = "\r\033[K"
+from localllm.text import harmless, shortened
 
-# C0, DEL and C1 without tab and newline: text from a model or its file must not move the cursor or set a title.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CLEAR_LINE = "\r\033[K"
+LONGEST_MESSAGE = 4000  # characters; a message may quote a model's template
 
 
 class UnreadError(Exception):
@@ -48,7 +45,7 @@ def warn(text: str) -> None:
 
 def fail(text: str, error: BaseException | None = None) -> None:
     """Tell the user why the command ends; with --debug, also where the error came from."""
-    _tell(f"{_coloured('error:', 31)} {harmless(text)}")
+    _tell(f"{_coloured('error:', 31)} {harmless(shortened(text, LONGEST_MESSAGE))}")
     if error and logging.getLogger().isEnabledFor(logging.DEBUG):
         sys.stderr.write("".join(traceback.format_exception(error)))
 
@@ -69,11 +66,6 @@ class _LogHandler(logging.Handler):
             warn(record.getMessage())
         else:
             fail(record.getMessage(), record.exc_info[1] if record.exc_info else None)
-
-
-def harmless(text: str) -> str:
-    """The text with U+FFFD for every control character that could act on a terminal."""
-    return _CONTROL.sub("\ufffd", text)
 
 
 class StatusLine:
@@ -121,29 +113,3 @@ def _coloured(text: str, colour: int) -> str:
     if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
         return text
     return f"\033[{colour}m{text}\033[0m"
-
-
-def columns_of(text: str) -> int:
-    """How many columns of a terminal a text takes: East Asia's letters and emoji take two, marks above letters none."""
-    narrow = sum(1 for letter in text if not unicodedata.combining(letter) and unicodedata.category(letter) != "Cf")
-    return narrow + sum(1 for letter in text if unicodedata.east_asian_width(letter) in "WF")
-
-
-def human_bytes(size: int) -> str:
-    """A size with a binary unit: 512 B, 1.5 MiB, 12 GiB."""
-    return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
-
-def human_count(count: int) -> str:
-    """A count with a decimal unit: 512, 260 K, 1.1 B."""
-    return _scaled(count, 1000, ("", "K", "M", "B", "T"))
-
-
-def _scaled(number: int, base: int, units: Sequence[str]) -> str:
-    """Three significant digits; 999.6 K is written as the 1 M that it rounds to."""
-    power = 0
-    value = float(number)
-    while power < len(units) - 1 and round(value) >= 1000:
-        value /= base
-        power += 1
-    return f"{value:.3g} {units[power]}".strip()

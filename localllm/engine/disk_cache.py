@@ -7,14 +7,12 @@ complete or not at all and carry a checksum; several processes may share the fol
 temporary file behind. A full or broken disk turns the cache off, with one warning.
 """
 
-import contextlib
 import hashlib
 import logging
 import os
 import re
 import shutil
 import stat
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ from gguf_io.runner_info import RunnerInfo
 from localllm.engine.adapters import AdapterSet
 from localllm.engine.file_digest import FileDigest
 from localllm.engine.prefix_cache import common_prefix
-from localllm.files import write_whole
+from localllm.files import TEMPORARY, stale, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +36,10 @@ DEFAULT_SHARE = 0.05
 
 _MAGIC = b"LLMKV\x00\x00\x01"
 _DIGEST = 16
-_STALE_S = 3600.0
 _ROOT = "0" * (2 * _DIGEST)
 # Files that are not named as ours are never read, counted or removed.
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST}}}")
 _SEGMENT_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.([0-9a-f]{{{2 * _DIGEST}}})\.kv")
-_TEMPORARY_NAME = re.compile(r"\.\w{8}\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +250,9 @@ class DiskCache:
             excess -= size
 
     def _remove_stale(self) -> None:
-        for path in self._folder.iterdir():
-            if not _TEMPORARY_NAME.fullmatch(path.name):
-                continue
-            with contextlib.suppress(FileNotFoundError):  # its writer has just given it its name
-                if path.stat().st_mtime < time.time() - _STALE_S:
-                    path.unlink()
+        for path in self._folder.glob(f"{TEMPORARY}*.tmp"):
+            if stale(path):
+                path.unlink(missing_ok=True)
 
     def _turn_off(self, error: OSError) -> None:
         if self._works:

@@ -7,10 +7,10 @@ from typing import Any
 
 from gguf_io import open_model
 from localllm.library.entry import LibraryModel
-from localllm.library.errors import LibraryError
+from localllm.library.errors import LibraryError, warn_once
 from localllm.library.go_templates import jinja_of
-from localllm.library.notices import warn_once
 from localllm.settings import lora_text
+from localllm.text import shortened
 
 # Ollama's parameters by the names of our settings.
 SETTING_OF = {
@@ -65,10 +65,9 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
     stop, keep = parameters.pop("stop", ()), parameters.pop("num_keep", None)
     unused = sorted(parameters.keys() - SETTING_OF)
     if unused:
-        what = f"parameters {', '.join(unused)} have" if len(unused) > 1 else f"parameter {unused[0]} has"
-        warn_once(f"{model.name}: its {what} no counterpart here")
+        warn_once(f"{model.name}: unsupported parameters are ignored: {shortened(', '.join(unused), 200)}")
     if parameters.get("mirostat") == 1:
-        warn_once(f"{model.name}: its parameter mirostat is 1, which is taken as 2: version 2 superseded it")
+        warn_once(f"{model.name}: mirostat 1 is not supported; mirostat 2 is used instead")
         parameters["mirostat"] = 2
     settings: dict[str, object] = {SETTING_OF[name]: value for name, value in parameters.items() if name in SETTING_OF}
     if defaults.adapters:
@@ -84,7 +83,7 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
         template=_template(model, defaults.template),
         system=defaults.system,
         settings=settings,
-        stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         messages=defaults.messages,
         keep=keep if isinstance(keep, int) else None,
     )

@@ -1,17 +1,30 @@
-"""Making a model of one's own from a recipe: a manifest, a few small layers, and no copy of the weights."""
+"""Making a model of one's own: from a recipe, with no copy of the weights, or from uploaded files."""
 
 import json
+import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from gguf_io import open_model
+from localllm.files import sync_folder
 from localllm.library.behaviour import own_template
 from localllm.library.entry import LibraryModel, ModelDefaults, Source
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
-from localllm.library.manifest import Layer, Manifest
-from localllm.library.modelfile import Modelfile
+from localllm.library.manifest import (
+    MAX_LAYERS,
+    MAX_TEXT_BYTES,
+    Layer,
+    Manifest,
+    blob_name,
+    model_file_names,
+)
+from localllm.library.modelfile import Modelfile, checked_parameters
 from localllm.library.names import ModelName
 from localllm.library.own_store import OwnStore
+
+MAX_LICENSES = 32
 
 
 def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryModel) -> None:
@@ -27,17 +40,44 @@ def create(store: OwnStore, name: ModelName, recipe: Modelfile, base: LibraryMod
     if recipe.template is not None:
         jinja_of(recipe.template, own_template(base))
         template = recipe.template
-    store.prepare()
     kept = [path.read_bytes() for path in defaults.adapters]
     projectors, projector_link = _projectors(store, base)
-    layers = [
-        *_weights(base),
-        *projectors,
-        *(store.add_blob("adapter", content) for content in [*kept, *adapters]),
-        *_described(store, recipe, defaults, template),
-    ]
+    weights = [*_weights(base), *projectors]
+    blobs = [*(("adapter", content) for content in (*kept, *adapters)), *_texts(recipe, defaults, template)]
+    if len(weights) + len(blobs) > MAX_LAYERS:
+        raise LibraryError(f"{name} would have {len(weights) + len(blobs)} layers, more than {MAX_LAYERS}.")
+    store.prepare()
+    layers = [*weights, *(store.add_blob(kind, content) for kind, content in blobs)]
     if not store.add_manifest(name, Manifest(tuple(layers), _link(base), projector_link)):
         raise LibraryError(f"{base.name} was removed while {name} was made from it. Pull it again.")
+
+
+def uploaded_model(store: OwnStore, layers: Sequence[Layer]) -> LibraryModel:
+    """The model of uploaded blobs, which are its parts in order. Raises ModelFileError where they are no model."""
+    names = model_file_names(layers)
+    if len(layers) > 1:
+        for layer, name in zip(layers, names, strict=True):
+            _name_part(store, store.blobs / blob_name(layer.digest), store.blobs / name)
+        sync_folder(store.blobs)
+    path = store.blobs / names[0]
+    with open_model(path):
+        pass
+    return LibraryModel((layers[0].digest,), Source.OWN, path, Manifest(tuple(layers)), blobs=store.blobs)
+
+
+def _name_part(store: OwnStore, blob: Path, name: Path) -> None:
+    """Give a part the name by which its first part's loader looks for it."""
+    if name.is_file():
+        return
+    try:
+        os.link(blob, name)
+    except OSError:  # a file system without links
+        copy = store.temporary()
+        try:
+            shutil.copyfile(blob, copy)
+            copy.replace(name)
+        finally:
+            copy.unlink(missing_ok=True)
 
 
 def _weights(base: LibraryModel) -> list[Layer]:
@@ -76,18 +116,31 @@ def _link(base: LibraryModel) -> Path | None:
     return base.path.absolute()
 
 
-def _described(store: OwnStore, recipe: Modelfile, base: ModelDefaults, template: str | None) -> list[Layer]:
-    """The small layers: the recipe's, else the base's; licences of both."""
-    layers = []
-    if template is not None:
-        layers.append(store.add_blob("template", template.encode()))
+def _texts(recipe: Modelfile, base: ModelDefaults, template: str | None) -> list[tuple[str, bytes]]:
+    """The text layers with their kinds: the recipe's, else the base's; licences of both.
+
+    Raises LibraryError for what could not be read back: whatever is written here, ModelDefaults must accept.
+    """
     system = base.system if recipe.system is None else recipe.system
-    if system:
-        layers.append(store.add_blob("system", system.encode()))
-    if parameters := base.parameters | recipe.parameters:
-        layers.append(store.add_blob("params", json.dumps(parameters).encode()))
-    if messages := recipe.messages or list(base.messages):
-        layers.append(store.add_blob("messages", json.dumps(messages, ensure_ascii=False).encode()))
-    for text in dict.fromkeys([*base.licenses, *recipe.licenses]):
-        layers.append(store.add_blob("license", text.encode()))
+    parameters = checked_parameters(base.parameters | recipe.parameters)
+    messages = recipe.messages or list(base.messages)
+    licenses = dict.fromkeys([*base.licenses, *recipe.licenses])
+    if len(licenses) > MAX_LICENSES:
+        raise LibraryError(f"There are {len(licenses)} licences, more than {MAX_LICENSES}. Join them into one.")
+    texts = [
+        *([("template", template)] if template is not None else []),
+        *([("system", system)] if system else []),
+        *([("params", json.dumps(parameters))] if parameters else []),
+        *([("messages", json.dumps(messages, ensure_ascii=False))] if messages else []),
+        *(("license", text) for text in licenses),
+    ]
+    layers = []
+    for kind, text in texts:
+        try:
+            content = text.encode()
+        except UnicodeEncodeError as error:
+            raise LibraryError(f"The {kind} is not valid Unicode text (character {error.start}).") from error
+        if len(content) > MAX_TEXT_BYTES:
+            raise LibraryError(f"The {kind} has {len(content)} bytes, more than {MAX_TEXT_BYTES}. Shorten it.")
+        layers.append((kind, content))
     return layers

@@ -9,7 +9,17 @@ import httpx2
 
 from localllm.library.errors import PullError
 from localllm.library.partial import PartialFile
-from localllm.library.web import MAX_FAILURES, PassingError, Remote, backoff, check_status, get, landed, persistently
+from localllm.library.web import (
+    MAX_FAILURES,
+    PassingError,
+    Remote,
+    backoff,
+    check_status,
+    decimal,
+    get,
+    landed,
+    persistently,
+)
 
 CONNECTIONS = 8
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
@@ -31,13 +41,11 @@ class Download:
         self._direct: Remote | None = None  # where redirects lead, until that expires
         self._stop = threading.Event()
         self._changed = threading.Event()
-        self._lock = threading.Lock()
         self._chunks: deque[int] = deque()
-        self._in_flight = 0
         self._failure: BaseException | None = None
 
     def run(self, progress: Callable[[int], None]) -> str:
-        """Fetch what is missing and return the digest of the whole. progress is told the bytes that are there.
+        """Fetch what is missing and return the digest of the whole. progress gets the bytes that are there.
 
         Raises PullError; what arrived stays in the partial file. An exception of progress stops everything.
         """
@@ -78,7 +86,7 @@ class Download:
             while any(thread.is_alive() for thread in threads) and self._failure is None:
                 self._changed.wait(_TICK_S)
                 self._changed.clear()
-                progress(self._file.bytes_done() + self._in_flight)
+                progress(self._file.bytes_done())
                 while not self._changed.is_set() and self._file.hash_more():
                     pass
         finally:
@@ -105,8 +113,7 @@ class Download:
 
     def _fetch_chunk(self, chunk: int) -> None:
         """Go on where the connection was cut, until the chunk is whole or nothing comes any more."""
-        start, stop = self._file.span(chunk)
-        at = start
+        at, stop = self._file.span(chunk)
         failures = 0
         while at < stop and not self._stop.is_set():
             try:
@@ -114,8 +121,6 @@ class Download:
                     self._file.write(at, piece)
                     at += len(piece)
                     failures = 0
-                    with self._lock:
-                        self._in_flight += len(piece)
                     if self._stop.is_set():
                         return
             except PassingError as error:
@@ -123,10 +128,6 @@ class Download:
                 if failures == MAX_FAILURES:
                     raise PullError(f"{error}. What has arrived is kept; pull again to go on.") from error
                 self._stop.wait(backoff(failures, error))
-        if at == stop:
-            with self._lock:
-                self._in_flight -= stop - start
-            self._file.finish(chunk)
 
     def _range(self, start: int, stop: int) -> Iterator[bytes]:
         headers = {"Range": f"bytes={start}-{stop - 1}"}
@@ -150,9 +151,9 @@ class Download:
 
     def _check_range(self, response: httpx2.Response, start: int, stop: int) -> None:
         told = response.headers.get("content-range", "")
-        total = told.rpartition("/")[2]
-        if total.isdigit() and int(total) != self._file.size:
-            raise self._wrong_length(response, int(total))
+        total = decimal(told.rpartition("/")[2])
+        if total is not None and total != self._file.size:
+            raise self._wrong_length(response, total)
         if response.status_code != 206 or told != f"bytes {start}-{stop - 1}/{self._file.size}":
             raise PullError(
                 f"{response.url.host} sends {told[:60]!r} of {self._what} for bytes {start}-{stop - 1}. "
@@ -162,11 +163,12 @@ class Download:
     def _fetch_whole(self, progress: Callable[[int], None]) -> None:
         """From a server that knows no ranges: all in one, and anew when it is cut."""
         at = 0
+        self._file.restart()
         with get(self._client, self._remote, {}) as response:
             check_status(response, self._what)
-            length = response.headers.get("content-length", "")
-            if length.isdigit() and int(length) != self._file.size:
-                raise self._wrong_length(response, int(length))
+            length = decimal(response.headers.get("content-length", ""))
+            if length is not None and length != self._file.size:
+                raise self._wrong_length(response, length)
             for piece in response.iter_raw():
                 if at + len(piece) > self._file.size:
                     raise self._wrong_length(response, at + len(piece))
@@ -175,8 +177,6 @@ class Download:
                 progress(at)
         if at < self._file.size:
             raise PassingError(f"{response.url.host} ended the connection early")
-        for chunk in self._file.missing():
-            self._file.finish(chunk)
 
     def _wrong_length(self, response: httpx2.Response, length: int) -> PullError:
         return PullError(

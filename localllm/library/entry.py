@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from localllm.library.errors import LibraryError
-from localllm.library.manifest import Manifest, blob_name
-
-MAX_TEXT_BYTES = 1 << 20
+from localllm.library.manifest import MAX_TEXT_BYTES, Manifest, blob_name
+from localllm.library.modelfile import checked_parameters
 
 
 class Source(StrEnum):
@@ -66,7 +65,7 @@ class LibraryModel:
         return ModelDefaults(
             template=template[-1] if template else None,
             system=system[-1] if system else None,
-            parameters=self._json("params", dict) or {},
+            parameters=self._parameters(),
             messages=self._messages(),
             licenses=tuple(self._texts("license")),
             adapters=tuple(self.blobs / blob_name(layer.digest) for layer in manifest.of_kind("adapter")),
@@ -82,13 +81,20 @@ class LibraryModel:
             paths.append(self.manifest.projector_link)
         return tuple(path for path in paths if path.is_file())
 
+    def _parameters(self) -> dict[str, Any]:
+        try:
+            return checked_parameters(self._json("params", dict) or {})
+        except LibraryError as error:
+            raise LibraryError(f"{self.name}: {error} Pull the model again.") from error
+
     def _messages(self) -> tuple[dict[str, str], ...]:
-        messages = self._json("messages", list) or ()
-        for message in messages:
-            texts = [message.get("role"), message.get("content")] if isinstance(message, dict) else [None]
-            if not all(isinstance(text, str) for text in texts):
-                raise LibraryError(f"{self.name}: its messages layer holds what is no message. Pull the model again.")
-        return tuple(messages)
+        found = []
+        for message in self._json("messages", list) or ():
+            role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+            if not isinstance(role, str) or not isinstance(content, str):
+                raise LibraryError(f"{self.name}: its messages layer holds an invalid message. Pull the model again.")
+            found.append({"role": role, "content": content})
+        return tuple(found)
 
     def _texts(self, kind: str) -> list[str]:
         if self.manifest is None or self.blobs is None:
@@ -101,7 +107,7 @@ class LibraryModel:
             return None
         try:
             value = json.loads(texts[-1])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LibraryError(f"{self.name}: its {kind} layer is not JSON: {error}. Pull the model again.") from error
         if not isinstance(value, wanted):
             raise LibraryError(f"{self.name}: its {kind} layer holds {type(value).__name__}. Pull the model again.")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from gguf_io.chat_template.defaults import FAMILIES, INSTRUCT, Family
 from localllm.library.errors import LibraryError
 
-_ACTION = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _MARKER = re.compile(r"<\|?[^<>\s|]+\|?>|<｜[^<>\s]+｜>|<<[^<>\s]+>>|\[/?[A-Z_]+\]")
 
 
@@ -50,7 +49,7 @@ def jinja_of(template: str, own: str | None) -> str | None:
     """
     if is_jinja(template):
         return template
-    text = _ACTION.sub("", template)
+    text = _literal_text(template)
     if not text.strip():
         return own
     family = _family_of(text)
@@ -67,6 +66,15 @@ def jinja_of(template: str, own: str | None) -> str | None:
         f"The chat template is written in Go's language, of the family {family.family.name}, but writes more, "
         "and the model file has no template of this family. Write it in Jinja, or leave it out."
     )
+
+
+def _literal_text(template: str) -> str:
+    """What is outside of a template's actions {{ }}. One pass: a lazy regular expression would be quadratic."""
+    kept, at = [], 0
+    while (opened := template.find("{{", at)) >= 0 and (closed := template.find("}}", opened + 2)) >= 0:
+        kept.append(template[at:opened])
+        at = closed + 2
+    return "".join([*kept, template[at:]])
 
 
 def _family_of(text: str) -> GoFamily | None:

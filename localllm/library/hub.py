@@ -134,7 +134,8 @@ def _projector_rank(label: str) -> int:
 
 
 def _hub_file(item: dict[str, Any]) -> HubFile:
-    path = item["rfilename"]
+    path = str(item["rfilename"])
+    path.encode()  # lone surrogates, which JSON can hold, are in no address
     stored = item["lfs"]
     size = stored["size"]
     if type(size) is not int or not 0 < size <= MAX_LAYER_BYTES:

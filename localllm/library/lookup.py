@@ -3,15 +3,16 @@
 import difflib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from localllm.files import user_path
 from localllm.library import folders, places
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.names import BUILT_IN, DEFAULT_TAG, HUGGING_FACE_HOST, ModelName, preference, quantization_of
 from localllm.library.stores import stored_models
 from localllm.settings import Settings
+from localllm.text import shortened
 
 BUILT_IN_NAMES = (BUILT_IN, f"{BUILT_IN}:{DEFAULT_TAG}")
 
@@ -48,7 +49,7 @@ def find(name: str, settings: Settings) -> LibraryModel:
     Asks no network. Raises ModelNotFoundError, and LibraryError for a name that cannot be one.
     """
     if is_path(name):
-        return LibraryModel((name,), Source.PATH, Path(name).expanduser())
+        return LibraryModel((name,), Source.PATH, user_path(name))
     wanted = wanted_names(name)
     models = list(all_models(settings))
     for model in models:
@@ -85,16 +86,20 @@ def name_of_url(url: str) -> ModelName:
 
     Raises LibraryError for a URL that is not http(s) to a .gguf file.
     """
-    parts = urlsplit(url)
+    try:
+        url.encode()
+        parts = urlsplit(url)
+    except ValueError as error:  # UnicodeEncodeError among them
+        raise LibraryError(f"{shortened(url)!r} is not a valid address: {error}.") from error
     segments = [unquote(segment) for segment in parts.path.split("/") if segment]
     if parts.scheme not in ("http", "https") or not parts.hostname or not segments:
-        raise LibraryError(f"{url!r} is not the address of a model: give http(s)://host/.../file.gguf.")
+        raise LibraryError(f"{shortened(url)!r} is not the address of a model: give http(s)://host/.../file.gguf.")
     if parts.hostname in ("huggingface.co", HUGGING_FACE_HOST) and segments[0] != "api" and len(segments) >= 2:
         file = segments[-1] if len(segments) > 4 and segments[-1].endswith(".gguf") else ""
         stem = file.removesuffix(".gguf")
         return ModelName(segments[1], stem or DEFAULT_TAG, segments[0], HUGGING_FACE_HOST)
     if not segments[-1].endswith(".gguf"):
-        raise LibraryError(f"{url!r} is not the address of a .gguf file.")
+        raise LibraryError(f"{shortened(url)!r} is not the address of a .gguf file.")
     return ModelName(segments[-1].removesuffix(".gguf"), DEFAULT_TAG, "web", parts.netloc.rpartition("@")[2])
 
 
@@ -135,5 +140,5 @@ def _not_found(name: str, models: list[LibraryModel]) -> ModelNotFoundError:
     if os.path.isdir(name):
         advice = f"A folder is called so: name a .gguf file in it; {advice}"
     elif "://" in name or _parsed(name) is not None:
-        advice += f", `localllm pull {name}` gets it"
-    return ModelNotFoundError(f"There is no model {name!r} on this machine{hint}", f"{advice}.")
+        advice += f", `localllm pull {shortened(name)}` gets it"
+    return ModelNotFoundError(f"There is no model {shortened(name)!r} on this machine{hint}", f"{advice}.")

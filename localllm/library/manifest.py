@@ -16,6 +16,7 @@ from localllm.library.errors import LibraryError
 MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_LAYERS = 1024
+MAX_TEXT_BYTES = 1 << 20  # of a layer that is text
 MAX_LAYER_BYTES = 1 << 46  # 64 TiB, beyond any disk
 
 _LAYER_TYPE = "application/vnd.ollama.image."
@@ -98,6 +99,8 @@ def parse_manifest(data: bytes, where: str, *, own: bool = False) -> Manifest:
         known = [_layer(item) for item in _checked_items(items) if _kind(item) is not None]
         links = {item["mediaType"]: Path(item["path"]) for item in items if own and "path" in item}
         title = content.get("annotations", {}).get(_TITLE) if own else None
+        if not isinstance(title, str | None):
+            raise LibraryError(f"its title is {str(title)[:40]!r}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LibraryError) as error:
         raise LibraryError(
             f"{where}: is not a model's manifest: {error}. Remove it and pull the model again."

@@ -8,10 +8,12 @@ Instructions are of any case and in any order; text may stand between triple quo
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.library.errors import LibraryError
+from localllm.text import shortened
 
 # Parameters that are followed, and the type of their values. `stop` may occur many times.
 _FOLLOWED: dict[str, type] = {
@@ -43,6 +45,7 @@ _UNUSED: dict[str, type] = {
     "tfs_z": float,
 }
 PARAMETERS = _FOLLOWED | _UNUSED
+MAX_NUMBER = 2**63  # as far as JSON readers agree on integers
 ROLES = ("system", "user", "assistant")
 MAX_MODELFILE_CHARS = 1 << 20
 
@@ -83,22 +86,44 @@ def parse_modelfile(text: str) -> Modelfile:
     return recipe
 
 
+def checked_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's parameters, if their values have the types of PARAMETERS; unknown ones may be numbers or text.
+
+    Raises LibraryError. What a manifest holds and what is written into one goes through here.
+    """
+    for name, value in values.items():
+        kind = PARAMETERS.get(name)
+        shown = f"the parameter {shortened(name)!r}"
+        if name == "stop" or isinstance(value, list):
+            texts = value if isinstance(value, list) else [value]
+            if kind not in (str, None) or not all(isinstance(text, str) for text in texts):
+                raise LibraryError(f"{shown} should be text and is {shortened(str(value))!r}.")
+        elif isinstance(value, str | bool | None) and kind is None:
+            continue
+        elif isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+            what = "a whole number" if kind is int else "a number"
+            raise LibraryError(f"{shown} should be {what} and is {shortened(str(value))!r}.")
+        elif not -MAX_NUMBER < value < MAX_NUMBER:  # also NaN
+            raise LibraryError(f"{shown} is out of range: {shortened(str(value))}.")
+    return dict(values)
+
+
 def _instructions(text: str) -> list[tuple[int, str]]:
     """Instructions with the numbers of their first lines; what is between triple quotes is one."""
     found: list[tuple[int, str]] = []
-    lines = text.splitlines(keepends=True)
-    at = 0
-    while at < len(lines):
-        first, instruction = at + 1, lines[at]
-        at += 1
-        if not instruction.strip() or instruction.lstrip().startswith("#"):
+    lines = iter(enumerate(text.splitlines(keepends=True), start=1))
+    for first, line in lines:
+        if not line.strip() or line.lstrip().startswith("#"):
             continue
-        while instruction.count(_QUOTES) == 1:
-            if at == len(lines):
+        instruction = [line]
+        if line.count(_QUOTES) == 1:
+            for _, more in lines:
+                instruction.append(more)
+                if _QUOTES in more:
+                    break
+            else:
                 raise LibraryError(f"Modelfile, line {first}: the triple quotes are not closed.")
-            instruction += lines[at]
-            at += 1
-        found.append((first, instruction))
+        found.append((first, "".join(instruction)))
     return found
 
 
@@ -122,10 +147,10 @@ def _apply(recipe: Modelfile, instruction: str, value: str) -> None:
     elif instruction == "MESSAGE":
         role, _, content = value.partition(" ")
         if role.lower() not in ROLES:
-            raise LibraryError(f"{role!r} is no role; there are {', '.join(ROLES)}.")
+            raise LibraryError(f"{shortened(role)!r} is not a role; choose {', '.join(ROLES)}.")
         recipe.messages.append({"role": role.lower(), "content": _unquoted(content.strip())})
     elif instruction != "REQUIRES":  # a version of Ollama, which says nothing about us
-        raise LibraryError(f"there is no instruction {instruction}.")
+        raise LibraryError(f"there is no instruction {shortened(instruction)}.")
 
 
 def _set_parameter(recipe: Modelfile, text: str) -> None:
@@ -134,14 +159,14 @@ def _set_parameter(recipe: Modelfile, text: str) -> None:
     if name not in PARAMETERS:
         near = difflib.get_close_matches(name, PARAMETERS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(_FOLLOWED)}."
-        raise LibraryError(f"there is no parameter {name!r}. {hint}")
+        raise LibraryError(f"there is no parameter {shortened(name)!r}. {hint}")
     if name == "stop":
         recipe.parameters.setdefault(name, []).append(value)
         return
     try:
         recipe.parameters[name] = PARAMETERS[name](value)
     except ValueError:
-        raise LibraryError(f"{name} should be a number and is {value!r}.") from None
+        raise LibraryError(f"{name} should be a number and is {shortened(value)!r}.") from None
 
 
 def _unquoted(text: str) -> str:

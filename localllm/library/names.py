@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from localllm.library.errors import LibraryError
+from localllm.text import shortened
 
 OLLAMA_HOST = "registry.ollama.ai"
 HUGGING_FACE_HOST = "hf.co"
@@ -41,10 +42,10 @@ class ModelName:
         for part in (self.namespace, self.model, self.tag):
             if not _PART.fullmatch(part) or ".." in part:
                 raise LibraryError(
-                    f"{part!r} cannot be a part of a model's name. Use letters, digits, '.', '_' and '-'."
+                    f"{shortened(part)!r} cannot be a part of a model's name. Use letters, digits, '.', '_' and '-'."
                 )
         if not _HOST.fullmatch(self.host) or ".." in self.host:
-            raise LibraryError(f"{self.host!r} is not the name of a host.")
+            raise LibraryError(f"{shortened(self.host)!r} is not the name of a host.")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -52,9 +53,9 @@ class ModelName:
         *before, last = text.split("/")
         model, colon, tag = last.partition(":")
         if len(before) > 2:
-            raise LibraryError(f"{text!r} is not a model's name: it has more than host/namespace/model:tag.")
+            raise LibraryError(f"{shortened(text)!r} is not a model's name: it has more than host/namespace/model:tag.")
         if colon and not tag:
-            raise LibraryError(f"{text!r} is not a model's name: nothing follows the colon.")
+            raise LibraryError(f"{shortened(text)!r} is not a model's name: nothing follows the colon.")
         host = before[0] if len(before) == 2 else OLLAMA_HOST
         return cls(
             model=model,

@@ -1,28 +1,37 @@
-"""Our own store: the only folder of models that localllm writes to.
+"""localllm's own store: the only folder of models that it writes to.
 
-manifests/<host>/<namespace>/<model>/<tag>    written last, so that a model is whole or not there
+manifests/<host>/<namespace>/<model>/<tag>    written last, so that a model is complete or not there
 blobs/sha256-<64 hex digits>                  layers, and parts of split models beside their first
-partial/                                      what is on its way; nothing here is ever taken for a model
-.lock                                         held while manifests and blobs are made to agree
+partial/                                      downloads and temporary files; nothing here is taken for a model
+.lock                                         held while manifests and blobs are made to agree; marks the store as ours
 """
 
 import errno
 import hashlib
+import logging
 import os
+import re
+import secrets
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from localllm.files import sync_folder, write_whole
+from localllm.files import TEMPORARY, stale, sync_folder, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names, read_manifest
 from localllm.library.names import BUILT_IN, ModelName
 
-STALE_S = 3600  # younger temporary files may be somebody's
+log = logging.getLogger(__name__)
+
+# Names that localllm gives to what it may remove: nothing else is touched, whatever the folder.
+_BLOB = re.compile(r"sha256-[0-9a-f]{64}(-\d{5}-of-\d{5}\.gguf)?")
+_DOWNLOAD = re.compile(r"(sha256|url)-[0-9a-f]{64}\.(part|json|lock)")
+_TEMPORARY = re.compile(rf"{re.escape(TEMPORARY)}.+|\.[0-9a-f]{{16}}\.tmp")
+
+ELSEWHERE = "Name another folder by the setting model_store (LOCALLLM_MODEL_STORE)."
 
 
 class OwnStore:
@@ -33,26 +42,37 @@ class OwnStore:
         self.manifests = root / "manifests"
         self.blobs = root / "blobs"
         self.partial = root / "partial"
+        self._lock = root / ".lock"
 
     def prepare(self) -> None:
-        """Make the folders. Raises LibraryError where that is not allowed, or they cannot be written."""
+        """Make the folders. Raises LibraryError where they cannot be written, and for another program's store."""
         try:
+            self._check_ours()
+            self.root.mkdir(parents=True, exist_ok=True)
+            if not self._lock.exists():
+                self._lock.touch(mode=0o600)
             for folder in (self.manifests, self.blobs):
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(exist_ok=True)
             self.partial.mkdir(mode=0o700, exist_ok=True)
             for folder in (self.root, self.manifests, self.blobs, self.partial):
                 if not os.access(folder, os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, "the folder cannot be written")
         except OSError as error:
+            raise LibraryError(f"Models cannot be stored in {self.root}: {error.strerror}. {ELSEWHERE}") from error
+
+    def _check_ours(self) -> None:
+        """Raise LibraryError for a store that another program made: Ollama's has the same layout."""
+        used = any(folder.exists() for folder in (self.manifests, self.blobs, self.partial))
+        if used and not self._lock.exists():
             raise LibraryError(
-                f"Models cannot be stored in {self.root}: {error.strerror}. "
-                "Name another folder by the setting model_store (LOCALLLM_MODEL_STORE)."
-            ) from error
+                f"{self.root} has no {self._lock.name} file, so localllm did not make this store. {ELSEWHERE}"
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the store still; for moments only. Raises LibraryError where it cannot be changed."""
-        lock = FileLock(self.root / ".lock")
+        """Keep other processes from changing the store; for moments only. Raises LibraryError."""
+        self._check_ours()
+        lock = FileLock(self._lock)
         try:
             lock.acquire()
         except OSError as error:
@@ -63,14 +83,13 @@ class OwnStore:
             lock.release()
 
     def manifest_path(self, name: ModelName) -> Path:
-        """Where the manifest of a name lies, or would lie; found without case.
+        """Where the manifest of a name is, or would be; found without case.
 
         Raises LibraryError for the name of the built-in model, which is in no store.
         """
         if name.key == ModelName(BUILT_IN).key:
             raise LibraryError(
-                f"{BUILT_IN} is the model that comes with localllm. It is neither removed nor copied, and no other is "
-                "called so."
+                f"{BUILT_IN} is the model that comes with localllm: it cannot be removed, copied or replaced."
             )
         path = self.manifests
         for part in name.folders:
@@ -86,7 +105,7 @@ class OwnStore:
         path = self.manifest_path(name)
         if not path.is_file():
             raise ModelNotFoundError(
-                f"{name} is not in localllm's own store, {self.root}", "`localllm list` shows whose it is."
+                f"{name} is not in localllm's own store, {self.root}", "`localllm list` shows the source of each model."
             )
         return path
 
@@ -115,7 +134,11 @@ class OwnStore:
     def copy(self, source: ModelName, target: ModelName) -> None:
         """Give one of our models a second name. No blob is copied. Raises LibraryError where one of its is gone."""
         if not self.add_manifest(target, self.manifest(source)):
-            raise LibraryError(f"Files of {source} are gone. `localllm verify {source} --repair` brings them back.")
+            raise LibraryError(f"Files of {source} are gone. `localllm verify {source} --repair` pulls them again.")
+
+    def temporary(self, suffix: str = ".tmp") -> Path:
+        """A new name for a temporary file, which remove_unfinished recognises if it is left behind."""
+        return self.partial / f"{TEMPORARY}{secrets.token_hex(8)}{suffix}"
 
     def remove(self, name: ModelName) -> int:
         """Remove a model and the blobs that no other one uses; return the bytes that became free.
@@ -128,37 +151,46 @@ class OwnStore:
             try:
                 files = blob_files(read_manifest(path, own=True))
             except LibraryError:
-                files = []
+                files = []  # unknown: its blobs stay for remove_unfinished
             path.unlink()
             sync_folder(path.parent)
             self._remove_empty(path.parent)
-            used = self._used()
-            return sum(_unlinked(self.blobs / file) for file in files if file not in used)
+            return self._remove_unused(files)
+
+    def discard(self, files: Iterable[str]) -> None:
+        """Remove those of these blobs that no model uses."""
+        with self.locked():
+            self._remove_unused(files)
 
     def remove_unfinished(self) -> int:
-        """Remove partial downloads that no process is at, and blobs that no model uses; return the bytes freed."""
-        freed = 0
-        if not self.root.is_dir():
-            return freed
+        """Remove partial downloads that no process works on, and blobs that no model uses; return the bytes freed."""
+        self._check_ours()
+        if not self._lock.exists():
+            return 0
         with self.locked():
-            aged = [path for path in self.partial.glob(".*.tmp") if path.stat().st_mtime < time.time() - STALE_S]
-            for path in [*self.partial.glob("*.part"), *self.partial.glob("*.json"), *aged]:
-                lock = FileLock(path.with_suffix(".lock"))
-                with _if_free(lock) as free:
-                    freed += _unlinked(path) if free else 0
-            used = self._used()
-            freed += sum(_unlinked(path) for path in self.blobs.glob("*") if path.name not in used)
-        return freed
+            freed = 0
+            for path in self.partial.glob("*"):
+                if _DOWNLOAD.fullmatch(path.name):
+                    with _if_free(FileLock(path.with_suffix(".lock"))) as free:
+                        freed += _unlinked(path) if free else 0
+            hidden = (*self.partial.glob(".*"), *self.blobs.glob(".*"), *self.manifests.glob("*/*/*/.*"))
+            freed += sum(_unlinked(path) for path in hidden if _TEMPORARY.fullmatch(path.name) and stale(path))
+            return freed + self._remove_unused(path.name for path in self.blobs.glob("*"))
 
-    def _used(self) -> set[str]:
-        """File names of all blobs that a manifest names. A damaged manifest names none."""
+    def _remove_unused(self, files: Iterable[str]) -> int:
+        """Unlink those of these blobs that no manifest names; none while a manifest cannot be read: it may name any."""
         used: set[str] = set()
-        for path in self.manifests.glob("*/*/*/*"):
+        for path in self.manifests.glob("*/*/*/[!.]*"):
             try:
                 used.update(blob_files(read_manifest(path, own=True)))
-            except LibraryError:
-                continue
-        return used
+            except LibraryError as error:
+                log.warning(
+                    "Files of models are kept, because a manifest that cannot be read may need them. %s "
+                    "`localllm rm --unfinished` then frees them.",
+                    error,
+                )
+                return 0
+        return sum(_unlinked(self.blobs / file) for file in files if _BLOB.fullmatch(file) and file not in used)
 
     def _remove_empty(self, folder: Path) -> None:
         while folder != self.manifests and not any(folder.iterdir()):

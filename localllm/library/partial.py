@@ -1,9 +1,9 @@
-"""A file that is on its way: written in any order, and known to be so after a kill -9 or a power cut.
+"""A file that is being downloaded: written in any order, resumable after a kill -9 or a power cut.
 
     <key>.part    the bytes, at their final places, with holes where they are missing
-    <key>.json    which chunks are whole; written after the bytes have reached the disk
+    <key>.json    how far each chunk has come; written after the bytes have reached the disk
 
-Nobody takes them for models: they have a folder of their own, and are renamed out of it when the digest is right.
+Partial files have a folder of their own and are renamed out of it when the digest is right.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ _PIECE_BYTES = 1 << 20
 
 
 class PartialFile:
-    """One file of known size. Thread-safe but for opening and closing.
+    """One file of known size, in chunks that are each filled from their beginning. Thread-safe but for open and close.
 
-    validator: what says that the bytes are those of before, a digest or a server's ETag; another one starts anew, and
-    so does an empty one. Only one process may have it open: see `pull`.
+    validator: identifies the content, a digest or a server's ETag; with another one, or an empty one, the download
+    starts over. Only one process may have the file open: see `pull`.
     """
 
     def __init__(self, folder: Path, key: str, size: int, validator: str) -> None:
@@ -39,62 +39,67 @@ class PartialFile:
         self._saved_at = time.monotonic()
         self._hash = hashlib.sha256()
         self._hashed_chunks = 0
-        self._chunks = -(-size // CHUNK_BYTES)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._done = self._known_chunks()
-        if not self._done:
+        self._have = self._noted()
+        if not any(self._have):
             os.ftruncate(self._fd, 0)
         os.ftruncate(self._fd, size)
 
     def missing(self) -> list[int]:
-        """The chunks that are not whole, in order."""
-        return [chunk for chunk in range(self._chunks) if chunk not in self._done]
+        """The chunks that are not complete, in order."""
+        with self._lock:
+            return [chunk for chunk, have in enumerate(self._have) if have < self._length(chunk)]
 
     def span(self, chunk: int) -> tuple[int, int]:
-        """First byte of a chunk and the one after its last."""
+        """First missing byte of a chunk, and the end of the chunk."""
         start = chunk * CHUNK_BYTES
-        return start, min(start + CHUNK_BYTES, self.size)
+        return start + self._have[chunk], start + self._length(chunk)
 
     def bytes_done(self) -> int:
-        """Bytes in whole chunks."""
+        """Bytes that are there."""
         with self._lock:
-            return sum(stop - start for start, stop in map(self.span, self._done))
+            return sum(self._have)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Put bytes in their place. Raises OSError, and ValueError after close."""
+        """Write bytes where a chunk's missing ones begin; they may reach into the next chunks. Now and then a
+        checkpoint follows.
+
+        Raises OSError, and ValueError after close.
+        """
         with self._lock:
             if self._fd < 0:
                 raise ValueError("the partial file is closed")
             view = memoryview(data)
             while view:
-                count = os.pwrite(self._fd, view, offset)
+                chunk = offset // CHUNK_BYTES
+                end = chunk * CHUNK_BYTES + self._length(chunk)
+                count = os.pwrite(self._fd, view[: end - offset], offset)
                 view, offset = view[count:], offset + count
+                self._have[chunk] = offset - chunk * CHUNK_BYTES
+        if time.monotonic() - self._saved_at > CHECKPOINT_S and self._saving.acquire(blocking=False):
+            try:
+                self._save()
+            finally:
+                self._saving.release()
 
-    def finish(self, chunk: int) -> None:
-        """Count a chunk as whole; now and then this is made to last."""
+    def restart(self) -> None:
+        """Forget all that came: the whole file is written again."""
         with self._lock:
-            self._done.add(chunk)
-        if time.monotonic() - self._saved_at > CHECKPOINT_S:
-            self.checkpoint()
+            self._have = [0] * len(self._have)
 
     def checkpoint(self) -> None:
         """Make what is done so far survive anything: first the bytes, then the note of them."""
         with self._saving:
-            if self._fd < 0:
-                return
-            with self._lock:
-                done = sorted(self._done)
-            os.fsync(self._fd)  # others go on writing meanwhile
-            note = {"size": self.size, "chunk": CHUNK_BYTES, "validator": self._validator, "done": done}
-            write_whole(self._state, json.dumps(note).encode())
-            self._saved_at = time.monotonic()
+            if self._fd >= 0:
+                self._save()
 
     def hash_more(self) -> bool:
-        """Hash the next chunk if it is there; false if it is not. For one thread only."""
-        with self._lock:
-            if self._hashed_chunks not in self._done:
-                return False
-        start, stop = self.span(self._hashed_chunks)
+        """Hash the next chunk if it is complete; False if it is not. For one thread only."""
+        chunk = self._hashed_chunks
+        if chunk == len(self._have) or self._have[chunk] < self._length(chunk):
+            return False
+        start = chunk * CHUNK_BYTES
+        stop = start + self._length(chunk)
         while start < stop:
             piece = os.pread(self._fd, min(_PIECE_BYTES, stop - start), start)
             self._hash.update(piece)
@@ -103,22 +108,22 @@ class PartialFile:
         return True
 
     def digest(self, progress: Callable[[], None]) -> str:
-        """sha256:<hex> of the whole file, whose chunks must all be there. progress is called between chunks."""
+        """sha256:<hex> of the complete file. progress is called between chunks. Raises ValueError if it is not."""
         while self.hash_more():
             progress()
-        if self._hashed_chunks != self._chunks:
+        if self._hashed_chunks != len(self._have):
             raise ValueError("chunks are missing")
         return f"sha256:{self._hash.hexdigest()}"
 
     def keep_as(self, target: Path) -> None:
-        """Give the whole file its place, so that it is there in full or not at all even after a power cut."""
+        """Move the complete file to its place, in full or not at all even after a power cut."""
         os.fsync(self._fd)
         os.replace(self._path, target)
         sync_folder(target.parent)
         self._state.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove all of it."""
+        """Remove the file and its note."""
         self._path.unlink(missing_ok=True)
         self._state.unlink(missing_ok=True)
 
@@ -129,27 +134,42 @@ class PartialFile:
                 os.close(self._fd)
                 self._fd = -1
 
-    def _known_chunks(self) -> set[int]:
+    def _save(self) -> None:
+        with self._lock:
+            have = list(self._have)
+        os.fsync(self._fd)  # other threads go on writing
+        note = {"size": self.size, "chunk": CHUNK_BYTES, "validator": self._validator, "have": have}
+        write_whole(self._state, json.dumps(note).encode())
+        self._saved_at = time.monotonic()
+
+    def _length(self, chunk: int) -> int:
+        return min(CHUNK_BYTES, self.size - chunk * CHUNK_BYTES)
+
+    def _noted(self) -> list[int]:
+        """How many bytes of each chunk an earlier download left; zeros where its note is of another file."""
+        chunks = -(-self.size // CHUNK_BYTES)
         note = read_note(self._state)
-        told = (note.get("size"), note.get("chunk"), note.get("validator"))
-        if not self._validator or told != (self.size, CHUNK_BYTES, self._validator):
-            return set()
-        if os.fstat(self._fd).st_size != self.size:
-            return set()
-        return {chunk for chunk in note.get("done", []) if type(chunk) is int and 0 <= chunk < self._chunks}
+        have = note.get("have")
+        same = (note.get("size"), note.get("chunk"), note.get("validator")) == (self.size, CHUNK_BYTES, self._validator)
+        if not self._validator or not same or os.fstat(self._fd).st_size != self.size:
+            return [0] * chunks
+        if not isinstance(have, list) or len(have) != chunks:
+            return [0] * chunks
+        return [
+            count if type(count) is int and 0 <= count <= self._length(chunk) else 0 for chunk, count in enumerate(have)
+        ]
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """What a note says; empty for one that is missing or damaged, which costs no more than a download."""
+    """The content of a note; empty for one that is missing or damaged, which only costs downloading again."""
     try:
         note = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
 
 
 def bytes_noted(folder: Path, key: str) -> int:
     """About how many bytes another process has downloaded."""
-    note = read_note(folder / f"{key}.json")
-    done = note.get("done")
-    return min(len(done) * CHUNK_BYTES, int(note.get("size", 0))) if isinstance(done, list) else 0
+    have = read_note(folder / f"{key}.json").get("have")
+    return sum(count for count in have if type(count) is int) if isinstance(have, list) else 0

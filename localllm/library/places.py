@@ -7,29 +7,30 @@ from pathlib import Path
 
 import platformdirs
 
+from localllm.files import user_path
 from localllm.settings import Settings
 
 
 def own_store(settings: Settings) -> Path:
     """Our store: the setting model_store, or the user's data folder (~/.local/share/localllm/models on Linux)."""
     if settings.model_store:
-        return Path(settings.model_store).expanduser()
+        return user_path(settings.model_store)
     return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "models"
 
 
 def ollama_stores() -> list[Path]:
     """Ollama's: OLLAMA_MODELS, or the user's and the Linux service's."""
     if chosen := os.environ.get("OLLAMA_MODELS"):
-        return [Path(chosen).expanduser()]
+        return [user_path(chosen)]
     return [Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
 
 
 def hugging_face_hub() -> Path:
     """The Hugging Face cache, by the variables that huggingface_hub documents."""
     if chosen := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface").expanduser() / "hub"
+    return user_path(str(os.environ.get("HF_HOME") or Path(cache) / "huggingface")) / "hub"
 
 
 def lm_studio_models() -> list[Path]:
@@ -47,7 +48,7 @@ def lm_studio_models() -> list[Path]:
 def llama_cpp_cache() -> Path:
     """llama.cpp's downloads: LLAMA_CACHE or the platform's cache folder. Newer ones lie in the Hugging Face cache."""
     if chosen := os.environ.get("LLAMA_CACHE"):
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "llama.cpp"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama.cpp"
@@ -55,7 +56,7 @@ def llama_cpp_cache() -> Path:
 
 def configured_folders(settings: Settings) -> list[Path]:
     """The folders of the setting model_folders, which are separated as in PATH."""
-    return [Path(folder).expanduser() for folder in settings.model_folders.split(os.pathsep) if folder]
+    return [user_path(folder) for folder in settings.model_folders.split(os.pathsep) if folder]
 
 
 def _once(paths: Iterator[Path]) -> Iterator[Path]:

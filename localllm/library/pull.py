@@ -5,7 +5,7 @@ write the manifest. Whatever is interrupted goes on where it was; one download s
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from localllm.errors import ModelFileError
 from localllm.library import hub, registry, single_file
 from localllm.library.download import Download
 from localllm.library.entry import LibraryModel, Source
-from localllm.library.errors import LibraryError, PullError
-from localllm.library.lookup import BUILT_IN_NAMES, built_in_model, name_of_url, wanted_names
+from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
+from localllm.library.lookup import BUILT_IN_NAMES, built_in_model, find, name_of_url, wanted_names
 from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names
 from localllm.library.names import HUGGING_FACE_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
@@ -47,10 +47,15 @@ class PullStatus:
 PullProgress = Callable[[PullStatus], None]
 
 
-def pull(name: str, settings: Settings, progress: PullProgress = lambda _status: None) -> LibraryModel:
+def pull(
+    name: str,
+    settings: Settings,
+    progress: PullProgress = lambda _status: None,
+    damaged: Collection[Path] = (),
+) -> LibraryModel:
     """Bring a model into the store: qwen3:0.6b, host/namespace/model:tag, hf.co/user/repo:Q4_K_M, or a URL.
 
-    The built-in model is here already.
+    The built-in model is here already. damaged: blobs to download again; each stays until the new one replaces it.
 
     progress is called on this thread, at most ten times a second; an exception that it raises stops the pull. Raises
     PullError or LibraryError; what arrived until then is kept for the next pull.
@@ -62,8 +67,20 @@ def pull(name: str, settings: Settings, progress: PullProgress = lambda _status:
     with new_client() as client:
         progress(PullStatus("pulling manifest"))
         plan = _plan(client, name)
-        _Pull(client, store, plan, progress).run()
+        _Pull(client, store, plan, progress, damaged).run()
     return next(model for model in stored_models(store.root, Source.OWN) if plan.name.key in model.names)
+
+
+def find_or_pull(name: str, settings: Settings, progress: PullProgress) -> LibraryModel:
+    """The model that a name stands for, pulled if it is not on this machine. Raises as find and pull do."""
+    try:
+        return find(name, settings)
+    except ModelNotFoundError as error:
+        missing = error
+    try:
+        return pull(name, settings, progress)
+    except LibraryError as error:
+        raise missing.cannot_be_pulled(error) from error
 
 
 def _plan(client: httpx2.Client, name: str) -> PullPlan:
@@ -76,11 +93,19 @@ def _plan(client: httpx2.Client, name: str) -> PullPlan:
 
 
 class _Pull:
-    def __init__(self, client: httpx2.Client, store: OwnStore, plan: PullPlan, progress: PullProgress) -> None:
+    def __init__(
+        self,
+        client: httpx2.Client,
+        store: OwnStore,
+        plan: PullPlan,
+        progress: PullProgress,
+        damaged: Collection[Path],
+    ) -> None:
         self.client = client
         self.store = store
         self.plan = plan
         self.progress = progress
+        self.damaged = set(damaged)
         self.total = sum(file.size for file in plan.files)
         self.before = 0
         self.told_at = 0.0
@@ -95,9 +120,8 @@ class _Pull:
         raise PullError(f"{self.plan.name}: its files were removed while they were pulled. Pull it again.")
 
     def _check_disk(self) -> None:
-        files = [(file, self.store.blobs / name) for file, name in self._targets() if name]
-        needed = sum(file.size for file, path in files if not path.is_file())
-        needed -= sum(bytes_noted(self.store.partial, file.key) for file, path in files if not path.is_file())
+        files = [file for file, name in self._targets() if name and not self._is_here(name)]
+        needed = sum(file.size - bytes_noted(self.store.partial, file.key) for file in files)
         free = free_bytes(self.store.root)
         if needed + SPARE_BYTES > free:
             raise PullError(
@@ -105,6 +129,10 @@ class _Pull:
                 f"{SPARE_BYTES >> 20} MiB are left free for others, and {self.store.root} has "
                 f"{free / 2**20:,.0f} MiB. Free some space, or name another folder by model_store."
             )
+
+    def _is_here(self, name: str) -> bool:
+        path = self.store.blobs / name
+        return path not in self.damaged and path.is_file()
 
     def _targets(self) -> list[tuple[RemoteFile, str]]:
         """Each file with its name in the store; "" while the digest is not known before the file is there."""
@@ -131,7 +159,7 @@ class _Pull:
         lock = FileLock(self.store.partial / f"{file.key}.lock")
         self._acquire(lock, file)
         try:
-            if file.digest is not None and (self.store.blobs / name).is_file():
+            if file.digest is not None and self._is_here(name):
                 return file.digest
             return self._download(file, name)
         finally:
@@ -161,7 +189,9 @@ class _Pull:
                     f"{file.what} is not what its list says: its digest is {digest} and should be {file.digest}. "
                     "It was removed. Pull again, or from another host."
                 )
-            partial.keep_as(self.store.blobs / (name or blob_name(digest)))
+            place = self.store.blobs / (name or blob_name(digest))
+            partial.keep_as(place)
+            self.damaged.discard(place)
         finally:
             partial.close()
         (self.store.partial / f"{file.key}.lock").unlink(missing_ok=True)
@@ -174,19 +204,11 @@ class _Pull:
             self.progress(PullStatus(status, file.digest, self.before + done, self.total))
 
     def _check_model(self, layers: list[Layer]) -> None:
-        """A file may be the one that was promised and still be no model."""
-        models = [layer for layer in layers if layer.kind == "model"]
-        first = self.store.blobs / model_file_names(models)[0]
+        """A file may match its digest and still not be a model."""
+        names = model_file_names([layer for layer in layers if layer.kind == "model"])
         try:
-            with open_model(first):
+            with open_model(self.store.blobs / names[0]):
                 pass
         except ModelFileError as error:
-            for name in model_file_names(models):
-                self._forget(self.store.blobs / name)
-            raise PullError(f"{self.plan.name} is no model that can be used, and was removed: {error}") from error
-
-    def _forget(self, path: Path) -> None:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise LibraryError(f"{path}: cannot be removed: {error.strerror}.") from error
+            self.store.discard(names)
+            raise PullError(f"{self.plan.name} cannot be used and was not kept: {error}") from error

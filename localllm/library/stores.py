@@ -3,7 +3,7 @@
     manifests/<host>/<namespace>/<model>/<tag>    a manifest
     blobs/sha256-<64 hex digits>                  a layer
 
-A manifest that is damaged or whose blobs are gone hides nobody else's; it is told of in the log.
+A manifest that is damaged, or whose blobs are gone, hides no other model; the log has a warning.
 """
 
 import hashlib
@@ -12,43 +12,57 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from localllm.library.entry import LibraryModel, Source
-from localllm.library.errors import LibraryError
+from localllm.library.errors import LibraryError, warn_once
 from localllm.library.manifest import Manifest, blob_name, model_file_names, read_manifest
 from localllm.library.names import ModelName
-from localllm.library.notices import warn_once
 
 SMALL_KINDS = ("template", "system", "params", "messages", "license", "adapter", "projector")
 
 
-def stored_models(root: Path, source: Source) -> Iterator[LibraryModel]:
-    """All models of a store, by name."""
+class UnusableError(LibraryError):
+    """A stored model that cannot be used. name: from its manifest's path."""
+
+    def __init__(self, name: str, source: Source, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.source = source
+
+
+def stored_models(
+    root: Path, source: Source, report: Callable[[UnusableError], None] = lambda error: warn_once(str(error))
+) -> Iterator[LibraryModel]:
+    """All usable models of a store, by name. report is called for each of the others."""
     manifests = root / "manifests"
     for path in sorted(_files(manifests)):
+        model, tag, namespace, host = _reordered(path.relative_to(manifests).parts)
         try:
-            name = ModelName(*_reordered(path.relative_to(manifests).parts))
+            name = ModelName(model, tag, namespace, host)
             manifest = read_manifest(path, own=source is Source.OWN)
-            file = model_path(root / "blobs", manifest)
         except LibraryError as error:
-            warn_once(str(error))
+            report(UnusableError(f"{host}/{namespace}/{model}:{tag}", source, str(error)))
             continue
-        if file is not None:
-            titled = [] if manifest.title is None else [f"{name.host}/{name.repository}:{manifest.title}"]
-            yield LibraryModel((str(name), name.key, *titled), source, file, manifest, path, root / "blobs")
+        if manifest.link is None and not manifest.of_kind("model"):
+            continue  # a model that only its maker's servers run
+        file, missing = model_path(root / "blobs", manifest)
+        if missing:
+            remedy = f"`localllm verify {name} --repair`" if source is Source.OWN else f"`ollama pull {name}`"
+            message = f"{name}: {missing[0]} is gone or cannot be read. {remedy} pulls it again."
+            report(UnusableError(str(name), source, message))
+            continue
+        titled = [] if manifest.title is None else [f"{name.host}/{name.repository}:{manifest.title}"]
+        yield LibraryModel((str(name), name.key, *titled), source, file, manifest, path, root / "blobs")
 
 
-def model_path(blobs: Path, manifest: Manifest) -> Path | None:
-    """The file of a manifest's model, or its first part; None where it names none that is on this machine."""
+def model_path(blobs: Path, manifest: Manifest) -> tuple[Path, list[Path]]:
+    """The file of a manifest's model, or its first part; and those of its files that cannot be found."""
     if manifest.link is not None:
-        return manifest.link
-    layers = manifest.of_kind("model")
-    if not layers:
-        return None
-    files = [blobs / name for name in model_file_names(layers)]
-    return files[0] if all(map(os.path.isfile, files)) else None  # where we may not look, too
+        return manifest.link, []
+    files = [blobs / name for name in model_file_names(manifest.of_kind("model"))]
+    return files[0], [path for path in files if not os.path.isfile(path)]  # a folder closed to us counts as missing
 
 
 def damaged_blobs(model: LibraryModel, progress: Callable[[float], None]) -> list[Path]:
-    """Blobs of a model whose content is not what their digests say, or that are gone. progress: the share read."""
+    """Blobs of a model that are gone or whose content does not match its digest. progress: the share read."""
     if model.manifest is None or model.blobs is None:
         return []
     models = model.manifest.of_kind("model")

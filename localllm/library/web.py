@@ -17,6 +17,7 @@ from localllm.library.errors import PullError
 MAX_REDIRECTS = 5
 MAX_FAILURES = 6  # in a row, without a byte between them
 LONGEST_WAIT_S = 60.0
+MAX_DIGITS = 19  # of a number in a header
 STALL_S = 30.0  # a connection that says nothing for so long is dropped
 
 ResultT = TypeVar("ResultT")
@@ -157,7 +158,15 @@ def _redirected(url: httpx2.URL, location: str) -> httpx2.URL:
 def _retry_after(response: httpx2.Response) -> float | None:
     """Seconds of a Retry-After header, which gives seconds or a date (RFC 9110, 10.2.3)."""
     text = response.headers.get("retry-after", "")
-    if text.isdigit():
-        return float(text)
-    parsed = email.utils.parsedate_tz(text)
-    return None if parsed is None else max(0.0, email.utils.mktime_tz(parsed) - time.time())
+    if (seconds := decimal(text)) is not None:
+        return float(seconds)
+    try:
+        date = email.utils.parsedate_to_datetime(text)
+        return max(0.0, date.timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError, OSError):  # neither a number nor a date of this calendar
+        return None
+
+
+def decimal(text: str) -> int | None:
+    """A number of a header, in ASCII digits and at most 19 of them; None for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None

@@ -6,11 +6,11 @@ the choice of tensors follows llama_model_quantize (src/llama-quant.cpp).
 
 import ctypes
 import glob
+import hashlib
 import logging
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from math import prod
@@ -25,7 +25,11 @@ from gguf_io.model_file import ModelFile, TensorInfo
 from gpu_offload.library import llama, muted
 from gpu_offload.library import logger as llama_log
 from localllm.errors import RequestError
-from localllm.library.own_store import STALE_S
+from localllm.files import TEMPORARY, stale, sync_folder
+from localllm.library.entry import LibraryModel, Source
+from localllm.library.errors import LibraryError
+from localllm.library.manifest import Layer, Manifest, blob_name
+from localllm.library.own_store import ELSEWHERE, OwnStore, free_bytes
 from models.registry import ARCHITECTURES
 
 OWN_TYPES = ("F16", "BF16", "Q8_0")
@@ -50,14 +54,14 @@ _NEVER = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_
 def quantize(source: Path, target: Path, kind: str, progress: Progress, threads: int | None = None) -> None:
     """Write `source` anew with its matrices in the format `kind`, one of TYPES. `target` is whole or not there.
 
-    Raises RequestError for a kind that does not exist, a source that is quantised already or would be written over,
-    ModelFileError, and LlamaCppMissingError where llama.cpp is needed.
+    Raises RequestError for an unknown kind, a source that is quantised already or a target that exists, ModelFileError,
+    and LlamaCppMissingError where llama.cpp is needed.
     """
     kind = kind.upper()
     if kind not in TYPES:
         raise RequestError(f"There is no type {kind}. There are {', '.join(TYPES)}.")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise RequestError(f"{target} is the model itself, which would be lost. Name another file to write.")
+    if os.path.lexists(target):
+        raise RequestError(f"{target} exists already. Name another file, or remove it first.")
     with open_model(source) as file:
         found = sorted({tensor.type.name for tensor in file.tensors.values()} - _EXACT)
         if found:
@@ -71,6 +75,36 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
                 _write(file, unfinished, kind, progress)
             else:
                 _by_llama(file, unfinished, kind, progress, threads)
+
+
+def quantized_model(store: OwnStore, base: LibraryModel, kind: str, progress: Progress) -> LibraryModel:
+    """The same model with its weights in another format, stored as a blob of localllm's store.
+
+    Raises what quantize raises, LibraryError where the disk is too full, and what progress raises, which stops the
+    work.
+    """
+    with open_model(base.path) as file:
+        size = file.size_bytes
+    if (free := free_bytes(store.root)) < size:
+        raise LibraryError(
+            f"Quantising {base.name} may take {size >> 20} MiB, and {free >> 20} MiB of the disk are free. "
+            f"Remove a model. {ELSEWHERE}"
+        )
+    store.prepare()
+    made = store.temporary(".gguf")
+    try:
+        quantize(base.path, made, kind, progress)
+        with made.open("rb") as made_file:
+            digest = f"sha256:{hashlib.file_digest(made_file, 'sha256').hexdigest()}"
+        layer = Layer("model", digest, made.stat().st_size)
+        made.replace(store.blobs / blob_name(layer.digest))
+    finally:
+        made.unlink(missing_ok=True)
+    sync_folder(store.blobs)
+    rest = () if base.manifest is None else tuple(one for one in base.manifest.layers if one.kind != "model")
+    path = store.blobs / blob_name(layer.digest)
+    manifest = Manifest((layer, *rest), projector_link=base.manifest.projector_link if base.manifest else None)
+    return LibraryModel(base.names, Source.OWN, path, manifest, blobs=base.blobs or store.blobs)
 
 
 def quantizes(tensor: TensorInfo) -> bool:
@@ -185,12 +219,12 @@ def _progress_from_log(progress: Callable[[float], None]) -> Iterator[None]:
 def _whole(target: Path) -> Iterator[Path]:
     """A temporary file beside the target that takes its place when all went well. Raises RequestError.
 
-    What an earlier process was killed over is removed, unless it may still be somebody's.
+    What a killed process left for the same target is removed.
     """
-    folder, prefix = target.absolute().parent, f".{target.name}."
+    folder, prefix = target.absolute().parent, f"{TEMPORARY}{target.name}."
     try:
         for left in folder.glob(f"{glob.escape(prefix)}*{_UNFINISHED}"):
-            if left.stat().st_mtime < time.time() - STALE_S:
+            if stale(left):
                 left.unlink()
         handle, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=_UNFINISHED)
     except OSError as error:

@@ -1,6 +1,5 @@
 """The report of a benchmark: figures with their units, as a table for people and as plain data for programs."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,6 +7,7 @@ from localllm.roofline.decode_step import DecodeStep
 from localllm.roofline.limits import Limits
 from localllm.roofline.spread import Spread
 from localllm.roofline.work import Work
+from localllm.text import table
 
 GIGA = 1e9
 # More than this between rounds, as Spread.deviation tells it, and the figures are those of a busy machine.
@@ -139,7 +139,7 @@ def as_text(report: Report) -> str:
     """The tables and what must be known to read them."""
     lines = [f"{report.model}: {report.architecture} on {report.backend} ({report.instruction_set})", ""]
     rows = [_row(run, measure) for run in report.threads for measure in run.measures]
-    lines += [*_aligned([_HEADINGS, *rows]), ""]
+    lines += [table([_HEADINGS, *rows], right={0, *range(2, len(_HEADINGS))})]
     for run in report.threads:
         lines += _limits(run)
     for run in report.threads:
@@ -198,15 +198,3 @@ def _step(threads: int, step: DecodeStep) -> str:
 
 def _threads(count: int) -> str:
     return f"{count} thread" + ("s" if count != 1 else "")
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width: words to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 1 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -13,7 +13,6 @@ from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from gpu_offload.reranker import is_reranker
 from localllm.answer.local import can_think
-from localllm.cli.terminal import human_count
 from localllm.engine.backends import choose_backend
 from localllm.engine.projectors import projector_of
 from localllm.errors import LocalLLMError
@@ -28,6 +27,7 @@ from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
 from localllm.server.served import ModelAbout, ModelDescription
 from localllm.settings import Settings
+from localllm.text import human_count
 
 log = logging.getLogger(__name__)
 

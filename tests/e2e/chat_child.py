@@ -8,7 +8,7 @@ import tui.engine_backend
 from tests.fakes.fake_backend import FakeBackend, said
 from tui.screens.chat import ChatScreen
 from tui.start import run_chat
-from tui.watcher import go_on_watched
+from tui.terminal import go_on_watched
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ MISSING = [
 ]
 needs_server = pytest.mark.skipif(bool(MISSING), reason=f"llama-cpp-python's server needs {', '.join(MISSING)}")
 
-VARIABLE = "LOCALLLM_LLAMA_SERVER"
+VARIABLE = "TEST_LLAMA_SERVER"
 PROGRAM = shutil.which(os.environ.get(VARIABLE, ""))
 needs_program = pytest.mark.skipif(
     PROGRAM is None, reason=f"no llama-server; set {VARIABLE} to the program (docs/remote.md says how to build it)"

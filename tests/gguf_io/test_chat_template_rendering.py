@@ -14,7 +14,7 @@ from gguf_io.chat_template import ChatTemplate
 pytestmark = pytest.mark.oracle
 llama_chat_format = pytest.importorskip("llama_cpp.llama_chat_format", reason="the oracle is llama-cpp-python")
 
-DATA = Path(os.environ.get("LOCALLLM_TEST_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("TEST_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 NAMES = sorted(path.stem for path in (DATA / "templates").glob("*.jinja"))
 BOS, EOS = "<s>", "</s>"
 

@@ -90,6 +90,24 @@ def test_doctor_looks_at_everything_and_makes_nothing(
     assert made == set()
 
 
+def test_wrong_settings_do_not_stop_what_finds_them(
+    home: Path, command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "OLLAMA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    (home / ".config/localllm").mkdir(parents=True)
+    (home / ".config/localllm/config.toml").write_text("temprature = 1\ntop_k = 5\n")
+    assert command("doctor", "--json") == 2
+    found = {check["what"]: check for check in json.loads(capsys.readouterr().out)}
+    assert found["settings"]["state"] == "bad" and "Did you mean temperature?" in found["settings"]["found"]
+    assert found["models"]["state"] == "good"
+    assert command("config", "--json") == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["top_k"]["value"] == 5
+    assert "Did you mean temperature?" in err
+    assert command("list") == 2  # what would follow them refuses
+
+
 def test_it_says_how_llama_cpp_is_installed_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llama_cpp")
     monkeypatch.setattr("gpu_offload.devices.gpus", list)

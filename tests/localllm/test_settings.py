@@ -24,7 +24,7 @@ def test_flags_come_before_environment_before_file(tmp_path: Path) -> None:
 
 
 def test_other_programs_and_declared_variables_are_left_alone(tmp_path: Path) -> None:
-    environment = {"PATH": "/bin", "LOCALLLM_TEST_DATA": "x", "OLLAMA_HOST": "y", "LOCALLLM_BACKEND": "llama"}
+    environment = {"PATH": "/bin", "TEST_DATA": "x", "OLLAMA_HOST": "y", "LOCALLLM_BACKEND": "llama"}
     assert load_settings({}, environment, tmp_path / "absent.toml") == Settings(backend="llama")
 
 
@@ -32,15 +32,19 @@ def test_other_programs_and_declared_variables_are_left_alone(tmp_path: Path) ->
     ("text", "words"),
     [
         ("temprature = 1.0", ["temprature", "Did you mean temperature?", "config.toml"]),
-        ("zzzzzz = 1", ["zzzzzz", "There are: backend, gpu_layers"]),
+        ("zzzzzz = 1", ["zzzzzz", "Choose from: backend, gpu_layers"]),
         ("[run]\ntop_k = 1", ["'run'"]),
-        ("top_k = true", ["top_k should be an integer and is True"]),
-        ("top_k = 1.5", ["top_k should be an integer and is 1.5"]),
-        ("temperature = '1'", ["temperature should be a number and is '1'"]),
-        ("backend = 'cuda'", ["backend should be 'auto' or 'native' or 'llama' and is 'cuda'"]),
-        ("split_mode = 'column'", ["split_mode should be 'none' or 'layer' or 'row' and is 'column'"]),
-        ("top_k = [1]", ["top_k should be an integer and is [1]"]),
+        ("top_k = true", ["config.toml: top_k must be a whole number (got True)"]),
+        ("top_k = 1.5", ["top_k must be a whole number (got 1.5)"]),
+        ("temperature = '1'", ["temperature must be a number (got '1')"]),
+        ("backend = 'cuda'", ["backend must be auto, native or llama (got 'cuda')"]),
+        ("split_mode = 'column'", ["split_mode must be none, layer or row (got 'column')"]),
+        ("top_k = [1]", ["top_k must be a whole number (got [1])"]),
         ("top_k = ", ["not valid TOML"]),
+        ("top_k = " + "[" * 100_000, ["not valid TOML"]),
+        ("temperature = 1" + "0" * 400, ["temperature is out of range"]),
+        ('model_folders = "a\\u0000b"', ["model_folders must be text"]),
+        ("api_key = 12345", ["api_key must be text."]),
         ("top_k = 1\ntop_k = 2", ["not valid TOML"]),
     ],
 )
@@ -54,9 +58,9 @@ def test_a_wrong_file_is_refused_in_words(tmp_path: Path, text: str, words: list
     ("variable", "value", "words"),
     [
         ("LOCALLLM_THREDS", "4", ["LOCALLLM_THREDS", "Did you mean threads?"]),
-        ("LOCALLLM_THREADS", "four", ["LOCALLLM_THREADS", "an integer", "'four'"]),
+        ("LOCALLLM_THREADS", "four", ["LOCALLLM_THREADS must be a whole number (got 'four')"]),
         ("LOCALLLM_TOP_P", "", ["LOCALLLM_TOP_P", "a number"]),
-        ("LOCALLLM_BACKEND", "gpu", ["LOCALLLM_BACKEND", "'native'"]),
+        ("LOCALLLM_BACKEND", "gpu", ["LOCALLLM_BACKEND must be auto, native or llama"]),
     ],
 )
 def test_a_wrong_variable_is_refused_in_words(tmp_path: Path, variable: str, value: str, words: list[str]) -> None:
@@ -65,16 +69,30 @@ def test_a_wrong_variable_is_refused_in_words(tmp_path: Path, variable: str, val
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize("flags", [{"ctx": 0}, {"threads": -1}, {"max_tokens": -1}])
-def test_numbers_below_the_least_are_refused(tmp_path: Path, flags: dict[str, object]) -> None:
-    (name,) = flags
-    with pytest.raises(SettingsError, match=f"{name} is -?[01]; the least is [01]"):
-        load_settings(flags, {}, tmp_path / "absent.toml")
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("ctx", 0, "at least 1"),
+        ("ctx", 999_999_999, "at most 16777216"),
+        ("threads", -1, "at least 1"),
+        ("max_tokens", -1, "at least 0"),
+        ("port", 99999, "at most 65535"),
+    ],
+)
+def test_numbers_out_of_bounds_are_refused(tmp_path: Path, name: str, value: int, limit: str) -> None:
+    words = rf"^--{name.replace('_', '-')} must be {limit} \(got {value}\)\.$"
+    with pytest.raises(SettingsError, match=words):
+        load_settings({name: value}, {}, tmp_path / "absent.toml")
+    with pytest.raises(SettingsError, match=f"{name} must be {limit}"):
+        Settings(**{name: value})  # type: ignore[arg-type]
 
 
-def test_a_port_above_the_most_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"port is 99999; the most is 65535\."):
-        load_settings({"port": 99999}, {}, tmp_path / "absent.toml")
+def test_what_is_valid_can_be_used_whatever_the_rest(tmp_path: Path) -> None:
+    file = settings_file(tmp_path, "top_k = 5\ntemprature = 1\nseed = 'x'\nport = 99999\n")
+    errors: list[SettingsError] = []
+    settings = load_settings({"threads": 0}, {"LOCALLLM_CTX": "16", "LOCALLLM_NO": "1"}, file, report=errors.append)
+    assert (settings.top_k, settings.ctx, settings.seed, settings.port, settings.threads) == (5, 16, None, 11434, None)
+    assert len(errors) == 5
 
 
 def test_a_file_that_is_no_file_or_no_text_is_refused(tmp_path: Path) -> None:

@@ -34,21 +34,24 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     places = {
         "models": kept(home / "localllm/models/blobs/sha256-1"),
         "unfinished": kept(home / "localllm/models/partial/sha256-2.part"),
-        "kernels": kept(home / "compiled" / ("ab" * 12) / "kernel.nbi"),
-        "kv": kept(home / "localllm/kv" / ("0f" * 16) / "a.b.kv"),
+        "kernels": kept(home / "compiled" / ("ab" * 12) / "dot.kernel"),
+        "kv": kept(home / "localllm/kv" / ("0f" * 16) / f"{'1' * 32}.{'2' * 32}.kv"),
         "chats": kept(home / "localllm/sessions.db"),
         "settings": kept(home / "localllm/config.toml"),
     }
     strange = [kept(home / "compiled/mine/photo"), kept(home / "localllm/kv/notes")]
+    strange += [kept(home / "compiled" / ("cd" * 12) / "photo"), kept(home / "localllm/kv" / ("0e" * 16) / "tax.kv")]
+    outside = kept(home / "outside" / "dot.kernel")
+    (home / "compiled" / ("ef" * 12)).symlink_to(outside.parent)
     before = shown()
     assert before.keys() == places.keys() and min(before.values()) > 0
     told = CliRunner().invoke(app, ["cache", "--free", "kernels", "--free", "kv"])
-    assert told.exit_code == 0 and "KiB" in told.stderr and "is emptied" in told.stderr
+    assert told.exit_code == 0 and "KiB" in told.stderr and "kernels: freed" in told.stderr
     gone = {what for what, path in places.items() if not path.exists()}
     assert gone == {"kernels", "kv"}
-    assert all(path.exists() for path in strange)
+    assert all(path.exists() for path in [*strange, outside])
 
 
 def test_nothing_else_is_freed(home: Path) -> None:
     told = CliRunner().invoke(app, ["cache", "--free", "models"])
-    assert "kernels and kv can" in str(told.exception)
+    assert "choose kernels or kv" in str(told.exception)

@@ -11,7 +11,7 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.sessions import SessionStore
-from tui.widgets.answer_view import AnswerView
+from tui.widgets.messages import AnswerView
 
 
 def shown(answer: AnswerView) -> str:

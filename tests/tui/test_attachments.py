@@ -20,10 +20,10 @@ from tests.oracle import llama_oracle
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of
+from tui.commands.sessions import as_json, as_markdown
 from tui.engine_backend import EngineBackend
 from tui.sessions import SessionStore
-from tui.sessions.export import as_json, as_markdown
-from tui.widgets.answer_view import AnswerView, without
+from tui.widgets.messages import AnswerView, without
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_picture_goes_with_its_token_count_and_is_kept(make_app: MakeApp, stor
             await ask(pilot, "What is @fox.png?")
             assert "▣ fox.png · 256 tokens" in str(chat.query_one(".attachment", Static).content)
             (folder / "fox.png").unlink()
-            await pilot.press("ctrl+up", "ctrl+up", "e")
+            await pilot.press("ctrl+up", "ctrl+up", "ctrl+e")
             await resend(pilot, backend)
 
     asyncio.run(flow())
@@ -99,8 +99,7 @@ def test_a_chat_with_a_picture_goes_on_with_a_model_that_reads_text_only(
             backend.sees = False
             chat.load_model("blind")
             await until(pilot, lambda: backend.loaded == ["tiny", "blind"] and not chat.loader.busy)
-            (told,) = [note.message for note in pilot.app._notifications]
-            assert told == "blind reads text only: it answers without this chat's pictures."
+            assert chat.notice.content == "blind reads text only: it answers without this chat's pictures."
             await ask(pilot, "Are you sure?")
             first, last = (view for view in chat.transcript.views if isinstance(view, AnswerView))
             assert "without" not in str(first.query_one(".figures", Static).content)
@@ -152,7 +151,7 @@ def test_an_edited_message_keeps_what_it_still_names(make_app: MakeApp, folder: 
             chat = await loaded(pilot)
             await ask(pilot, '@fox.png and @"a note.txt"')
             (folder / "new.txt").write_text("new", encoding="utf-8")
-            await pilot.press("ctrl+up", "ctrl+up", "e")
+            await pilot.press("ctrl+up", "ctrl+up", "ctrl+e")
             chat.prompt.text = '@"a note.txt" and @new.txt'
             await resend(pilot, backend)
 

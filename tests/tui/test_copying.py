@@ -17,9 +17,9 @@ ANSWER = "First:\n\n```python\na = 1\n```\n\nthen:\n\n```\nb = 2\n```\n"
     ("keys", "copied"),
     [
         pytest.param(["ctrl+y"], ANSWER, id="the answer, from the prompt"),
-        pytest.param(["ctrl+up", "c"], ANSWER, id="the selected answer"),
-        pytest.param(["ctrl+up", "ctrl+up", "c"], "Show me", id="the selected question"),
-        pytest.param(["ctrl+up", "b"], "b = 2\n", id="its last code block"),
+        pytest.param(["ctrl+up", "ctrl+y"], ANSWER, id="the selected answer"),
+        pytest.param(["ctrl+up", "ctrl+up", "ctrl+y"], "Show me", id="the selected question"),
+        pytest.param(["ctrl+up", "ctrl+b"], "b = 2\n", id="its last code block"),
         pytest.param([*"/code", "enter"], "b = 2\n", id="by command"),
     ],
 )
@@ -53,7 +53,7 @@ def test_an_answer_without_code_says_so(make_app: MakeApp) -> None:
         async with make_app(FakeBackend([said("No code."), ended()])).run_test() as pilot:
             await loaded(pilot)
             await ask(pilot, "Show me")
-            await pilot.press("ctrl+up", "b")
+            await pilot.press("ctrl+up", "ctrl+b")
             await settled(pilot)
             (note,) = pilot.app.screen.query(".failure")
             assert "no code block" in str(note.render())

@@ -14,8 +14,8 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
 from tui import drawings
-from tui.latency import Latency
 from tui.screens.inspector import InspectorScreen
+from tui.status import Latency
 
 SNAPSHOT = EngineSnapshot(
     steps=(StepRecord(31, 0, 0, 0.05), StepRecord(0, 1, 0, 0.01)),

@@ -23,7 +23,7 @@ def test_keys_by_action(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('neww = "f9"', "Did you mean 'new'"),
-        ("new = 9", "should be a key"),
+        ("new = 9", "must be a key"),
         ("new = ", "not valid TOML"),
     ],
 )

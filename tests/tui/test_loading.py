@@ -85,7 +85,7 @@ def test_without_a_network_the_built_in_one_answers_and_one_line_says_so(make_ap
             await offered(pilot)
             await pilot.press("down", "enter")
             await loaded(pilot)
-            assert note_of(pilot).startswith("small:1b cannot be had. The built-in model answers in its place")
+            assert note_of(pilot).startswith("small:1b cannot be had. The built-in model answers instead")
             assert (await ask(pilot, "Hi")).content == "One."
 
     asyncio.run(flow())

@@ -41,13 +41,14 @@ def test_without_a_terminal_the_chat_refuses_and_no_command_means_help() -> None
     refused = run(["chat", "model.gguf"])
     assert refused.returncode == 2
     assert "needs a terminal" in refused.stderr
-    assert "Commands:" in run([]).stderr
+    assert "Commands:" in run([]).stdout
 
 
-def test_what_is_started_without_standard_streams_works() -> None:
-    call = ["sh", "-c", '"$@" <&- >&-', "sh", sys.executable, "-c", "from tui.main import main; main()", "--version"]
+@pytest.mark.parametrize(("closed", "code"), [("<&-", 0), ("<&- >&-", 141)])
+def test_closed_streams_are_no_defect_and_output_that_is_lost_is_a_failure(closed: str, code: int) -> None:
+    call = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", "from tui.main import main; main()", "--version"]
     ended = subprocess.run(call, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (code, "")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def start_in_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "argv", ["localllm", *arguments])
-    monkeypatch.setattr("tui.watcher.go_on_watched", lambda: None)
+    monkeypatch.setattr("tui.terminal.go_on_watched", lambda: None)
     with pytest.raises(SystemExit) as end:
         main()
     return end.value.code

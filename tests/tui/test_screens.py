@@ -191,7 +191,7 @@ def test_a_screen(
     memory = SimpleNamespace(available=4 * 2**30)
     monkeypatch.setattr("tui.screens.models.psutil.virtual_memory", lambda: memory)
     monkeypatch.setattr("tui.screens.sessions._age", lambda _seconds: "just now")
-    app = make_app(Machine(), model)
+    app = make_app(Machine(), model, plain_colours=theme == "no colour")
     if theme != "no colour":
         app.theme = theme
 

@@ -15,8 +15,8 @@ from tui.commands.table import find_command, unknown_command
 from tui.parameters import Parameters
 from tui.sessions import SessionStore
 from tui.start import run_chat
-from tui.widgets.answer_view import AnswerView
-from tui.widgets.notes import Note
+from tui.widgets.frame import Note
+from tui.widgets.messages import AnswerView
 
 
 def test_lines_that_come_faster_than_they_are_taken_become_one_message(make_app: MakeApp) -> None:
@@ -100,7 +100,10 @@ def test_what_looks_like_a_command_goes_to_nobody(make_app: MakeApp) -> None:
     ("text", "command"),
     [
         ("/?", ("help", "")),
-        ("/exit", ("bye", "")),
+        ("/exit", ("quit", "")),
+        ("/bye", ("quit", "")),
+        ("exit", ("quit", "")),
+        ("exit the room", None),
         ("/Set system You are\nterse", ("set", "system You are\nterse")),
         ("/usr/bin is where it lies", None),
         ("/ is a slash", None),
@@ -112,8 +115,8 @@ def test_commands_and_their_other_names(text: str, command: tuple[str, str] | No
 
 
 def test_only_what_could_be_a_command_is_an_unknown_one() -> None:
-    assert unknown_command("/qqqq") == "There is no command /qqqq. /help lists them. A blank before the slash " + (
-        "sends it as a message."
+    assert unknown_command("/qqqq") == (
+        "Unknown command /qqqq. /help lists them. A blank before the slash sends it as a message."
     )
     assert unknown_command("/usr/bin is where it lies") is unknown_command(" /exprot") is None
 
@@ -209,6 +212,6 @@ def test_what_a_model_says_of_itself_covers_nothing(make_app: MakeApp) -> None:
             chat.transcript.tell("It tells stories.")
             await until(pilot, lambda: chat.query(Note))
             assert str(chat.query_one(Note).content) == "It tells stories."
-            assert not pilot.app._notifications
+            assert not chat.notice.display
 
     asyncio.run(flow())

@@ -121,7 +121,7 @@ def test_editing_an_earlier_message_begins_another_path(make_app: MakeApp, store
         async with make_app(backend).run_test() as pilot:
             chat = await loaded(pilot)
             await ask(pilot, "A colour?")
-            await pilot.press("ctrl+up", "up", "e")
+            await pilot.press("ctrl+up", "up", "ctrl+e")
             await until(pilot, lambda: chat.prompt.text == "A colour?")
             chat.prompt.put("A tree?")
             await pilot.press("enter")
@@ -155,7 +155,7 @@ def test_a_fork_goes_on_without_changing_the_first(make_app: MakeApp, store: Ses
             await loaded(pilot)
             await ask(pilot, "First")
             await ask(pilot, "Second")
-            await pilot.press("ctrl+up", "up", "up", "f")
+            await pilot.press("ctrl+up", "up", "up", "ctrl+f")
             await until(pilot, lambda: contents(pilot) == ["First", "One."])
             await ask(pilot, "Other")
 

@@ -7,7 +7,7 @@ from localllm.engine.request import Counts, Progress, Timings
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from tui.parameters import Parameters
-from tui.status import SpeedMeter, Status, bar, human_seconds
+from tui.status import SpeedMeter, Status, bar
 
 
 def a_status() -> Status:
@@ -48,7 +48,20 @@ def test_a_prompt_that_is_read_tells_how_long_it_takes() -> None:
     status.timings = Timings(prefill_s=2.0)  # 512 tokens in 2 s: 3072 take 12
     assert status.segments()[0][1] == "reading ━━────── 1024/4096, 12 s left"
     status.progress = Progress(3, 0, 4096)
-    assert status.segments()[0][1] == "waiting, place 3"
+    assert status.segments()[0][1] == "queued, place 3"
+
+
+def test_an_answer_that_stalls_shows_no_speed() -> None:
+    status = Status(answering=True, speed=50.0, counts=Counts(generated=9))
+    assert [text for _, text, _ in status.segments()] == ["writing", "50 tok/s"]
+    status.silent_s = 12.0
+    assert [text for _, text, _ in status.segments()] == ["no data for 12 s, Esc stops"]
+    status.counts = Counts()
+    assert [text for _, text, _ in status.segments()] == ["no token yet for 12 s, Esc stops"]
+
+
+def test_names_from_elsewhere_cannot_act_on_the_terminal() -> None:
+    assert "\x1b" not in str(Status(model="evil\x1b[2J", place="\x9b").line(80))
 
 
 def test_a_context_that_is_nearly_full_warns() -> None:
@@ -71,7 +84,6 @@ def test_speed_is_that_of_the_last_seconds() -> None:
 
 
 def test_small_things() -> None:
-    assert [human_seconds(seconds) for seconds in (1.25, 0.34, 0.0042)] == ["1.25 s", "340 ms", "4.2 ms"]
     assert bar(0.5, 4) == "━━──"
     assert bar(0.375, 4) == "━╾──"
     assert bar(7.0, 4) == "━━━━"

@@ -6,14 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
-from textual.widgets import Static
 
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.sessions import Message, Role, SessionStore
-from tui.sessions.database import SessionError
-from tui.sessions.migrations import m001_sessions, m002_remembered
+from tui.sessions.database import SessionError, m001_sessions, m002_remembered
 from tui.sessions.store import UNDO_S
 
 
@@ -33,12 +31,14 @@ def test_a_locked_database_costs_no_text_and_no_chat(make_app: MakeApp, store: S
             chat = await loaded(pilot)
             other.execute("BEGIN IMMEDIATE")
             await say(pilot, "Precious words")
-            await until(pilot, lambda: chat.query(".failure"))
-            assert "Another program holds it" in str(chat.query_one(".failure", Static).content)
-            await until(pilot, lambda: chat.prompt.text == "Precious words")
-            other.execute("ROLLBACK")
-            await pilot.press("enter")
             assert (await answered(pilot)).content == "One."
+            assert "another program is writing" in str(chat.notice.content)
+            assert "not saved" in str(chat.status_line.content)
+            other.execute("ROLLBACK")
+            await until(pilot, lambda: not (store.remember("a", "b"), store.unsaved)[1])
+            await until(pilot, lambda: "not saved" not in str(chat.status_line.content))
+        (session,) = SessionStore(store.file).sessions()
+        assert [message.content for message in store.path(session.id)] == ["Precious words", "One."]
 
     asyncio.run(flow())
     other.close()
@@ -65,7 +65,7 @@ def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_bytes(b"not a database, but long enough to have a header" * 40)
-    with pytest.raises(SessionError, match=r"s\.db: sessions cannot be read"):
+    with pytest.raises(SessionError, match=r"s\.db: is not a chat database"):
         SessionStore(tmp_path / "s.db")
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_another_program_writes_at_the_start_is_named(tmp_path: Path
     SessionStore(path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(SessionError, match=r"s\.db: sessions cannot be kept: .* Another program holds it"):
+    with pytest.raises(SessionError, match=r"s\.db: chats cannot be saved: another program is writing to it"):
         SessionStore(path)
     other.execute("ROLLBACK")
     other.close()

@@ -1,34 +1,118 @@
-"""The chat where its sessions cannot be kept."""
+"""The chat where its sessions cannot be saved: at the start, in the middle, and until it works again."""
 
-from contextlib import ExitStack
+import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from tui import start
-from tui.sessions.database import SessionError
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.tui.chatting import ask, loaded
+from tui.app import ChatApp
+from tui.sessions import Message, Role, SessionStore
+from tui.sessions.database import SessionError, UnwritableError, connect, in_memory
+from tui.start import _close
 
 
-def test_sessions_last_for_one_run_where_they_cannot_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def full(store: SessionStore, pages: int = 0) -> None:
+    """Let the file grow no further, as on a full disk."""
+    (used,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {used + pages}")
+
+
+def test_a_chat_goes_on_where_it_cannot_be_saved_from_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocked = tmp_path / "home"
     blocked.write_text("a file where the folder should be")
-    monkeypatch.setattr(start, "sessions_path", lambda: blocked / "sessions.db")
-    with ExitStack() as stack:
-        store = start._store(None, stack)
-        store.create("builtin", {})
-        store.close()
-        assert store.file.exists()
-    assert not store.file.exists()
-    assert "--sessions FILE keeps it elsewhere" in capsys.readouterr().err
-    with pytest.raises(SessionError), ExitStack() as stack:
-        start._store(blocked / "named.db", stack)
+    with pytest.raises(UnwritableError):
+        SessionStore(blocked / "named.db")
+    store = SessionStore(blocked / "sessions.db", must_save=False)
+
+    async def flow() -> None:
+        app = ChatApp(FakeBackend([said("One."), ended()]), store, "tiny")
+        async with app.run_test() as pilot:
+            chat = await loaded(pilot)
+            assert str(blocked) in str(chat.notice.content)
+            assert (await ask(pilot, "Hello")).content == "One."
+            assert "not saved" in str(chat.status_line.content)
+
+    asyncio.run(flow())
+    assert [session.title for session in store.sessions()] == ["Hello"]
+    _close(store)
+    assert "--sessions FILE" in capsys.readouterr().err
+    assert blocked.read_text() == "a file where the folder should be"
 
 
-def test_sessions_that_are_there_are_never_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "sessions.db"
-    broken.write_text("no database, but somebody's file")
-    monkeypatch.setattr(start, "sessions_path", lambda: broken)
-    with pytest.raises(SessionError), ExitStack() as stack:
-        start._store(None, stack)
+def test_stored_chats_can_be_read_where_they_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    store = SessionStore(path)
+    session = store.create("m", {})
+    store.add(Message(0, session, None, Role.USER, "Kept"))
+    store.close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store = SessionStore(path, must_save=False)
+    assert store.unsaved and [each.title for each in store.sessions()] == ["Kept"]
+    store.rename(session, "Renamed")
+    other.execute("ROLLBACK")
+    other.close()
+    store.close()
+    assert [each.title for each in SessionStore(path).sessions()] == ["Renamed"]
+
+
+def test_a_disk_that_fills_up_costs_no_message(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path / "sessions.db")
+    session, parent = store.create("m", {}), None
+    full(store)
+    said_so: list[str] = []
+    store.on_saving = said_so.append
+    for number in range(4):
+        role = Role.ASSISTANT if number % 2 else Role.USER
+        parent = store.add(Message(0, session, parent, role, f"{number} " + "x" * 20_000)).id
+    assert len(said_so) == 1 and "full" in said_so[0] and store.unsaved
+    again = SessionStore(tmp_path / "sessions.db")  # another program writes meanwhile
+    other = again.create("m", {})
+    again.add(Message(0, other, None, Role.USER, "Elsewhere"))
+    assert store._disk is not None
+    store._disk.execute("PRAGMA max_page_count = 1000000")
+    store._retry_at = 0
+    last = store.add(Message(0, session, parent, Role.USER, "The end"))
+    assert said_so[1:] == [""] and not store.unsaved
+    assert [message.content[:7] for message in again.path(session)] == [
+        "0 xxxxx",
+        "1 xxxxx",
+        "2 xxxxx",
+        "3 xxxxx",
+        "The end",
+    ]
+    assert again.path(session)[-1].id == last.id and {each.title for each in again.sessions()} >= {"Elsewhere"}
+    again.close()
+    store.close()
+
+
+def test_a_file_of_somebody_elses_is_never_written(tmp_path: Path) -> None:
+    text, foreign = tmp_path / "notes.txt", tmp_path / "places.sqlite"
+    text.write_text("no database, but somebody's file")
+    db = sqlite3.connect(foreign)
+    db.execute("CREATE TABLE session (id INTEGER)")
+    db.commit()
+    db.close()
+    for path in (text, foreign):
+        before = path.read_bytes(), path.stat().st_mtime_ns
+        for must_save in (True, False):
+            with pytest.raises(SessionError, match="is not a chat database"):
+                SessionStore(path, must_save=must_save)
+        assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "places.sqlite"}
+
+
+def test_what_is_said_to_be_saved_is_on_the_disk(tmp_path: Path) -> None:
+    """SQLite syncs each commit to the disk with FULL; NORMAL may lose the last ones in a power cut."""
+    db = connect(tmp_path / "sessions.db")
+    assert db.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    copy = in_memory(db)
+    assert copy.execute("SELECT count(*) FROM migration").fetchone()[0] == 4
+    copy.close()
+    db.close()

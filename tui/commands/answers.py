@@ -1,91 +1,88 @@
 """Commands on messages: answer again, go on, edit, copy."""
 
 import re
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from localllm.errors import RequestError
+from tui.screens.chat import ChatScreen
 from tui.sessions import Role
-from tui.widgets.message_views import MessageView
-
-if TYPE_CHECKING:
-    from tui.screens.chat import ChatScreen
-    from tui.widgets.answer_view import AnswerView
+from tui.widgets.messages import AnswerView, MessageView
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-async def regenerate(chat: "ChatScreen", _argument: str) -> None:
-    """Answer again; the former answer stays as a variant."""
+async def regenerate(chat: ChatScreen, _argument: str) -> None:
+    """Answer again; the earlier answer stays as a variant."""
     view = _answer(chat)
-    _require_rest(chat)
+    _require_idle(chat)
     chat.conversation.drop_answer(view.message)
     await chat.show_conversation()
     chat.begin_answer()
 
 
-async def continue_answer(chat: "ChatScreen", _argument: str) -> None:
-    """Let the last answer go on where it was cut."""
+async def continue_answer(chat: ChatScreen, _argument: str) -> None:
+    """Continue the last answer where it was cut."""
     view = _answer(chat)
-    _require_rest(chat)
+    _require_idle(chat)
     if view.message is not chat.conversation.messages[-1]:
-        raise RequestError("Only the last answer can go on. Fork the chat at this message first.")
+        raise RequestError("Only the last answer can be continued. Fork the chat at this message first.")
     chat.begin_answer(view)
 
 
-async def edit(chat: "ChatScreen", _argument: str) -> None:
-    """Bring a message of the user's back into the prompt."""
+async def edit(chat: ChatScreen, _argument: str) -> None:
+    """Edit an earlier message in the prompt; sending it makes a variant."""
     view = _selected(chat, Role.USER)
-    _require_rest(chat)
+    _require_idle(chat)
     chat.editing = view.message
-    chat.prompt.put(view.message.content)
+    chat.prompt.begin_edit(view.message.content)
     chat.prompt.focus()
 
 
-async def fork(chat: "ChatScreen", _argument: str) -> None:
-    """Go on in a copy of the chat that ends with the selected message."""
-    view = chat.selected()
+async def fork(chat: ChatScreen, _argument: str) -> None:
+    """Continue in a copy of the chat that ends with the selected message."""
+    view = chat.transcript.selected()
     if view is None:
-        raise RequestError("There is no message yet.")
-    _require_rest(chat)
+        raise RequestError("There are no messages yet.")
+    _require_idle(chat)
     chat.conversation.fork(view.message)
     await chat.show_conversation()
     chat.prompt.focus()
-    chat.notify("This is a copy; the first chat stays in the list.")
+    chat.notify("This is a copy. F3 lists the first chat.")
 
 
-async def copy(chat: "ChatScreen", _argument: str) -> None:
-    """Copy a message, through the terminal."""
-    view = chat.selected() if isinstance(chat.focused, MessageView) else _answer(chat)
+async def copy(chat: ChatScreen, _argument: str) -> None:
+    """Copy a message to the clipboard, through the terminal."""
+    view = chat.transcript.selected() if isinstance(chat.focused, MessageView) else _answer(chat)
     assert view is not None
     chat.app.copy_to_clipboard(view.message.content)
     chat.notify("Copied.")
 
 
-async def copy_code(chat: "ChatScreen", _argument: str) -> None:
-    """Copy the last code block of an answer, through the terminal."""
+async def copy_code(chat: ChatScreen, _argument: str) -> None:
+    """Copy the last code block of an answer to the clipboard."""
     blocks = _FENCE.findall(_answer(chat).message.content)
     if not blocks:
         raise RequestError("The answer has no code block.")
     chat.app.copy_to_clipboard(blocks[-1])
-    chat.notify("Copied the code.")
+    chat.notify("Code copied.")
 
 
-async def toggle_thinking(chat: "ChatScreen", _argument: str) -> None:
-    """Fold or unfold an answer's thinking."""
+async def toggle_thinking(chat: ChatScreen, _argument: str) -> None:
+    """Show or hide an answer's thinking."""
     _answer(chat).toggle_thinking()
 
 
-def _selected(chat: "ChatScreen", role: Role) -> MessageView:
-    view = chat.selected(role)
+def _selected(chat: ChatScreen, role: Role) -> MessageView:
+    view = chat.transcript.selected(role)
     if view is None:
-        raise RequestError("There is no message yet.")
+        raise RequestError("There are no messages yet.")
     return view
 
 
-def _answer(chat: "ChatScreen") -> "AnswerView":
+def _answer(chat: ChatScreen) -> AnswerView:
     return cast("AnswerView", _selected(chat, Role.ASSISTANT))
 
 
-def _require_rest(chat: "ChatScreen") -> None:
+def _require_idle(chat: ChatScreen) -> None:
     if chat.busy:
         raise RequestError("An answer is on its way. Esc stops it.")

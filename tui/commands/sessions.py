@@ -1,24 +1,24 @@
 """Commands on whole conversations."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from localllm.errors import RequestError
-from tui.sessions.export import as_json, as_markdown
+from localllm.files import user_path
+from tui.screens.chat import ChatScreen
+from tui.sessions import Message, Role
 
-if TYPE_CHECKING:
-    from tui.screens.chat import ChatScreen
 
-
-async def new(chat: "ChatScreen", _argument: str) -> None:
-    """Begin a new chat; the present one stays in the list."""
+async def new(chat: ChatScreen, _argument: str) -> None:
+    """Start a new chat; this one stays in the list."""
     await chat.stop()
     chat.conversation.clear()
     await _show(chat)
 
 
-async def browse(chat: "ChatScreen", argument: str) -> None:
-    """List the sessions, with what is looked for, and open the one chosen."""
+async def browse(chat: ChatScreen, argument: str) -> None:
+    """List, search and open chats."""
     from tui.screens.sessions import SessionsScreen
 
     async def opened(session_id: int | None) -> None:
@@ -32,14 +32,14 @@ async def browse(chat: "ChatScreen", argument: str) -> None:
     chat.app.push_screen(SessionsScreen(chat.conversation.store, argument), opened)
 
 
-async def open_session(chat: "ChatScreen", session_id: int) -> None:
-    """Show a stored session; the model stays."""
+async def open_session(chat: ChatScreen, session_id: int) -> None:
+    """Open a stored chat; the model stays."""
     await chat.stop()
     chat.conversation.open(session_id)
     await _show(chat)
 
 
-async def _show(chat: "ChatScreen") -> None:
+async def _show(chat: ChatScreen) -> None:
     """Show a conversation that took another one's place, and what it took of the context."""
     messages = chat.conversation.messages
     chat.status_line.facts.recall(messages[-1].stats if messages else {})
@@ -48,8 +48,8 @@ async def _show(chat: "ChatScreen") -> None:
     chat.prompt.focus()
 
 
-async def rename(chat: "ChatScreen", argument: str) -> None:
-    """Give the chat a title; without one, bring the present title into the prompt."""
+async def rename(chat: ChatScreen, argument: str) -> None:
+    """Rename the chat; without a title, put the present one into the prompt."""
     session_id = _stored(chat)
     if not argument:
         chat.prompt.put(f"/rename {chat.conversation.title}")
@@ -58,8 +58,8 @@ async def rename(chat: "ChatScreen", argument: str) -> None:
     chat.title_bar.title = argument
 
 
-async def delete(chat: "ChatScreen", _argument: str) -> None:
-    """Delete the chat on the screen; /undo brings it back."""
+async def delete(chat: ChatScreen, _argument: str) -> None:
+    """Delete this chat; /undo brings it back."""
     session_id = _stored(chat)
     await chat.stop()
     chat.conversation.store.delete(session_id)
@@ -68,21 +68,21 @@ async def delete(chat: "ChatScreen", _argument: str) -> None:
     chat.notify("Deleted. /undo brings it back.")
 
 
-async def undo(chat: "ChatScreen", _argument: str) -> None:
-    """Bring the chat back that was deleted last."""
+async def undo(chat: ChatScreen, _argument: str) -> None:
+    """Bring back the chat that was deleted last."""
     if chat.deleted is None:
-        raise RequestError("Nothing was deleted in this run.")
+        raise RequestError("No chat was deleted since the start. F3 lists chats; Ctrl+Z there undoes.")
     chat.conversation.store.restore(chat.deleted)
     await open_session(chat, chat.deleted)
     chat.deleted = None
 
 
-async def export(chat: "ChatScreen", argument: str) -> None:
-    """Write the chat to a file: Markdown, or JSON where the name ends so. An existing file is not replaced."""
+async def export(chat: ChatScreen, argument: str) -> None:
+    """Write the chat to a file: Markdown, or JSON if the name ends with .json. An existing file is never replaced."""
     _stored(chat)
     title = chat.conversation.title
     name = argument or "".join(letter if letter.isalnum() else "-" for letter in title).strip("-").lower() + ".md"
-    path = Path(name).expanduser()
+    path = user_path(name)
     write = as_json if path.suffix == ".json" else as_markdown
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -91,15 +91,50 @@ async def export(chat: "ChatScreen", argument: str) -> None:
         raise RequestError(f"{path} exists already. Give another name: /export NAME.") from error
     except OSError as error:
         raise RequestError(f"{path}: cannot be written: {error.strerror}. Give another name: /export NAME.") from error
-    chat.notify(f"Written to {path.absolute()}", markup=False)
+    chat.show_note(f"Written to {path.absolute()}")
 
 
-async def leave(chat: "ChatScreen", _argument: str) -> None:
-    """Leave the program; the answer on its way is kept as far as it has come."""
+async def leave(chat: ChatScreen, _argument: str) -> None:
+    """Leave; an answer on its way is kept as far as it has come."""
     await chat.app.action_quit()
 
 
-def _stored(chat: "ChatScreen") -> int:
+def _stored(chat: ChatScreen) -> int:
     if chat.conversation.session_id is None:
-        raise RequestError("Nothing has been said in this chat yet.")
+        raise RequestError("This chat has no messages yet.")
     return chat.conversation.session_id
+
+
+def as_markdown(title: str, messages: Sequence[Message]) -> str:
+    """The conversation to read: reasoning folded, attached files in fences that their text cannot close."""
+    parts = [f"# {title}\n"]
+    for message in messages:
+        parts.append("## You\n" if message.role is Role.USER else f"## {message.model or 'Assistant'}\n")
+        for file in message.attachments:
+            if file.picture:
+                parts.append(f"*Picture: {file.name}*\n")
+                continue
+            fence = "`" * max(3, _longest_run(file.text) + 1)
+            parts.append(f"{file.name}:\n\n{fence}\n{file.text}\n{fence}\n")
+        if message.reasoning:
+            parts.append(f"<details><summary>Thinking</summary>\n\n{message.reasoning.strip()}\n\n</details>\n")
+        parts.append(f"{message.content.strip()}\n")
+        for call in message.calls:
+            parts.append(f"```json\n{json.dumps(asdict(call), ensure_ascii=False)}\n```\n")
+    return "\n".join(parts)
+
+
+def as_json(title: str, messages: Sequence[Message]) -> str:
+    """Everything that is stored of the shown path."""
+    return json.dumps(
+        {"title": title, "messages": [asdict(message) for message in messages]}, ensure_ascii=False, indent=2
+    )
+
+
+def _longest_run(text: str) -> int:
+    """Length of the longest run of backticks."""
+    longest = run = 0
+    for letter in text:
+        run = run + 1 if letter == "`" else 0
+        longest = max(longest, run)
+    return longest

@@ -1,23 +1,19 @@
 """Commands on the model and on how it answers."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from localllm.errors import RequestError
 from tui.background import in_thread
 from tui.parameters import NAMES, Parameters
-from tui.widgets.notes import aligned
-
-if TYPE_CHECKING:
-    from tui.screens.chat import ChatScreen
-
+from tui.screens.chat import ChatScreen
+from tui.widgets.frame import aligned
 
 NOTED_RIVALS = 5
-_SWITCHES = {"think": "on", "nothink": "off"}  # as Ollama has them
+_SWITCHES = {"think": "on", "nothink": "off"}  # Ollama's names
 
 
-async def set_parameter(chat: "ChatScreen", argument: str) -> None:
-    """Set one parameter: /set temperature 0.2, /set parameter top_k 20, /set system You are terse, /set nothink."""
+async def set_parameter(chat: ChatScreen, argument: str) -> None:
+    """Set one parameter: /set temperature 0.2, /set parameter top_k 20, /set system Be brief, /set nothink."""
     name, _, text = argument.removeprefix("parameter ").strip().partition(" ")
     if not name:
         await show(chat, "")
@@ -27,48 +23,48 @@ async def set_parameter(chat: "ChatScreen", argument: str) -> None:
     conversation = chat.conversation
     new = conversation.parameters.with_text(name, text.strip().strip('"'), conversation.defaults)
     conversation.set_parameters(new)
-    chat.notify(f"{name} is {chat.conversation.parameters.text(name) or 'empty'}.", markup=False)
+    chat.notify(f"{name} is now {chat.conversation.parameters.text(name) or 'empty'}.", markup=False)
 
 
-async def show(chat: "ChatScreen", _argument: str) -> None:
+async def show(chat: ChatScreen, _argument: str) -> None:
     """Show the model and the parameters."""
     info = chat.info
     model = ("No model is loaded.", "", "")
     if info:
-        model = (info.name, f"{info.place} · context of {info.context or 'unknown'} tokens", "")
+        model = (info.name, f"{info.place} · context {info.context or 'unknown'} tokens", "")
     parameters = chat.conversation.parameters
     chat.show_note(aligned([model, ("", "", ""), *((name, parameters.text(name), "") for name in NAMES)]))
 
 
-async def load(chat: "ChatScreen", argument: str) -> None:
+async def load(chat: ChatScreen, argument: str) -> None:
     """Load another model by its name."""
     if not argument:
-        raise RequestError("Say which model: /load MODEL.")
+        raise RequestError("Name a model: /load MODEL.")
     chat.load_model(argument)
 
 
-async def save(chat: "ChatScreen", argument: str) -> None:
-    """Make a model of the present one, the system prompt, the parameters and what has been said."""
+async def save(chat: ChatScreen, argument: str) -> None:
+    """Save the model with this chat's system prompt, parameters and messages under a new name."""
     if not argument:
-        raise RequestError("Say by which name: /save NAME.")
-    recipe, backend = chat.conversation.recipe(), chat.app.backend
+        raise RequestError("Give a name: /save NAME.")
+    recipe, backend = chat.conversation.recipe(), chat.backend
     await in_thread(lambda: backend.save(argument, recipe))
-    chat.notify(f"Saved. /load {argument} begins where this chat is.", markup=False)
+    chat.notify(f"Saved. /load {argument} continues from here.", markup=False)
 
 
-async def choose_model(chat: "ChatScreen", _argument: str) -> None:
-    """Choose a model from those at hand; the conversation stays."""
+async def choose_model(chat: ChatScreen, _argument: str) -> None:
+    """Choose another model; the conversation stays."""
     from tui.screens.models import ModelsScreen
 
     def chosen(name: str | None) -> None:
         if name:
             chat.load_model(name)
 
-    chat.app.push_screen(ModelsScreen(chat.app.backend, chat.conversation.model or None), chosen)
+    chat.app.push_screen(ModelsScreen(chat.backend, chat.conversation.model or None), chosen)
 
 
-async def edit_parameters(chat: "ChatScreen", _argument: str) -> None:
-    """Edit all parameters on one panel."""
+async def edit_parameters(chat: ChatScreen, _argument: str) -> None:
+    """Edit all parameters in a panel."""
     from tui.screens.parameters import ParametersScreen
 
     def changed(parameters: Parameters | None) -> None:
@@ -78,7 +74,7 @@ async def edit_parameters(chat: "ChatScreen", _argument: str) -> None:
     chat.app.push_screen(ParametersScreen(chat.conversation.parameters, chat.conversation.defaults), changed)
 
 
-async def inspect(chat: "ChatScreen", _argument: str) -> None:
+async def inspect(chat: ChatScreen, _argument: str) -> None:
     """Watch the engine at work."""
     from tui.screens.inspector import InspectorScreen
 
@@ -86,18 +82,16 @@ async def inspect(chat: "ChatScreen", _argument: str) -> None:
         parameters = chat.conversation.parameters
         noted = 0 if parameters.rivals else NOTED_RIVALS
         chat.conversation.set_parameters(replace(parameters, rivals=noted))
-        chat.notify(f"Alternatives will {'' if noted else 'not '}be noted from the next answer on.")
+        chat.app.notify(f"Token probabilities: {'on' if noted else 'off'} from the next answer.")
 
-    chat.app.push_screen(InspectorScreen(chat.app.backend.inspect, chat.latency, note_rivals))
+    chat.app.push_screen(InspectorScreen(chat.backend.inspect, chat.latency, note_rivals))
 
 
-async def theme(chat: "ChatScreen", argument: str) -> None:
-    """Choose a theme by name, or from a list."""
+async def theme(chat: ChatScreen, argument: str) -> None:
+    """Change the colours, by name or from a list."""
     if not argument:
         chat.app.search_themes()
         return
     if argument not in chat.app.available_themes:
-        raise RequestError(
-            f"There is no theme {argument!r}. There are: {', '.join(sorted(chat.app.available_themes))}."
-        )
+        raise RequestError(f"Unknown theme {argument!r}. Choose from: {', '.join(sorted(chat.app.available_themes))}.")
     chat.app.theme = argument

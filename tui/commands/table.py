@@ -4,34 +4,32 @@ import difflib
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from localllm.text import shortened
 from tui.commands import answers, sessions, settings
-from tui.widgets.notes import aligned, key_names
-
-if TYPE_CHECKING:
-    from tui.screens.chat import ChatScreen
+from tui.screens.chat import ChatScreen
+from tui.widgets.frame import aligned, key_names
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """name is written after the slash; argument tells what may follow, "" if nothing.
+    """name is written after the slash; argument says what may follow, "" for nothing.
 
-    run gets the screen and what follows the name. key is the default, "" if there is none; label is its name in the
-    footer, "" keeps it out of there.
+    run gets the screen and what follows the name. key is the default, "" for none; label is its name in the footer, ""
+    keeps it out of there.
     """
 
     name: str
     title: str
-    run: Callable[["ChatScreen", str], Awaitable[None]]
+    run: Callable[[ChatScreen, str], Awaitable[None]]
     key: str = ""
     argument: str = ""
     label: str = ""
 
 
-async def show_help(chat: "ChatScreen", _argument: str) -> None:
+async def show_help(chat: ChatScreen, _argument: str) -> None:
     """Show commands and keys."""
-    keys = chat.app.keys
+    keys = chat.keys
     commands = [
         (f"/{command.name} {command.argument}", command.title, key_names(keys.get(command.name, command.key)))
         for command in COMMANDS
@@ -42,29 +40,29 @@ async def show_help(chat: "ChatScreen", _argument: str) -> None:
 
 COMMANDS: tuple[Command, ...] = (
     Command("help", "Show commands and keys", show_help, "f1", label="Help"),
-    Command("new", "Begin a new chat", sessions.new, "ctrl+n", label="New"),
-    Command("clear", "Begin a new chat", sessions.new),
+    Command("new", "Start a new chat", sessions.new, "ctrl+n", label="New"),
+    Command("clear", "Start a new chat", sessions.new),
     Command("inspect", "Watch the engine at work", settings.inspect, "f2", label="Inspect"),
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
-    Command("models", "Choose the model", settings.choose_model, "f4", label="Model"),
+    Command("models", "Choose a model", settings.choose_model, "f4", label="Model"),
     Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Tune"),
-    Command("rename", "Give the chat a title", sessions.rename, argument="TITLE"),
+    Command("rename", "Rename the chat", sessions.rename, argument="TITLE"),
     Command("delete", "Delete the chat", sessions.delete),
     Command("undo", "Bring a deleted chat back", sessions.undo),
     Command("export", "Write the chat to a .md or .json file", sessions.export, argument="[FILE]"),
     Command("regenerate", "Answer again", answers.regenerate, "ctrl+r"),
-    Command("continue", "Go on with a cut answer", answers.continue_answer, "ctrl+g"),
+    Command("continue", "Continue an answer that was cut", answers.continue_answer, "ctrl+g"),
     Command("edit", "Edit and resend a message", answers.edit),
-    Command("fork", "Go on in a copy of the chat", answers.fork),
+    Command("fork", "Continue in a copy of the chat", answers.fork),
     Command("copy", "Copy the answer", answers.copy, "ctrl+y"),
     Command("code", "Copy the answer's code", answers.copy_code),
-    Command("think", "Fold or unfold the thinking", answers.toggle_thinking, "ctrl+t"),
+    Command("think", "Show or hide the thinking", answers.toggle_thinking, "ctrl+t"),
     Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
     Command("show", "Show the model and the parameters", settings.show),
     Command("load", "Load another model", settings.load, argument="MODEL"),
-    Command("save", "Make a model that begins where this chat is", settings.save, argument="NAME"),
-    Command("theme", "Choose the colours", settings.theme, argument="NAME"),
-    Command("bye", "Leave", sessions.leave),
+    Command("save", "Save model, parameters and messages as a new model", settings.save, argument="NAME"),
+    Command("theme", "Change the colours", settings.theme, argument="[NAME]"),
+    Command("quit", "Leave", sessions.leave),
 )
 
 _NAMES = [command.name for command in COMMANDS]
@@ -72,34 +70,42 @@ _NAMES = [command.name for command in COMMANDS]
 # Keys without a command: the binding's name, its usual keys, what they do.
 _KEYS = (
     ("prompt.send", "enter", "Send"),
-    ("prompt.newline", "ctrl+j,shift+enter", "Begin a new line"),
-    ("prompt.earlier", "up", "Bring earlier prompts back, on the first line"),
+    ("prompt.newline", "ctrl+j,shift+enter", "New line"),
+    ("prompt.earlier", "up", "Earlier prompts, on the first line"),
     ("prompt.complete", "tab", "Complete a command or a path"),
     ("stop", "escape", "Stop an answer or a load; close this note"),
-    ("message.earlier", "ctrl+up", "Select a message: edit, answer again, fork, copy"),
+    ("message.earlier", "ctrl+up", "Select a message"),
+    ("message.edit", "ctrl+e", "... edit it and send it again"),
+    ("message.fork", "ctrl+f", "... continue in a copy that ends there"),
+    ("message.code", "ctrl+b", "... copy its code"),
     ("scroll.up", "pageup", "Scroll"),
-    ("", "ctrl+p", "Find a command by a part of its name"),
-    ("", "ctrl+q", "Leave"),
+    ("", "ctrl+p", "Find a command"),
+    ("interrupt", "ctrl+c", "Copy what is marked, else stop; twice: leave"),
+    ("leave", "ctrl+d", "Leave, when the prompt is empty"),
 )
 
 
-# Ollama's other names.
-_ALSO = {"?": "help", "exit": "bye"}
+# Other names that people try; Ollama's among them.
+_ALSO = {"?": "help", "exit": "quit", "bye": "quit", "q": "quit"}
+# What alone on a line can only mean to leave.
+_LEAVING = frozenset({"exit", "quit", ":q", "bye"})
 _COMMAND = re.compile(r"/([\w?-]+)(?:\s+(.*))?", re.DOTALL)
 
 
 def find_command(text: str) -> tuple[str, str] | None:
     """The command's name and argument that a line begins with, or None."""
+    if text.lower() in _LEAVING:
+        return "quit", ""
     match = _COMMAND.fullmatch(text)
     name = _ALSO.get(match[1].lower(), match[1].lower()) if match else ""
     return (name, match[2] or "") if match and name in _NAMES else None
 
 
 def unknown_command(text: str) -> str | None:
-    """What is wrong with a line that looks like a command and is none. A blank before it makes it a message."""
+    """What is wrong with a line that looks like a command but is not. A blank before it makes it a message."""
     match = _COMMAND.fullmatch(text.rstrip())
     if match is None:
         return None
     near = difflib.get_close_matches(match[1].lower(), _NAMES, n=1)
     hint = f"Did you mean /{near[0]}?" if near else "/help lists them."
-    return f"There is no command /{match[1]}. {hint} A blank before the slash sends it as a message."
+    return f"Unknown command /{shortened(match[1])}. {hint} A blank before the slash sends it as a message."

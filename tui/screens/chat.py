@@ -1,43 +1,36 @@
-"""The chat: messages above, the prompt below, and the truth about the machine in one line."""
+"""The chat: messages above, the prompt below, and what the machine does in one line."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.events import Key, Paste
 from textual.screen import Screen
 from textual.widgets import Footer
 from textual.worker import Worker
 
 from localllm.answer.event import AnswerStream, merged
-from localllm.cli.terminal import harmless
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
+from localllm.text import harmless
 from tui.answering import FLUSH_S, follow, note_end
-from tui.attachments import find_attachments
-from tui.backend import ModelInfo
+from tui.attachments import MissingFileError, find_attachments
+from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
-from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
-from tui.latency import Latency
 from tui.loading import ModelLoader
-from tui.sessions import Message, Role
-from tui.widgets.message_views import MessageView
-from tui.widgets.notes import Note
-from tui.widgets.prompt import Prompt
-from tui.widgets.status_line import StatusLine
-from tui.widgets.title_bar import TitleBar
+from tui.sessions import Message
+from tui.status import Latency, joined
+from tui.widgets.frame import Note, Notice, StatusLine, TitleBar
+from tui.widgets.messages import AnswerView
+from tui.widgets.prompt import Prompt, Suggestion
 from tui.widgets.transcript import Transcript
-
-if TYPE_CHECKING:
-    from textual.widgets import Markdown
-
-    from tui.app import ChatApp
-    from tui.widgets.answer_view import AnswerView
 
 MEMORY_EVERY_S = 2.0
 
@@ -48,40 +41,44 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="stop", priority=True),
         Binding("escape", "back", "Back", id="back", priority=True),
-        *(
-            Binding(
-                command.key,
-                f"command('{command.name}')",
-                command.label or command.title,
-                id=command.name,
-                show=bool(command.label),
-                priority=True,  # a field that edits has uses of its own for many keys
-            )
-            for command in COMMANDS
-            if command.key
-        ),
         Binding("pageup", "scroll(-1)", "Page up", id="scroll.up", show=False, priority=True),
         Binding("pagedown", "scroll(1)", "Page down", id="scroll.down", show=False, priority=True),
         Binding("ctrl+up", "select(-1)", "Earlier message", id="message.earlier", show=False, priority=True),
         Binding("ctrl+down", "select(1)", "Later message", id="message.later", show=False, priority=True),
     ]
 
-    app: "ChatApp"
-
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        backend: Backend,
+        remembered_as: str = "model",
+        pull: bool = False,
+        keys: Mapping[str, str] | None = None,
+        commands: Sequence[Suggestion] = (),
+    ) -> None:
+        """remembered_as: under which name the store keeps the model that was loaded last. pull: whether the first model
+        is pulled where it is not here. keys: the user's own, by binding. commands: what the prompt completes.
+        """
         super().__init__()
         self.conversation = conversation
+        self.backend = backend
+        self.keys = keys or {}
         self.transcript = Transcript(conversation.variant)
-        self.prompt = Prompt()
+        self.prompt = Prompt(commands)
+        self.notice = Notice()
         self.status_line = StatusLine()
         self.title_bar = TitleBar()
         self.latency = Latency()
         self.editing: Message | None = None
         self.deleted: int | None = None
-        self.loader = ModelLoader(self)
+        shown = (self.title_bar, self.transcript, self.status_line)
+        self.loader = ModelLoader(backend, conversation, self, shown, remembered_as)
+        self._pull = pull
         self._answer: AnswerStream | None = None
         self._writing: Message | None = None
         self._begun = self._stopping = False
+        self._heard_at = 0.0  # when the answer on its way last said something
+        self._missing = ""  # a text that names files which do not exist, refused once
         self._work: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
@@ -90,6 +87,7 @@ class ChatScreen(Screen[None]):
         yield self.transcript
         with Vertical(id="entry"):
             yield self.prompt.completion
+            yield self.notice
             yield self.prompt
         yield self.status_line
         yield Footer()
@@ -99,9 +97,13 @@ class ChatScreen(Screen[None]):
         self.prompt.sent = self.conversation.store.prompts()
         self.prompt.focus()
         await self.show_conversation()
+        store = self.conversation.store
+        store.on_saving = self._show_saving
+        if store.unsaved:
+            self._show_saving(store.unsaved)
         self.set_interval(MEMORY_EVERY_S, self._measure)
         if self.conversation.model:
-            self.loader.begin(self.conversation.model, pull=self.app.model_was_named)
+            self.loader.begin(self.conversation.model, pull=self._pull)
         else:
             self.call_after_refresh(lambda: self.run_worker(self.loader.offer()))
 
@@ -113,7 +115,7 @@ class ChatScreen(Screen[None]):
     @property
     def info(self) -> ModelInfo | None:
         """The model that answers; None while one is loading."""
-        return None if self.loader.busy else self.app.backend.info
+        return None if self.loader.busy else self.backend.info
 
     @property
     def busy(self) -> bool:
@@ -128,36 +130,40 @@ class ChatScreen(Screen[None]):
         else:
             await self.transcript.welcome()
 
-    def on_prompt_sent(self, event: Prompt.Sent) -> None:
-        """Run a command or ask the model."""
-        text = event.text.strip()
-        if found := find_command(text):
-            self.prompt.accept(text)
-            self._remember(text)
-            self.run_worker(self.run_command(*found))
-            return
-        if unknown := unknown_command(event.text):
-            self.show_error(unknown)
-        elif self.busy:
+    # Typing always reaches the prompt, whatever is selected.
+
+    def on_key(self, event: Key) -> None:
+        """Give what is typed elsewhere to the prompt."""
+        if event.is_printable and event.character and self.focused is not self.prompt:
+            event.stop()
+            self.prompt.focus()
+            self.prompt.insert(event.character)
+
+    def on_paste(self, event: Paste) -> None:
+        """Give what is pasted elsewhere to the prompt."""
+        if self.focused is not self.prompt:
+            self.prompt.focus()
+            self.prompt.post_message(Paste(event.text))
+
+    # Sending and answering.
+
+    def send(self, text: str) -> None:
+        """Ask the model, if it can be asked now; else the text goes back into the prompt."""
+        if self.busy:
             self.notify("An answer is on its way. Esc stops it.", severity="warning")
         elif self.info is None and not self.loader.busy:
             self.show_error("No model is loaded yet. /models chooses one.")
         else:
-            self.prompt.accept(text)
-            self._remember(text)
-            self._begin(partial(self._send, text))
+            self.remember_prompt(text.strip())
+            self._begin(partial(self._send, text.strip()))
             return
-        self.prompt.give_back(event.text)
+        self.prompt.give_back(text)
 
-    async def action_command(self, name: str) -> None:
-        """Run a command of the table without an argument."""
-        await self.run_command(name)
-
-    async def run_command(self, name: str, argument: str = "") -> None:
-        """Run a command of the table; what goes wrong is shown in place."""
-        command = next(command for command in COMMANDS if command.name == name)
+    def remember_prompt(self, text: str) -> None:
+        """Add to the history of prompts."""
+        self.prompt.accept(text)
         try:
-            await command.run(self, argument)
+            self.conversation.store.add_prompt(text)
         except LocalLLMError as error:
             self.show_error(str(error))
 
@@ -165,23 +171,26 @@ class ChatScreen(Screen[None]):
         editing, self.editing = self.editing, None
         try:
             known = [*(editing.attachments if editing else ()), *self.prompt.pasted.values()]
-            backend = self.app.backend
-            files = await in_thread(lambda: find_attachments(text, backend.count_tokens, backend.picture_tokens, known))
+            counts = self.backend.count_tokens, self.backend.picture_tokens
+            strict = text != self._missing
+            files = await in_thread(lambda: find_attachments(text, *counts, known, strict))
             if editing:
                 self.conversation.edit(editing, text, files)
+                self.prompt.end_edit()
                 await self.show_conversation()
             else:
                 message = self.conversation.ask(text, files)
                 await self.transcript.append(message)
         except LocalLLMError as error:
             self.editing = editing
+            self._missing = text if isinstance(error, MissingFileError) else ""
             self.prompt.give_back(text)
             self.show_error(str(error))
             return
         self.title_bar.title = self.conversation.title
         await self.answer()
 
-    def begin_answer(self, view: "AnswerView | None" = None) -> None:
+    def begin_answer(self, view: AnswerView | None = None) -> None:
         """Start `answer` beside everything else."""
         self._begin(partial(self.answer, view))
 
@@ -204,13 +213,24 @@ class ChatScreen(Screen[None]):
         if self._work:
             await self._work.wait()
 
-    async def answer(self, view: "AnswerView | None" = None) -> None:
+    def stop_work(self) -> bool:
+        """Stop the answer, else the load; False if there is neither."""
+        at_work = self.busy or self.loader.busy
+        if self._answer:
+            self._answer.cancel()
+        elif self.loader.busy:
+            self.loader.stop()
+        else:
+            self._stopping = True
+        return at_work
+
+    async def answer(self, view: AnswerView | None = None) -> None:
         """Let the model answer what is shown; with a view, continue its cut answer."""
         facts = self.status_line.facts
         facts.answering, facts.speed, facts.progress = True, 0.0, None
-        self.status_line.redraw()
+        self._heard()
         self.refresh_bindings()
-        continues = view is not None
+        continues, before = view is not None, dict(view.message.stats) if view else {}
         try:
             if view is None:
                 view = cast("AnswerView", await self.transcript.append(self.conversation.begin_answer()))
@@ -219,11 +239,13 @@ class ChatScreen(Screen[None]):
             sees = (await self._model_loaded()).sees
             unseen = () if sees else self.conversation.picture_names
             request = self.conversation.request(continues, sees)
-            self._answer = await in_thread(lambda: self.app.backend.submit(request))
+            self._answer = await in_thread(lambda: self.backend.submit(request))
             if self._stopping:
                 self._answer.cancel()
-            update = await follow(self._answer, view, self.conversation, facts, self.latency, self.status_line.redraw)
+            update = await follow(self._answer, view, self.conversation, facts, self.latency, self._heard)
             note_end(view, update, unseen)
+            view.message.stats = joined(before, view.message.stats)
+            facts.speed = view.message.stats["speed"]
         except LocalLLMError as error:
             if view is None:
                 self.show_error(str(error))
@@ -235,19 +257,24 @@ class ChatScreen(Screen[None]):
                 self._answer.cancel()
             self._answer = self._writing = None
             facts.answering, facts.progress = False, None
-            self.status_line.redraw()
+            self._heard()
             self.refresh_bindings()
         await self._end_answer(view)
 
+    def _heard(self) -> None:
+        """The answer on its way has said something."""
+        self._heard_at, self.status_line.facts.silent_s = time.monotonic(), 0.0
+        self.status_line.redraw()
+
     async def _model_loaded(self) -> ModelInfo:
-        """Wait for a model that is on its way. Raises RequestError if it does not come or nobody waits any more."""
+        """Wait for a model that is being loaded. Raises RequestError if it does not come or the answer was stopped."""
         while self.loader.busy and not self._stopping:
             await asyncio.sleep(FLUSH_S)
         if self.info is None:
             raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
         return self.info
 
-    async def _end_answer(self, view: "AnswerView") -> None:
+    async def _end_answer(self, view: AnswerView) -> None:
         await view.finish()
         try:
             self.conversation.save(view.message)
@@ -265,7 +292,7 @@ class ChatScreen(Screen[None]):
         if request is None or session_id is None:
             return
         try:
-            answer = await in_thread(lambda: self.app.backend.submit(request))
+            answer = await in_thread(lambda: self.backend.submit(request))
             text = ""
             while True:
                 if events := answer.poll():
@@ -281,23 +308,36 @@ class ChatScreen(Screen[None]):
             self.log.warning(str(error))
         self.title_bar.title = self.conversation.title
 
-    def action_stop(self) -> None:
-        """Stop the answer, else the load."""
+    def keep_answer(self) -> None:
+        """Store the answer on its way as far as it has come: the program is about to end."""
+        if self._writing is None:
+            return
+        message, self._writing = self._writing, None
+        message.finish_reason = FinishReason.CANCELLED
+        try:
+            self.conversation.save(message)
+        except LocalLLMError as error:  # the screen can no longer show it
+            self.log.error(str(error))
+
+    def load_model(self, name: str) -> None:
+        """Load another model; the conversation stays."""
         if self._answer:
             self._answer.cancel()
-        elif self.loader.busy:
-            self.loader.stop()
-        else:
-            self._stopping = True
+        self.loader.begin(name)
+
+    # Selecting and leaving.
+
+    def action_stop(self) -> None:
+        """Stop the answer, else the load."""
+        self.stop_work()
         self.prompt.focus()
 
     def action_back(self) -> None:
-        """Leave what is being done and go back to the prompt; close what stands below the messages."""
+        """Leave what is being done and go back to the prompt; close what is below the messages."""
         self.transcript.query(Note).remove()
         if self.editing:
             self.editing = None
-            self.prompt.empty()
-            self.notify("Editing was given up.")
+            self.prompt.end_edit(empty=True)
         self.prompt.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -319,17 +359,12 @@ class ChatScreen(Screen[None]):
 
     def action_select(self, step: int) -> None:
         """Give the focus to the next message up or down; past the last one it goes back to the prompt."""
-        views = self.transcript.views
-        index = views.index(self.focused) if isinstance(self.focused, MessageView) else len(views)
-        index = max(index + step, 0)
-        if index < len(views):
-            views[index].focus()
-        else:
+        if not self.transcript.select(step):
             self.prompt.focus()
 
     async def action_variant(self, step: int) -> None:
         """Show another variant of the selected message, and what followed it."""
-        view = self.selected()
+        view = self.transcript.selected()
         if view is None or self.busy:
             return
         index = self.transcript.views.index(view)
@@ -342,50 +377,28 @@ class ChatScreen(Screen[None]):
             await self.show_conversation()
             self.transcript.views[index].focus()
 
-    def selected(self, role: Role | None = None) -> MessageView | None:
-        """The message that has the focus, else the last one of this role."""
-        views = [view for view in self.transcript.views if role is None or view.message.role is role]
-        if isinstance(self.focused, MessageView) and self.focused in views:
-            return self.focused
-        return views[-1] if views else None
-
-    def load_model(self, name: str) -> None:
-        """Load another model; the conversation stays."""
-        if self._answer:
-            self._answer.cancel()
-        self.loader.begin(name)
-
-    def keep_answer(self) -> None:
-        """Store the answer on its way as far as it has come: the program is about to end."""
-        if self._writing is None:
-            return
-        message, self._writing = self._writing, None
-        message.finish_reason = FinishReason.CANCELLED
-        try:
-            self.conversation.save(message)
-        except LocalLLMError as error:  # nobody is left who could be told on the screen
-            self.log.error(str(error))
-
     def show_error(self, text: str) -> None:
         """Say what is wrong, and what to do, where the user looks."""
-        self.run_worker(self.transcript.note(Note(text, failure=True)))
+        self.transcript.show_error(text)
 
-    def show_note(self, content: Content) -> None:
+    def show_note(self, content: Content | str) -> None:
         """Show something that is no part of the conversation."""
         self.run_worker(self.transcript.note(Note(content)))
 
-    def _remember(self, text: str) -> None:
-        try:
-            self.conversation.store.add_prompt(text)
-        except LocalLLMError as error:
-            self.show_error(str(error))
+    def _show_saving(self, unsaved: str) -> None:
+        """Say that chats are in memory only, and why; or that they are saved again."""
+        self.status_line.facts.unsaved = bool(unsaved)
+        self.status_line.redraw()
+        if unsaved:
+            text = f"{unsaved} The chat goes on; saving is tried again."
+            self.notify(text, severity="error", timeout=20, markup=False)
+        else:
+            self.notify("Chats are saved again.")
 
     def _measure(self) -> None:
+        facts = self.status_line.facts
         if self.info:
-            self.status_line.facts.memory = self.app.backend.memory_bytes()
-            self.status_line.redraw()
-
-    def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
-        """A link that a model wrote is copied, never opened."""
-        self.app.copy_to_clipboard(event.href)
-        self.notify(f"Copied {harmless(event.href)}", markup=False)
+            facts.memory = self.backend.memory_bytes()
+        if facts.answering:
+            facts.silent_s = time.monotonic() - self._heard_at
+        self.status_line.redraw()

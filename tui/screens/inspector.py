@@ -14,7 +14,7 @@ from textual.widgets import Footer, Static
 
 from localllm.engine.inspection import EngineSnapshot
 from tui import drawings
-from tui.latency import Latency
+from tui.status import Latency
 
 REFRESH_S = 0.25
 PICTURES = {

@@ -12,8 +12,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from localllm.cli.terminal import harmless, human_bytes
 from localllm.errors import LocalLLMError
+from localllm.text import harmless, human_bytes
 from tui.backend import Backend, ModelChoice
 from tui.background import in_thread
 

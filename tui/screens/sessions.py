@@ -12,8 +12,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from localllm.cli.terminal import harmless
 from localllm.errors import LocalLLMError
+from localllm.text import harmless
 from tui.sessions import SessionStore, SessionSummary
 
 

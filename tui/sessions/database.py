@@ -1,34 +1,49 @@
-"""The SQLite file: how it is opened, and how its errors reach the user."""
+"""The SQLite file of the chats: how it is recognised and opened, its schema, and how its errors reach the user."""
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 from localllm.errors import LocalLLMError
-from tui.sessions.migrations import migrate
+from localllm.files import sync_folder
 
 # Another instance writes for milliseconds; waiting longer would freeze the typing.
 BUSY_S = 0.25
+# In the file's header (https://www.sqlite.org/fileformat.html#application_id), so that nobody else's file is changed.
+APPLICATION_ID = int.from_bytes(b"lllm", "big")
+_HEADER, _ID_AT = b"SQLite format 3\0", slice(68, 72)
+_WRITING = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
 class SessionError(LocalLLMError):
     """Sessions cannot be read or written. The message names the file."""
 
 
+class UnwritableError(SessionError):
+    """Sessions cannot be written now; what is stored can likely be read."""
+
+
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the database, in WAL mode and of the newest schema. Raises SessionError."""
+    """Open the database, or make it. Raises SessionError, also for a file that is not a chat database."""
     with explained(path):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.touch(mode=0o600)
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                path.touch(mode=0o600)
+                sync_folder(path.parent)
+            new = _is_new(path)
         except OSError as error:
-            raise SessionError(f"{path}: sessions cannot be kept: {error.strerror}. Check its permissions.") from error
+            raise UnwritableError(f"{path}: chats cannot be saved: {error.strerror}.") from error
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:
+            if new:
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            _prepare(db)
             db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA synchronous = FULL")  # NORMAL may lose the last changes in a power cut
             migrate(db)
         except BaseException:
             db.close()
@@ -36,14 +51,142 @@ def connect(path: Path) -> sqlite3.Connection:
         return db
 
 
+def in_memory(source: sqlite3.Connection | Path) -> sqlite3.Connection:
+    """A copy in memory of a database that can be read but not written; empty where there is nothing to read."""
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    if isinstance(source, Path):
+        for mode in ("mode=ro", "immutable=1"):  # the latter where not even a lock can be written
+            with contextlib.suppress(sqlite3.Error):
+                readable = sqlite3.connect(f"file:{quote(str(source))}?{mode}", uri=True)
+                with contextlib.closing(readable):
+                    readable.backup(memory)
+                break
+    else:
+        source.backup(memory)
+    _prepare(memory)
+    migrate(memory)
+    return memory
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise sqlite3's errors as SessionError."""
+    """Raise what reading or writing the database can raise as SessionError; UnwritableError where writing failed."""
     try:
         yield
-    except sqlite3.OperationalError as error:
-        busy = error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        hint = "Another program holds it; try again." if busy else "Check the disk and the file's permissions."
-        raise SessionError(f"{path}: sessions cannot be kept: {error}. {hint}") from error
-    except (sqlite3.DatabaseError, ValueError) as error:
-        raise SessionError(f"{path}: sessions cannot be read: {error}. Move the file away to begin anew.") from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF  # without the extended code
+        if code in _BUSY:
+            raise UnwritableError(f"{path}: chats cannot be saved: another program is writing to it.") from error
+        if code in _WRITING:
+            raise UnwritableError(f"{path}: chats cannot be saved: {error}. Check the disk and the file.") from error
+        raise SessionError(f"{path}: chats cannot be read: {error}. Move the file away to start over.") from error
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
+        raise SessionError(f"{path}: a chat is damaged and cannot be read: {error}.") from error
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    db.text_factory = lambda data: data.decode(errors="replace")  # one damaged letter must not hide a chat
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA foreign_keys = ON")
+
+
+def _is_new(path: Path) -> bool:
+    """Whether the file is empty. Raises SessionError, before anything is written, for a file of another program."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header:
+        return True
+    if header.startswith(_HEADER) and int.from_bytes(header[_ID_AT], "big") != APPLICATION_ID:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?immutable=1", uri=True)) as db:
+            # Files of the first versions have no id yet.
+            known = db.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('migration', 'session')").fetchone()
+        if known[0] == 2:
+            return False
+    elif header.startswith(_HEADER):
+        return False
+    raise SessionError(f"{path}: is not a chat database. Name another file (--sessions), or move this one away.")
+
+
+# The schema, as the list of steps that led to it. Steps are only ever appended.
+
+
+def m001_sessions(db: sqlite3.Connection) -> None:
+    """Sessions, each a tree of messages of which one path, ending in `leaf`, is shown."""
+    db.execute(
+        """
+        CREATE TABLE session (
+            id INTEGER PRIMARY KEY,
+            title TEXT NOT NULL,
+            titled INTEGER NOT NULL DEFAULT 0,
+            model TEXT NOT NULL,
+            parameters TEXT NOT NULL DEFAULT '{}',
+            leaf INTEGER,
+            created REAL NOT NULL,
+            updated REAL NOT NULL,
+            deleted REAL
+        )
+        """
+    )
+    db.execute(
+        """
+        CREATE TABLE message (
+            id INTEGER PRIMARY KEY,
+            session_id INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
+            parent_id INTEGER REFERENCES message (id) ON DELETE CASCADE,
+            role TEXT NOT NULL,
+            content TEXT NOT NULL,
+            reasoning TEXT NOT NULL DEFAULT '',
+            finish_reason TEXT,
+            error TEXT,
+            model TEXT NOT NULL DEFAULT '',
+            stats TEXT NOT NULL DEFAULT '{}',
+            attachments TEXT NOT NULL DEFAULT '[]',
+            created REAL NOT NULL
+        )
+        """
+    )
+    db.execute("CREATE INDEX message_session ON message (session_id)")
+    db.execute("CREATE INDEX message_parent ON message (parent_id)")
+    db.execute("CREATE INDEX session_updated ON session (updated)")
+
+
+def m002_remembered(db: sqlite3.Connection) -> None:
+    """Small things that outlast a run: the theme, prompts that were sent."""
+    db.execute("CREATE TABLE remembered (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+    db.execute("CREATE TABLE prompt (id INTEGER PRIMARY KEY, text TEXT NOT NULL)")
+
+
+def m003_tool_calls(db: sqlite3.Connection) -> None:
+    """Calls of tools, apart from what an answer says."""
+    db.execute("ALTER TABLE message ADD COLUMN calls TEXT NOT NULL DEFAULT '[]'")
+
+
+def m004_application_id(db: sqlite3.Connection) -> None:
+    """The mark by which the file is recognised; new files have it from the start."""
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    m001_sessions,
+    m002_remembered,
+    m003_tool_calls,
+    m004_application_id,
+)
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Apply the steps that this database lacks, all or none. Raises SessionError for one of a newer version."""
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("CREATE TABLE IF NOT EXISTS migration (name TEXT PRIMARY KEY)")
+        done = {row[0] for row in db.execute("SELECT name FROM migration")}
+        unknown = done - {step.__name__ for step in MIGRATIONS}
+        if unknown:
+            raise SessionError(
+                f"The chats were written by a newer version of localllm ({min(unknown)}). Update it, or name another "
+                "file (--sessions)."
+            )
+        for step in MIGRATIONS:
+            if step.__name__ not in done:
+                step(db)
+                db.execute("INSERT INTO migration VALUES (?)", (step.__name__,))

@@ -1,9 +1,10 @@
 """What a stored conversation is made of."""
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from localllm.answer.tool_calls import ToolCall
 
@@ -26,6 +27,15 @@ class Attachment:
     text: str
     tokens: int | None = None
     picture: str = ""
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> Self:
+        """Read what was stored. Raises ValueError, TypeError or KeyError for what is damaged."""
+        attachment = cls(**values)
+        for value, kind in ((attachment.name, str), (attachment.text, str), (attachment.tokens, int | None)):
+            _check(value, kind)
+        base64.b64decode(attachment.picture, validate=True)
+        return attachment
 
 
 @dataclass(slots=True)
@@ -50,6 +60,18 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     created: float = 0.0
 
+    def check(self) -> None:
+        """Raise TypeError where a field that was stored is of another type."""
+        for text in (self.content, self.reasoning, self.model):
+            _check(text, str)
+        for end in (self.finish_reason, self.error):
+            _check(end, str | None)
+        for name, value in self.stats.items():
+            _check(value, list if name == "unseen" else int | float | None)
+        for call in self.calls:
+            _check(call.name, str)
+            _check(call.arguments, dict)
+
     def for_model(self, sees: bool = True) -> str:
         """The content with the attached texts before it; a model that sees no pictures is told which there were."""
         files = [f"File {file.name}:\n```\n{file.text}\n```\n" for file in self.attachments if not file.picture]
@@ -68,12 +90,17 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A session as a list shows it. updated is seconds since the epoch."""
+    """A session as a list shows it, which leaves parameters out. updated is seconds since the epoch."""
 
     id: int
     title: str
     model: str
     updated: float
     messages: int
-    parameters: dict[str, Any] = field(default_factory=dict)
     titled: bool = False
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def _check(value: object, kind: Any) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{type(value).__name__} in place of {getattr(kind, '__name__', kind)}")

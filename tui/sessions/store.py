@@ -3,43 +3,66 @@
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from localllm.answer.tool_calls import ToolCall
-from tui.sessions.database import connect, explained
+from tui.sessions.database import SessionError, UnwritableError, connect, explained, in_memory
 from tui.sessions.records import Attachment, Message, Role, SessionSummary
 
 # A deletion can be undone for so long; then the next start removes it.
 UNDO_S = 7 * 24 * 3600
+RETRY_S = 1.0  # between attempts to save what could not be written
 HISTORY = 500
 TITLE_CHARS = 60
 
+Statement = tuple[str, Sequence[Any]]
+
 
 class SessionStore:
-    """All sessions of one file. One thread; every method raises SessionError. Changes are on disk when it returns."""
+    """All sessions of one file. One thread; every method raises SessionError.
 
-    def __init__(self, file: Path) -> None:
+    Changes are on disk when a method returns and survive a power cut. Where the disk is full or the file cannot be
+    written, the store goes on in memory, `unsaved` says why, and pending changes are written once that works again.
+    """
+
+    def __init__(self, file: Path, *, must_save: bool = True) -> None:
+        """must_save: raise where the file cannot be written, in place of going on in memory from the start."""
         self.file = file
-        self._db = connect(file)
-        with self._explained():
-            self._db.execute("DELETE FROM session WHERE deleted < ?", (time.time() - UNDO_S,))
+        self.unsaved = ""
+        self.on_saving: Callable[[str], None] = lambda _unsaved: None  # called when `unsaved` has changed
+        self._pending: list[Statement] = []
+        self._retry_at = 0.0
+        self._disk: sqlite3.Connection | None = None  # while _db is in memory
+        try:
+            self._db = connect(file)
+        except UnwritableError as error:
+            if must_save:
+                raise
+            self.unsaved = str(error)
+            with self._explained():
+                self._db = in_memory(file)
+        self._write(("DELETE FROM session WHERE deleted < ?", (time.time() - UNDO_S,)))
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._db.close()
+        """Write what is pending, if that is possible, and close the file. Idempotent."""
+        if self.unsaved:
+            self._save_pending()
+        for db in (self._db, self._disk):
+            if db is not None:
+                db.close()
 
     def create(self, model: str, parameters: dict[str, Any], title: str = "New chat") -> int:
         """Begin a session and return its id."""
-        now = time.time()
-        return self._insert(
-            "INSERT INTO session (title, model, parameters, created, updated) VALUES (?, ?, ?, ?, ?)",
-            (title, model, json.dumps(parameters), now, now),
-        )
+        now, identity = time.time(), self._new_id("session")
+        columns = "id, title, model, parameters, created, updated"
+        values = (identity, title, model, json.dumps(parameters), now, now)
+        self._write((f"INSERT INTO session ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
+        return identity
 
     def sessions(self, search: str = "", limit: int = 500) -> list[SessionSummary]:
         """Sessions with messages, newest first; `search` is looked for in titles and messages."""
@@ -52,63 +75,52 @@ class SessionStore:
             """,
             (pattern, limit),
         )
-        return [_summary(row) for row in rows]
+        with self._explained():
+            return [_summary(row) for row in rows]
 
     def summary(self, session_id: int) -> SessionSummary:
-        """One session."""
-        return _summary(self._rows(f"{_SUMMARY} WHERE id = ?", (session_id,))[0])
+        """One session, with its parameters."""
+        rows = self._rows(f"{_SUMMARY} WHERE id = ?", (session_id,))
+        with self._explained():
+            return replace(_summary(rows[0]), parameters=dict(json.loads(rows[0]["parameters"])))
 
     def rename(self, session_id: int, title: str) -> None:
         """Give a session a title that is not replaced by one of the model's."""
-        self._execute("UPDATE session SET title = ?, titled = 1 WHERE id = ?", (title, session_id))
+        self._write(("UPDATE session SET title = ?, titled = 1 WHERE id = ?", (title, session_id)))
 
     def set_parameters(self, session_id: int, model: str, parameters: dict[str, Any]) -> None:
         """Remember by which model and how a session is answered."""
-        self._execute(
-            "UPDATE session SET model = ?, parameters = ? WHERE id = ?", (model, json.dumps(parameters), session_id)
-        )
+        values = (model, json.dumps(parameters), session_id)
+        self._write(("UPDATE session SET model = ?, parameters = ? WHERE id = ?", values))
 
     def delete(self, session_id: int) -> None:
         """Hide a session; `restore` brings it back for UNDO_S."""
-        self._execute("UPDATE session SET deleted = ? WHERE id = ?", (time.time(), session_id))
+        self._write(("UPDATE session SET deleted = ? WHERE id = ?", (time.time(), session_id)))
 
     def restore(self, session_id: int) -> None:
         """Undo `delete`."""
-        self._execute("UPDATE session SET deleted = NULL WHERE id = ?", (session_id,))
+        self._write(("UPDATE session SET deleted = NULL WHERE id = ?", (session_id,)))
 
     def add(self, message: Message) -> Message:
         """Store a new message as the end of the shown path, and return it with its id and time."""
-        now = time.time()
-        with self._explained(), self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            message.id = self._insert(
-                """
-                INSERT INTO message
-                (session_id, parent_id, role, content, reasoning, finish_reason, error, model, stats, attachments,
-                 calls, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-                """,
-                (message.session_id, message.parent_id, message.role, *_changing(message), now),
-            )
-            self._db.execute(
-                "UPDATE session SET leaf = ?, updated = ? WHERE id = ?", (message.id, now, message.session_id)
-            )
-            if message.parent_id is None and message.role is Role.USER:
-                title = shorten(message.content, TITLE_CHARS, placeholder=" …") or "New chat"
-                self._db.execute(
-                    "UPDATE session SET title = ? WHERE id = ? AND NOT titled", (title, message.session_id)
-                )
-        message.created = now
+        now, identity, session = time.time(), self._new_id("message"), message.session_id
+        columns = "id, session_id, parent_id, role, created, " + ", ".join(_CHANGING)
+        values = (identity, session, message.parent_id, message.role, now, *_changing(message))
+        statements: list[Statement] = [
+            (f"INSERT INTO message ({columns}) VALUES ({', '.join('?' * len(values))})", values),
+            ("UPDATE session SET leaf = ?, updated = ? WHERE id = ?", (identity, now, session)),
+        ]
+        if message.parent_id is None and message.role is Role.USER:
+            title = shorten(message.content, TITLE_CHARS, placeholder=" …") or "New chat"
+            statements.append(("UPDATE session SET title = ? WHERE id = ? AND NOT titled", (title, session)))
+        self._write(*statements)
+        message.id, message.created = identity, now
         return message
 
     def update(self, message: Message) -> None:
         """Store what has changed of a message."""
-        self._execute(
-            """
-            UPDATE message SET content = ?, reasoning = ?, finish_reason = ?, error = ?, model = ?, stats = ?,
-            attachments = ?, calls = ? WHERE id = ?
-            """,
-            (*_changing(message), message.id),
-        )
+        columns = ", ".join(f"{name} = ?" for name in _CHANGING)
+        self._write((f"UPDATE message SET {columns} WHERE id = ?", (*_changing(message), message.id)))
 
     def path(self, session_id: int) -> list[Message]:
         """The messages shown, first to last."""
@@ -116,15 +128,19 @@ class SessionStore:
             """
             WITH RECURSIVE path (id, parent_id, depth) AS (
                 SELECT message.id, message.parent_id, 0 FROM message JOIN session ON session.leaf = message.id
-                WHERE session.id = ?
+                WHERE session.id = ?1
                 UNION ALL
                 SELECT message.id, message.parent_id, depth + 1 FROM message JOIN path ON message.id = path.parent_id
+                LIMIT 1 + (SELECT count(*) FROM message WHERE session_id = ?1)
             )
             SELECT message.* FROM path JOIN message ON message.id = path.id ORDER BY depth DESC
             """,
             (session_id,),
         )
-        return [_message(row) for row in rows]
+        with self._explained():
+            if len({row["id"] for row in rows}) < len(rows):
+                raise ValueError("its messages follow each other in a circle")
+            return [_message(row) for row in rows]
 
     def variants(self, message: Message) -> list[int]:
         """Ids of the messages that share its parent, itself included, oldest first."""
@@ -132,14 +148,14 @@ class SessionStore:
             "SELECT id FROM message WHERE session_id = ? AND parent_id IS ? AND role = ? ORDER BY id",
             (message.session_id, message.parent_id, message.role),
         )
-        return [row["id"] for row in rows]
+        return sorted({message.id, *(row["id"] for row in rows)})
 
     def select(self, session_id: int, message_id: int) -> None:
         """Show the newest path through a message."""
         rows = self._rows(
             """
             WITH RECURSIVE below (id) AS (
-                SELECT ? UNION ALL
+                SELECT ? UNION
                 SELECT (SELECT max(message.id) FROM message WHERE message.parent_id = below.id) FROM below
                 WHERE EXISTS (SELECT 1 FROM message WHERE message.parent_id = below.id)
             )
@@ -151,7 +167,7 @@ class SessionStore:
 
     def cut(self, session_id: int, message_id: int | None) -> None:
         """Let the shown path end in this message, or be empty. Nothing is lost."""
-        self._execute("UPDATE session SET leaf = ? WHERE id = ?", (message_id, session_id))
+        self._write(("UPDATE session SET leaf = ? WHERE id = ?", (message_id, session_id)))
 
     def fork(self, session_id: int, message_id: int) -> int:
         """Copy the shown path up to a message into a new session, and return its id."""
@@ -169,40 +185,77 @@ class SessionStore:
 
     def remember(self, name: str, value: str) -> None:
         """Keep a small value across runs."""
-        self._execute("INSERT OR REPLACE INTO remembered VALUES (?, ?)", (name, value))
+        self._write(("INSERT OR REPLACE INTO remembered VALUES (?, ?)", (name, value)))
 
     def remembered(self, name: str) -> str | None:
         """What was kept under a name."""
         rows = self._rows("SELECT value FROM remembered WHERE name = ?", (name,))
-        return rows[0]["value"] if rows else None
+        return str(rows[0]["value"]) if rows else None
 
     def add_prompt(self, text: str) -> None:
         """Add to the history of prompts, of which the last HISTORY are kept."""
-        self._execute("INSERT INTO prompt (text) VALUES (?)", (text,))
-        self._execute("DELETE FROM prompt WHERE id <= (SELECT max(id) FROM prompt) - ?", (HISTORY,))
+        self._write(
+            ("INSERT INTO prompt (text) VALUES (?)", (text,)),
+            ("DELETE FROM prompt WHERE id NOT IN (SELECT id FROM prompt ORDER BY id DESC LIMIT ?)", (HISTORY,)),
+        )
 
     def prompts(self) -> list[str]:
         """The history of prompts, oldest first."""
-        return [row["text"] for row in self._rows("SELECT text FROM prompt ORDER BY id")]
+        return [str(row["text"]) for row in self._rows("SELECT text FROM prompt ORDER BY id")]
 
     def _explained(self) -> AbstractContextManager[None]:
         return explained(self.file)
 
-    def _execute(self, sql: str, values: Sequence[Any]) -> None:
-        with self._explained():
-            self._db.execute(sql, values)
-
-    def _insert(self, sql: str, values: Sequence[Any]) -> int:
-        with self._explained():
-            identity = self._db.execute(sql, values).lastrowid
-        assert identity is not None  # sqlite3 sets it after every INSERT
-        return identity
-
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
         with self._explained():
-            cursor = self._db.cursor()
-            cursor.row_factory = sqlite3.Row
-            return cursor.execute(sql, values).fetchall()
+            return self._db.execute(sql, values).fetchall()
+
+    def _new_id(self, table: str) -> int:
+        """An id above all others, also above those of another program that writes while this one is in memory."""
+        (row,) = self._rows(f"SELECT max(id) AS last FROM {table}")
+        return max((row["last"] or 0) + 1, time.time_ns() // 1000)
+
+    def _write(self, *statements: Statement) -> None:
+        """Execute changes in one transaction: on disk, else in memory."""
+        clean = [(sql, [_writable(value) for value in values]) for sql, values in statements]
+        if self.unsaved and time.monotonic() >= self._retry_at:
+            self._save_pending()
+        if not self.unsaved:
+            try:
+                self._transact(self._db, clean)
+                return
+            except UnwritableError as error:
+                with self._explained():
+                    self._db, self._disk = in_memory(self._db), self._db
+                self._retry_at = time.monotonic() + RETRY_S
+                self._say_saving(str(error))
+        self._transact(self._db, clean)
+        self._pending += clean
+
+    def _save_pending(self) -> None:
+        """Write to the disk what was written to memory, and go on there; or leave it for the next attempt."""
+        self._retry_at = time.monotonic() + RETRY_S
+        try:
+            disk = self._disk or connect(self.file)
+            self._transact(disk, self._pending)
+        except SessionError as error:
+            self._say_saving(str(error))
+            return
+        self._db.close()
+        self._db, self._disk = disk, None
+        self._pending.clear()
+        self._say_saving("")
+
+    def _say_saving(self, unsaved: str) -> None:
+        changed, self.unsaved = unsaved != self.unsaved, unsaved
+        if changed:
+            self.on_saving(unsaved)
+
+    def _transact(self, db: sqlite3.Connection, statements: Sequence[Statement]) -> None:
+        with self._explained(), db:
+            db.execute("BEGIN IMMEDIATE")
+            for sql, values in statements:
+                db.execute(sql, values)
 
 
 _SUMMARY = """
@@ -211,21 +264,11 @@ _SUMMARY = """
     FROM session
 """
 
-
-def _summary(row: sqlite3.Row) -> SessionSummary:
-    return SessionSummary(
-        id=row["id"],
-        title=row["title"],
-        model=row["model"],
-        updated=row["updated"],
-        messages=row["messages"],
-        parameters=json.loads(row["parameters"]),
-        titled=bool(row["titled"]),
-    )
+# Columns of a message that change while an answer is written, in the order of _changing.
+_CHANGING = ("content", "reasoning", "finish_reason", "error", "model", "stats", "attachments", "calls")
 
 
 def _changing(message: Message) -> tuple[Any, ...]:
-    """The columns that change while an answer is written."""
     return (
         message.content,
         message.reasoning,
@@ -238,10 +281,29 @@ def _changing(message: Message) -> tuple[Any, ...]:
     )
 
 
+def _writable(value: Any) -> Any:
+    """Text without lone surrogates, which names of files can have and SQLite refuses."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def _summary(row: sqlite3.Row) -> SessionSummary:
+    return SessionSummary(
+        id=int(row["id"]),
+        title=str(row["title"]),
+        model=str(row["model"]),
+        updated=float(row["updated"]),
+        messages=int(row["messages"]),
+        titled=bool(row["titled"]),
+    )
+
+
 def _message(row: sqlite3.Row) -> Message:
+    """A stored message. Raises ValueError, TypeError or KeyError for one that is damaged."""
     values = dict(row)
     values["role"] = Role(values["role"])
-    values["stats"] = json.loads(values["stats"])
-    values["attachments"] = tuple(Attachment(**file) for file in json.loads(values["attachments"]))
+    values["stats"] = dict(json.loads(values["stats"]))
+    values["attachments"] = tuple(Attachment.stored(file) for file in json.loads(values["attachments"]))
     values["calls"] = tuple(ToolCall(**call) for call in json.loads(values["calls"]))
-    return Message(**values)
+    message = Message(**values)
+    message.check()
+    return message

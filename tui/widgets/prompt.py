@@ -1,23 +1,96 @@
 """Where the user writes: a field that grows with its lines, with a history and completions."""
 
 import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
+from textual.content import Content
 from textual.events import Key, Paste
 from textual.message import Message
-from textual.widgets import TextArea
+from textual.widgets import OptionList, TextArea
+from textual.widgets.option_list import Option
 
-from tui.attachments import mention_of
+from localllm.text import harmless
+from tui.attachments import matching_paths, mention_of
 from tui.sessions import Attachment
-from tui.widgets.completion import Completion
+from tui.status import MUTED
 
 # A longer text that is pasted would push the question out of the field.
 PASTED_LINES = 12
 PASTED_CHARS = 2000
 
+MOST_SHOWN = 8
+
+Suggestion = tuple[str, str, str]
+"""A slash command: its name, what may follow it, and what it does."""
+
+# What has been written of a mention: a path, or in quotes one that may have blanks.
+_PATH = re.compile(r"""(?<!\S)@(?:"([^"]*)|([^"\s]\S*)?)$""")
 _JOINERS = frozenset("\u200c\u200d")
+
+
+class Completion(OptionList, can_focus=False):
+    """Offers what could complete the word before the cursor. The prompt's keys move in it and take from it."""
+
+    def __init__(self, commands: Sequence[Suggestion]) -> None:
+        super().__init__(id="completion", markup=False, compact=True)
+        self._commands = commands
+        self.display = False
+        self._values: list[str] = []
+        self._length = 0
+
+    def offer(self, before: str, whole: str) -> None:
+        """Show what fits. before: the line up to the cursor; whole: the field's text."""
+        self._values, self._length = [], len(before)
+        rows: list[Content] = []
+        if whole.startswith("/") and before == whole and " " not in whole:
+            fitting = [each for each in self._commands if each[0].startswith(whole[1:])][: 2 * MOST_SHOWN]
+            if [name for name, _, _ in fitting] != [whole[1:]]:
+                self._values = [f"/{name}{' ' if argument else ''}" for name, argument, _ in fitting]
+                rows = [
+                    Content.assemble((f"/{name} {argument}".ljust(26), "bold"), (title, MUTED))
+                    for name, argument, title in fitting
+                ]
+        elif mention := _PATH.search(before):
+            self._length = len(mention[0]) - 1
+            begun = mention[1] or mention[2] or ""
+            paths = matching_paths(begun, MOST_SHOWN)
+            rows = [Content(harmless(path)) for path in paths]
+            quoted = mention[1] is not None
+            whole_already = paths == [begun] and not quoted
+            self._values = [] if whole_already else [_mentioned(path, quoted) for path in paths]
+        self.display = bool(self._values)
+        self.clear_options()
+        if self._values:
+            self.add_options(Option(row) for row in rows)
+            self.highlighted = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is offered."""
+        return bool(self._values)
+
+    def move(self, step: int) -> None:
+        """Mark the next or previous entry, around the ends."""
+        self.highlighted = ((self.highlighted or 0) + step) % len(self._values)
+
+    def take(self) -> tuple[int, str]:
+        """How many characters before the cursor the marked entry replaces, and by what."""
+        return self._length, self._values[self.highlighted or 0]
+
+    def shut(self) -> None:
+        """Offer nothing until the text changes."""
+        self._values, self.display = [], False
+
+
+def _mentioned(path: str, quoted: bool) -> str:
+    """A path as a mention has it behind the at sign: blanks need quotes, which a folder's name leaves open."""
+    if not quoted and not any(letter.isspace() for letter in path):
+        return path
+    return f'"{path}' if path.endswith("/") else f'"{path}"'
 
 
 class Prompt(TextArea):
@@ -32,6 +105,7 @@ class Prompt(TextArea):
         Binding("shift+enter,alt+enter,ctrl+j", "newline", "New line", priority=True, id="prompt.newline", show=False),
         Binding("up", "recall(-1)", "Earlier prompt", priority=True, id="prompt.earlier", show=False),
         Binding("down", "recall(1)", "Later prompt", priority=True, id="prompt.later", show=False),
+        Binding("ctrl+d", "leave", "Leave", priority=True, id="leave"),
     ]
 
     @dataclass
@@ -40,7 +114,8 @@ class Prompt(TextArea):
 
         text: str
 
-    def __init__(self) -> None:
+    def __init__(self, commands: Sequence[Suggestion] = ()) -> None:
+        """commands: offered while a line begins with a slash."""
         super().__init__(
             id="prompt",
             show_line_numbers=False,
@@ -49,10 +124,11 @@ class Prompt(TextArea):
             tab_behavior="focus",
         )
         self.sent: list[str] = []
-        self.pasted: dict[str, Attachment] = {}  # long texts, by the names that stand for them
-        self.completion = Completion()
+        self.pasted: dict[str, Attachment] = {}  # long texts by the names that stand for them
+        self.completion = Completion(commands)
         self._place: int | None = None
         self._draft = ""
+        self._written = False
 
     def on_paste(self, event: Paste) -> None:
         """A file's path, as terminals paste one that is dropped on them, and a long text become attachments."""
@@ -81,6 +157,9 @@ class Prompt(TextArea):
 
     def on_text_area_changed(self) -> None:
         """Offer completions for the word that is being written."""
+        if bool(self.text) != self._written:
+            self._written = bool(self.text)
+            self.refresh_bindings()
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
 
@@ -94,6 +173,10 @@ class Prompt(TextArea):
         if self.text.strip():
             text, self.text = self.text, ""
             self.post_message(self.Sent(text))
+
+    async def action_leave(self) -> None:
+        """Leave the program."""
+        await self.app.action_quit()
 
     def action_newline(self) -> None:
         """Begin a new line."""
@@ -114,19 +197,26 @@ class Prompt(TextArea):
         self.completion.shut()
 
     def accept(self, text: str) -> None:
-        """Keep a text that was sent in the history."""
+        """Add a text that was sent to the history."""
         if self.sent[-1:] != [text]:
             self.sent.append(text)
         self._place = None
 
     def give_back(self, text: str) -> None:
-        """Take a text back that was sent and could not be taken, before what was written since."""
+        """Put a text that could not be sent back, before what was written since."""
         self.put(f"{text}\n{self.text}" if self.text else text)
 
-    def empty(self) -> None:
-        """Throw away what is written."""
+    def begin_edit(self, text: str) -> None:
+        """Take an earlier message for editing, and say so on the border."""
+        self.border_title = "Editing an earlier message · Enter sends, Esc gives up"
+        self.put(text)
+
+    def end_edit(self, empty: bool = False) -> None:
+        """The edit is sent, or given up: then the text goes."""
+        self.border_title = None
         self._place = None
-        self.text = ""
+        if empty:
+            self.text = ""
 
     def put(self, text: str) -> None:
         """Replace the text, the cursor behind it."""
@@ -137,6 +227,8 @@ class Prompt(TextArea):
         """Completions take their keys while they are open; the history is reached from the first and last line."""
         if action in ("complete", "mark", "shut"):
             return self.completion.is_open
+        if action == "leave":  # in a text, the key deletes to the right
+            return not self.text
         if action == "recall":
             row, last = self.cursor_location[0], self.document.line_count - 1
             at_edge = row == 0 if parameters == (-1,) else row == last and self._place is not None

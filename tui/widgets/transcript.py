@@ -2,13 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from textual.containers import VerticalScroll
 
-from tui.sessions import Message
-from tui.widgets.message_views import MessageView, view_of
-from tui.widgets.notes import Note
-from tui.widgets.welcome import Welcome
+from localllm.text import harmless
+from tui.sessions import Message, Role
+from tui.widgets.frame import Note, Welcome
+from tui.widgets.messages import MessageView, view_of
+
+if TYPE_CHECKING:
+    from textual.widgets import Markdown
 
 WINDOW = 24
 
@@ -32,6 +36,24 @@ class Transcript(VerticalScroll, can_focus=False):
     def views(self) -> list[MessageView]:
         """The mounted messages, first to last."""
         return list(self.query(MessageView))
+
+    def selected(self, role: Role | None = None) -> MessageView | None:
+        """The message that has the focus, else the last one of this role."""
+        views = [view for view in self.views if role is None or view.message.role is role]
+        focused = self.screen.focused
+        if isinstance(focused, MessageView) and focused in views:
+            return focused
+        return views[-1] if views else None
+
+    def select(self, step: int) -> bool:
+        """Give the focus to the next message up (-1) or down; False past the last one."""
+        views, focused = self.views, self.screen.focused
+        index = views.index(focused) if isinstance(focused, MessageView) else len(views)
+        index = max(index + step, 0)
+        if index >= len(views):
+            return False
+        views[index].focus()
+        return True
 
     async def show(self, messages: Sequence[Message]) -> None:
         """Show other messages, from the end on. The sequence is kept, so that earlier ones can follow."""
@@ -63,6 +85,10 @@ class Transcript(VerticalScroll, can_focus=False):
         self.screen.refresh_bindings()  # it can be closed
         self.call_after_refresh(self._go_to, note)
 
+    def show_error(self, text: str) -> None:
+        """Say what is wrong, and what to do, below the messages."""
+        self.run_worker(self.note(Note(text, failure=True)))
+
     def _go_to(self, note: Note) -> None:
         if note.size.height > self.size.height:  # its end alone would be seen
             self.anchor(False)
@@ -83,6 +109,11 @@ class Transcript(VerticalScroll, can_focus=False):
             welcome.first().tell(notice)
         else:
             self.run_worker(self.note(Note(notice)))
+
+    def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
+        """A link that a model wrote is copied, never opened."""
+        self.app.copy_to_clipboard(event.href)
+        self.notify(f"Copied {harmless(event.href)}", markup=False)
 
     def on_resize(self) -> None:
         """A lower screen may be the first that is too low for the messages."""

@@ -13,8 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from gguf_io.model_file import MAX_PARTS
 from localllm.files import sync_folder
-from localllm.library.create import create
-from localllm.library.derived import quantized_model, uploaded_model
+from localllm.library.create import create, uploaded_model
 from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.go_templates import is_jinja
@@ -24,7 +23,7 @@ from localllm.library.names import HUGGING_FACE_HOST, OLLAMA_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.places import own_store
 from localllm.library.pull import SPARE_BYTES, PullProgress, PullStatus, pull
-from localllm.quality.quantize import TYPES
+from localllm.quality.quantize import TYPES, quantized_model
 from localllm.server import errors
 from localllm.server.catalog import check_name, facts_of
 from localllm.server.errors import ApiError

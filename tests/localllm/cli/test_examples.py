@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 import tui.command  # noqa: F401 - the chat is one of the commands
-from localllm.cli.examples import EXAMPLES
+from localllm.cli.help import EXAMPLES
 from localllm.cli.main import app
 
 PROGRAM: Any = typer.main.get_command(app)

@@ -85,7 +85,7 @@ def test_what_cannot_fit_is_refused(plan: Callable[..., int], capsys: pytest.Cap
     assert plan("--gpu-memory", "64MiB", "--gpu-layers", "3") == 2
     assert "lacks" in capsys.readouterr().out
     assert plan("--kv-type-k", "q4_0") == 2
-    assert "kv_type_k should be 'f16' or 'q8_0' and is 'q4_0'" in capsys.readouterr().err
+    assert "--kv-type-k must be f16 or q8_0 (got 'q4_0')" in capsys.readouterr().err
 
 
 def test_a_draft_model_has_its_part(

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from localllm.cli import terminal
-from localllm.cli.list import table as list_table
 
 
 class Terminal(io.StringIO):
@@ -28,22 +27,6 @@ def logging_restored() -> Iterator[None]:
     yield
     root.setLevel(level)
     root.handlers[:] = handlers
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1023 * 1024, "0.999 MiB"), (3 * 2**40, "3 TiB")],
-)
-def test_bytes_for_people(size: int, text: str) -> None:
-    assert terminal.human_bytes(size) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(999, "999"), (260032, "260 K"), (999_999, "1 M"), (1_100_048_384, "1.1 B"), (2 * 10**15, "2e+03 T")],
-)
-def test_counts_for_people(count: int, text: str) -> None:
-    assert terminal.human_count(count) == text
 
 
 def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +95,3 @@ def test_logs_show_tracebacks_with_debug_alone(capsys: pytest.CaptureFixture[str
         assert "warning: careful\nerror: stopped\n" in error
         assert ("Traceback" in error) == debug
         assert ("localllm.test: detail" in error) == debug
-
-
-def test_columns_count_what_a_terminal_shows() -> None:
-    assert terminal.columns_of("model") == 5
-    assert terminal.columns_of("模型") == 4
-    assert terminal.columns_of("e\u0301") == 1  # an accent of its own
-    rows = [("NAME", "SIZE"), ("模型", "1"), ("other", "2")]
-    assert list_table(rows) == "NAME   SIZE\n模型   1\nother  2\n"

@@ -9,10 +9,14 @@ from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
 from localllm.engine.request import SamplingParams
 from localllm.library.behaviour import Behaviour, behaviour_of
+from localllm.library.create import create
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
-from localllm.library.lookup import find
-from localllm.library.modelfile import parse_modelfile
+from localllm.library.lookup import built_in_model, find
+from localllm.library.modelfile import Modelfile, parse_modelfile
+from localllm.library.names import ModelName
+from localllm.library.own_store import OwnStore
+from localllm.library.places import own_store
 from localllm.settings import Settings, load_settings, parse_lora
 from tests.gpu_offload import lora_files
 from tests.localllm.library.conftest import write_file, write_ollama_model
@@ -54,7 +58,7 @@ def test_a_recipe_is_read() -> None:
         ("FROM a\n\nPARAMETER temprature 1", "line 3: there is no parameter 'temprature'. Did you mean temperature"),
         ("FROM a\nPARAMETER top_k many", "line 2: top_k should be a number"),
         ('FROM a\nSYSTEM """never closed', "line 2: the triple quotes are not closed"),
-        ("FROM a\nMESSAGE robot hi", "line 2: 'robot' is no role"),
+        ("FROM a\nMESSAGE robot hi", "line 2: 'robot' is not a role"),
         ("FROM", "line 1: 'FROM' is not an instruction and a value"),
         ("FROM a\n" + "x" * (1 << 20), "characters, more than"),
     ],
@@ -108,7 +112,45 @@ def test_parameters_of_ollamas_that_have_no_counterpart_are_told_of(
     write_file(home / "Modelfile", b"FROM ./tiny.gguf\nPARAMETER num_gpu 20\nPARAMETER top_k 9")
     assert command("create", "mine") == 0
     assert behaviour_of(find("mine", SETTINGS)).settings == {"top_k": 9}
-    assert "its parameter num_gpu has no counterpart here" in capsys.readouterr().err
+    assert "unsupported parameters are ignored: num_gpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (Modelfile(licenses=[str(n) for n in range(100_000)]), "licences, more than 32"),
+        (Modelfile(system="x" * (1 << 20) + "x"), "The system has 1048577 bytes"),
+        (Modelfile(messages=[{"role": "user", "content": "x"}] * 50_000), "The messages has"),
+        (Modelfile(template="{{ .Prompt }}" * 100_000), "The template has"),
+        (Modelfile(system="\ud800"), "The system is not valid Unicode text"),
+        (Modelfile(parameters={"stop": 5}), "'stop' should be text and is '5'"),
+        (Modelfile(parameters={"top_k": 1.5}), "'top_k' should be a whole number"),
+        (Modelfile(parameters={"temperature": float("nan")}), "'temperature' is out of range"),
+        (Modelfile(parameters={"seed": 10**30}), "'seed' is out of range"),
+        (Modelfile(parameters={"strange": {"a": [[]]}}), "'strange' should be a number"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(home: Path, recipe: Modelfile, words: str) -> None:
+    store = OwnStore(own_store(SETTINGS))
+    with pytest.raises(LibraryError, match=words):
+        create(store, ModelName("mine"), recipe, built_in_model())
+    assert not (home / ".local").exists()
+
+
+def test_the_largest_that_is_taken_is_read_back(home: Path) -> None:
+    recipe = Modelfile(
+        system="x" * (1 << 20),
+        licenses=[str(n) for n in range(32)],
+        parameters={"stop": ["a", "b"], "temperature": 1, "num_gpu": 3},
+        messages=[{"role": "user", "content": "x" * 1_000_000}],
+    )
+    create(OwnStore(own_store(SETTINGS)), ModelName("mine"), recipe, built_in_model())
+    defaults = find("mine", SETTINGS).defaults()
+    assert (defaults.system, defaults.parameters) == (recipe.system, recipe.parameters)
+    assert (list(defaults.messages), list(defaults.licenses)) == (recipe.messages, recipe.licenses)
+    again = Modelfile(licenses=["one more"])
+    with pytest.raises(LibraryError, match="33 licences"):
+        create(OwnStore(own_store(SETTINGS)), ModelName("again"), again, find("mine", SETTINGS))
 
 
 def test_a_created_model_behaves_as_its_recipe_says(
@@ -260,7 +302,7 @@ def test_ollamas_layers_make_the_behaviour(home: Path, caplog: pytest.LogCapture
     a = behaviour_of(find("a:1", SETTINGS))
     assert "<|im_start|>" in str(a.template)
     assert (a.settings, a.stop) == ({"ctx": 99, "top_k": 7, "mirostat": 2}, ("<|im_end|>",))
-    assert "mirostat is 1, which is taken as 2" in caplog.text
+    assert "mirostat 1 is not supported" in caplog.text
     with pytest.raises(LibraryError, match=r"b:1: .*no family that is known"):
         behaviour_of(find("b:1", SETTINGS))
     assert behaviour_of(find("c:1", SETTINGS)).template is None

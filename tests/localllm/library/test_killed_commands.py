@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
+from localllm.files import STALE_S
 from localllm.library.lookup import find, users_models
 from localllm.library.manifest import Manifest
 from localllm.library.names import ModelName
-from localllm.library.own_store import STALE_S, OwnStore, blob_files
+from localllm.library.own_store import OwnStore, blob_files
 from localllm.library.places import own_store
 from localllm.settings import Settings
 from tests.forking import Nursery, nursery
@@ -132,13 +133,14 @@ def test_quantize(home: Path, children: Nursery) -> None:
         if (home / "small.gguf").exists():
             with open_model(home / "small.gguf") as made:
                 assert {tensor.type.name for tensor in made.tensors.values()} == {"Q8_0"}
+            (home / "small.gguf").unlink()  # an existing file is never overwritten
 
     assert killed_everywhere(children, "quantize model.gguf small.gguf --type Q8_0", check) > 2
     old = time.time() - 2 * STALE_S
-    left = [*home.glob(".small.gguf.*.tmp")]
+    left = [*home.glob(".localllm-small.gguf.*.tmp")]
     for path in left:
         os.utime(path, (old, old))
     process = children.start(SCRIPT, ["0", "quantize", "model.gguf", "small.gguf", "--type", "Q8_0"])
     process.communicate()
     assert left and process.returncode == 0
-    assert not [*home.glob(".small.gguf.*.tmp")]
+    assert not [*home.glob(".localllm-small.gguf.*.tmp")]

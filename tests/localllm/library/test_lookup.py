@@ -11,6 +11,7 @@ from localllm.library import resolve
 from localllm.library.entry import Source
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.lookup import find, users_models
+from localllm.server.catalog import Catalog
 from localllm.settings import Settings
 from tests.localllm.library.conftest import write_file, write_hugging_face_model, write_ollama_model
 
@@ -204,6 +205,40 @@ def test_show_takes_names_and_tells_what_the_manifest_adds(
     assert out.endswith("\nSystem\nSpeak like a pirate.\n")
     assert command("show", "qwen3:0.6b", "--json") == 0
     assert json.loads(capsys.readouterr().out)["defaults"]["system"] == "Speak like a pirate."
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("params", b'{"stop": 5}'),
+        ("params", b'{"temperature": {}}'),
+        ("params", b"[" * 100_000),
+        ("params", b'{"top_k": ' + b"9" * 400 + b"}"),
+        ("messages", b'[{"role": 1}]'),
+        ("messages", b"[" * 100_000),
+        ("system", b"\xff"),
+        ("system", b"x" * (1 << 20) + b"x"),
+        ("template", b"{{" * 500_000),
+        ("template", b"nothing that is known"),
+    ],
+)
+def test_one_bad_manifest_hides_no_other_model(
+    full_home: Path,
+    tiny_gguf: bytes,
+    command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    data: bytes,
+) -> None:
+    store = full_home / ".ollama/models"
+    write_ollama_model(store, "registry.ollama.ai/library/bad/latest", {"model": tiny_gguf, kind: data})
+    names = {entry.name for entry in Catalog([], SETTINGS).entries()}
+    assert {"qwen3:0.6b", "bad:latest", "builtin"} <= names
+    assert command("list") == 0
+    capsys.readouterr()
+    assert command("run", "bad", "hi") == 2
+    err = capsys.readouterr().err
+    assert "defect" not in err and len(err) < 2000, err[:2000]
 
 
 def test_an_empty_machine_is_told_what_to_do(

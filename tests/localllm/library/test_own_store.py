@@ -6,6 +6,8 @@ import pytest
 
 from localllm.library.errors import LibraryError, PullError
 from localllm.library.lookup import find, users_models
+from localllm.library.own_store import OwnStore
+from localllm.library.places import own_store
 from localllm.library.pull import pull
 from localllm.settings import Settings
 from tests.localllm.library.model_server import ModelServer, refuse
@@ -55,8 +57,8 @@ def test_a_link_in_place_of_the_partial_file_is_not_followed(server: ModelServer
     digest = server.add_ollama("library/x", "latest", {"model": tiny_gguf})["model"]
     victim = home / "victim"
     victim.write_text("precious")
+    OwnStore(own_store(SETTINGS)).prepare()
     partial = home / ".local/share/localllm/models/partial"
-    partial.mkdir(parents=True)
     (partial / f"{digest.replace(':', '-')}.part").symlink_to(victim)
     with pytest.raises(PullError, match="cannot be written"):
         pull(f"{server.host}/library/x", SETTINGS)
@@ -97,15 +99,23 @@ def test_unfinished_pulls_can_be_removed(
 ) -> None:
     server.add_ollama("library/x", "latest", {"model": big_gguf})
     server.faults.append(refuse(1000, 404, part="/blobs/"))
-    store = home / ".local/share/localllm/models"
-    for name in ("a.part", "a.json", ".b.tmp"):
-        (store / "partial").mkdir(parents=True, exist_ok=True)
-        (store / "partial" / name).write_text("x")
-    os.utime(store / "partial" / ".b.tmp", (0, 0))
-    (store / "blobs").mkdir()
-    (store / "blobs" / f"sha256-{'0' * 64}").write_text("x")
+    store = OwnStore(own_store(SETTINGS))
+    store.prepare()
+    key = f"sha256-{'0' * 64}"
+    left = [store.partial / f"{key}.part", store.partial / f"{key}.json", store.blobs / key, store.temporary()]
+    strange = [
+        store.partial / "a.part",
+        store.partial / "notes.json",
+        store.partial / ".b.tmp",
+        store.blobs / "tax.pdf",
+    ]
+    for path in (*left, *strange):
+        path.write_text("x")
+        os.utime(path, (0, 0))
+    young = store.temporary()
+    young.write_text("x")
     assert command("rm", "--unfinished") == 0
-    assert stored(home) == {}
+    assert {path for path in store.root.rglob("*") if path.is_file() and path.name != ".lock"} == {*strange, young}
 
 
 def test_a_corrupt_blob_is_found_and_repaired(
@@ -129,6 +139,92 @@ def test_verify_changes_nothing_of_others(full_home: Path, command: Callable[...
     path.write_bytes(b"damaged")
     assert command("verify", "--repair") == 2
     assert path.read_bytes() == b"damaged"
+
+
+def test_a_model_whose_files_are_gone_is_told_of_and_repaired(
+    server: ModelServer, home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": tiny_gguf})
+    model = pull(f"{server.host}/library/x", SETTINGS)
+    model.path.unlink()
+    assert command("verify") == 2
+    assert "verified" not in capsys.readouterr().err
+    assert command("verify", model.name, "--repair") == 0
+    assert model.path.read_bytes() == tiny_gguf
+
+
+def test_a_damaged_file_stays_until_there_is_a_better_one(
+    server: ModelServer, home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = server.add_ollama("library/x", "latest", {"model": tiny_gguf})["model"]
+    model = pull(f"{server.host}/library/x", SETTINGS)
+    damaged = tiny_gguf[:-1] + b"!"
+    model.path.write_bytes(damaged)
+    server.faults.append(refuse(1000, 404))
+    assert command("verify", "--repair") == 2
+    assert model.path.read_bytes() == damaged
+    assert "does not have" in capsys.readouterr().err
+    server.faults.clear()
+    assert command("verify", "--repair") == 0
+    assert model.path.read_bytes() == tiny_gguf
+    assert len(server.fetched(digest)) == 4  # each time a question about ranges, and the file
+
+
+def test_verify_says_what_it_did_not_look_at(
+    full_home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("verify", "hf.co/user/Some-Model-GGUF:Q8_0") == 0
+    assert "is not verified" in capsys.readouterr().err
+    assert command("verify") == 0
+    assert "2 models verified." in capsys.readouterr().err
+
+
+def test_nothing_to_verify_is_said(home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("verify") == 0
+    assert "There are no stored models to verify." in capsys.readouterr().err
+
+
+def test_the_store_of_another_program_is_left_alone(
+    server: ModelServer, full_home: Path, tiny_gguf: bytes, command: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """model_store may name Ollama's store, which has the same layout: nothing in it is removed, and nothing added."""
+    store = full_home / ".ollama/models"
+    orphan = store / "blobs" / f"sha256-{'0' * 64}"
+    orphan.write_text("a layer that Ollama is about to use")
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    server.add_ollama("library/x", "latest", {"model": tiny_gguf})
+    monkeypatch.setenv("LOCALLLM_MODEL_STORE", str(store))
+    assert command("list") == 0
+    (full_home / "Modelfile").write_text("FROM builtin")
+    for call in ("rm qwen3:0.6b", "rm --unfinished", f"pull {server.host}/library/x", "cp qwen3:0.6b a", "create a"):
+        assert command(*call.split()) == 2, call
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+
+
+def test_a_manifest_that_cannot_be_read_keeps_all_weights(
+    server: ModelServer, home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.add_ollama("library/x", "latest", {"model": tiny_gguf, "system": b"Be brief."})
+    server.add_ollama("library/y", "latest", {"model": tiny_gguf, "system": b"Be long."})
+    model = pull(f"{server.host}/library/x", SETTINGS)
+    pull(f"{server.host}/library/y", SETTINGS)
+    assert model.manifest_path is not None
+    manifest = model.manifest_path.read_bytes()
+    model.manifest_path.write_bytes(manifest[:100])
+    for call in (("rm", f"{server.host}/library/y"), ("rm", "--unfinished")):
+        assert command(*call) == 0
+        assert "Files of models are kept" in capsys.readouterr().err
+    assert command("verify") == 2
+    err = capsys.readouterr().err
+    assert "is not a model's manifest" in err and "1 of 1 model damaged" in err
+    model.manifest_path.write_bytes(manifest)
+    assert command("verify") == 0
+    assert find(model.name, SETTINGS).defaults().system == "Be brief."
+    model.manifest_path.write_bytes(b"")
+    assert command("verify", "--repair") == 0  # pulled again, though its files are here
+    assert find(model.name, SETTINGS).defaults().system == "Be brief."
+    assert command("rm", "--unfinished") == 0
+    assert {path.read_bytes() for path in model.path.parent.iterdir()} == {tiny_gguf, b"Be brief."}
 
 
 def test_a_bad_manifest_is_told_of_and_can_be_removed(
@@ -176,8 +272,7 @@ def test_a_folder_that_may_only_be_read_is_noticed_before_anything_comes(
     server: ModelServer, home: Path, tiny_gguf: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = server.add_ollama("library/x", "latest", {"model": tiny_gguf})["model"]
-    for folder in ("manifests", "blobs", "partial"):
-        (home / ".local/share/localllm/models" / folder).mkdir(parents=True)
+    OwnStore(own_store(SETTINGS)).prepare()
     monkeypatch.setattr("localllm.library.own_store.os.access", lambda _path, _mode: False)
     with pytest.raises(LibraryError, match=r"cannot be written\. Name another folder by the setting model_store"):
         pull(f"{server.host}/library/x", SETTINGS)

@@ -29,6 +29,37 @@ def test_a_busy_server_is_asked_again(server: ModelServer, tiny_gguf: bytes, sta
     assert pull(f"{server.host}/library/tiny", SETTINGS).path.read_bytes() == tiny_gguf
 
 
+@pytest.mark.parametrize(
+    "told", ["²", "9" * 5000, "-1", "soon", "Fri, 31 Dec 99999 23:59:59 GMT", "Wed, 21 Oct 2035 07:28:00 +99999999999"]
+)
+def test_a_retry_after_that_says_nothing_is_left_aside(server: ModelServer, tiny_gguf: bytes, told: str) -> None:
+    server.add_ollama("library/tiny", "latest", {"model": tiny_gguf})
+    server.faults.append(refuse(2, 503, {"Retry-After": told}))
+    assert pull(f"{server.host}/library/tiny", SETTINGS).path.read_bytes() == tiny_gguf
+
+
+@pytest.mark.parametrize("length", ["²", "9" * 5000, "1e3", ""])
+@pytest.mark.parametrize("ranges", [True, False])
+def test_lengths_that_are_no_numbers_are_refused(
+    server: ModelServer, home: Path, big_gguf: bytes, length: str, ranges: bool
+) -> None:
+    server.add_ollama("library/big", "latest", {"model": big_gguf})
+    server.routes["/x.gguf"] = big_gguf
+    server.ranges = ranges
+
+    def lie(path: str, answer: Answer) -> None:
+        if "manifests" not in path and ranges:
+            answer.headers["Content-Range"] = f"bytes 0-0/{length}"
+        elif "manifests" not in path:
+            answer.told_length, answer.headers["Content-Length"] = False, length
+
+    server.faults.append(lie)
+    for name in (f"{server.host}/library/big", f"{server.url}/x.gguf"):
+        with pytest.raises(PullError):
+            pull(name, SETTINGS)
+    no_model_and_no_half_file(home)
+
+
 def test_a_busy_server_is_not_asked_for_ever(server: ModelServer, home: Path) -> None:
     server.faults.append(refuse(1000, 429))
     with pytest.raises(PullError, match="429"):
@@ -260,6 +291,14 @@ def test_a_registry_cannot_link_to_local_files(server: ModelServer, home: Path, 
     with pytest.raises(PullError, match="has no GGUF file"):
         pull(f"{server.host}/library/x", SETTINGS)
     no_model_and_no_half_file(home)
+
+
+def test_a_file_name_that_is_no_text_is_told(server: ModelServer, home: Path) -> None:
+    lfs = {"size": 10, "sha256": "a" * 64}
+    listing = {"sha": "ab" * 20, "siblings": [{"rfilename": "\ud800-Q8_0.gguf", "lfs": lfs}]}
+    server.routes["/api/models/user/x"] = json.dumps(listing).encode()
+    with pytest.raises(PullError, match="list of files cannot be read"):
+        pull("hf.co/user/x", SETTINGS)
 
 
 @pytest.mark.parametrize("path", ["../../../evil-Q8_0.gguf", "/etc/evil-Q8_0.gguf", "a\\..\\evil-Q8_0.gguf"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from localllm.library.lookup import users_models
+from localllm.library.partial import bytes_noted
 from localllm.settings import Settings
 from tests.forking import Forked, Nursery, nursery
 from tests.localllm.library.model_server import Answer, ModelServer, cut
@@ -106,6 +107,34 @@ def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert len(server.fetched("/blobs/")) < 40
+    (model,) = users_models(Settings())
+    assert model.path.read_bytes() == big_gguf
+
+
+def test_a_kill_on_a_slow_link_loses_less_than_a_chunk(
+    server: ModelServer, home: Path, big_gguf: bytes, children: Nursery
+) -> None:
+    """Killed again and again within one chunk of 8 MiB, a pull still arrives."""
+    server.faults.append(slowly)
+    digest = server.add_ollama("library/big", "latest", {"model": big_gguf})["model"]
+    note = home / f".local/share/localllm/models/partial/{digest.replace(':', '-')}.json"
+    script = SCRIPT.replace("partial.CHUNK_BYTES", "unchanged")
+    kept = [0]
+    for _ in range(4):
+        process = children.start(script, [f"{server.host}/library/big"])
+        while process.poll() is None and (have := bytes_noted(note.parent, note.stem)) <= kept[-1]:
+            time.sleep(0.002)
+        process.kill()
+        process.communicate()
+        kept.append(have)
+    server.requests.clear()
+    server.faults.clear()
+    process = children.start(script, [f"{server.host}/library/big"])
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert 0 < kept[1] < kept[2] < kept[3] < kept[4] < len(big_gguf) < 8 << 20
+    first = min(int(headers["range"][6:].partition("-")[0]) for headers in server.fetched("/blobs/"))
+    assert first >= kept[-1]
     (model,) = users_models(Settings())
     assert model.path.read_bytes() == big_gguf
 

@@ -1,6 +1,4 @@
-import pytest
-
-from localllm.cli.pull import Meter, human_time
+from localllm.cli.pull import Meter
 from localllm.library.pull import PullStatus
 
 
@@ -19,8 +17,3 @@ def test_what_was_there_before_is_no_speed() -> None:
     meter = Meter()
     meter.text(PullStatus("pulling", None, 50 << 20, 100 << 20), 0.0)
     assert "5 MiB/s, 9 s left" in meter.text(PullStatus("pulling", None, 55 << 20, 100 << 20), 1.0)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")])
-def test_times_have_two_units_at_most(seconds: float, text: str) -> None:
-    assert human_time(seconds) == text

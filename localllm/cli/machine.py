@@ -1,0 +1,91 @@
+"""localllm config, cache, doctor: the settings in force, what is stored on this machine, and whether it is ready."""
+
+import json
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.exit_code import ExitCode
+from localllm.cli.options import AsJson, Debug
+from localllm.cli.terminal import answer, fail, note
+from localllm.text import human_bytes, table
+
+if TYPE_CHECKING:
+    from localllm.errors import SettingsError
+
+MARKS = {"good": "  ok  ", "advice": " note ", "bad": " FAIL "}
+
+
+def config(as_json: AsJson = False, debug: Debug = False) -> None:
+    """Show every setting, its value and its source. Flags of other commands override all of them.
+
+    Invalid settings are left out and reported; then the exit code is 2.
+    """
+    from localllm.settings import SECRETS, config_path, setting_sources
+
+    errors: list[SettingsError] = []
+    sources = setting_sources(report=errors.append)
+    found = {name: ("(set)" if name in SECRETS and value else value, where) for name, (value, where) in sources.items()}
+    if as_json:
+        rows = {name: {"value": value, "source": source} for name, (value, source) in found.items()}
+        answer(json.dumps(rows, ensure_ascii=False) + "\n")
+    else:
+        lines = [
+            (name, "not set" if value is None else json.dumps(value, ensure_ascii=False), where)
+            for name, (value, where) in found.items()
+        ]
+        answer(table([("SETTING", "VALUE", "SOURCE"), *lines]))
+        path = config_path()
+        note(f"The file is {path}" if path.is_file() else f"There is no file {path}; make one to keep settings.")
+    for error in errors:
+        fail(str(error))
+    if errors:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def cache(
+    free: Annotated[
+        list[str] | None, typer.Option("--free", metavar="WHAT", help="Clear kernels or kv; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show or clear caches. Nothing but time is lost.
+
+    Kernels are compiled again, and the prompts whose keys and values kv holds are computed again.
+    """
+    from localllm.settings import load_settings
+    from localllm.stored import cleared, stored_places
+
+    for what in free or ():
+        note(f"{what}: freed {human_bytes(cleared(what))}.")
+    if free:
+        return
+    places = stored_places(load_settings({}))
+    if as_json:
+        rows = [{"what": one.what, "bytes": one.bytes, "bound": one.bound, "path": str(one.path)} for one in places]
+        answer(json.dumps(rows, ensure_ascii=False) + "\n")
+        return
+    rows_of_text = [(one.what, human_bytes(one.bytes), one.bound, str(one.path)) for one in places]
+    answer(table([("WHAT", "SIZE", "LIMIT", "WHERE"), *rows_of_text]))
+
+
+def doctor(as_json: AsJson = False, debug: Debug = False) -> None:
+    """Check this machine and say what to do. Processor, memory, GPU, folders, settings, disk, models, network.
+
+    Exits with 2 where something will fail.
+    """
+    from localllm.doctor import State, examine
+
+    checks = []
+    for check in examine():
+        checks.append(check)
+        if not as_json:
+            answer(f"[{MARKS[check.state]}] {check.what}: {check.found}\n")
+            answer(textwrap.indent(f"{check.advice}\n", " " * 9) if check.advice else "")
+    if as_json:
+        answer(json.dumps([asdict(check) for check in checks], ensure_ascii=False) + "\n")
+    if any(check.state is State.BAD for check in checks):
+        raise typer.Exit(ExitCode.REFUSED)

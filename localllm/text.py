@@ -1,0 +1,73 @@
+"""Text for people: sizes and counts, tables, and foreign text made safe to show."""
+
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+
+# C0, DEL and C1 without tab and newlines: text from a model or a file must not move the cursor or set a title.
+# Bidirectional overrides and isolates: they show text in another order than it is in.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+
+
+def harmless(text: str) -> str:
+    """The text with U+FFFD for every character that acts on a terminal or reorders what is shown."""
+    return _UNSAFE.sub("\ufffd", text)
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The text, or its beginning and an ellipsis: messages quote foreign text of any length."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def columns_of(text: str) -> int:
+    """Terminal columns of a text: East Asian letters and emoji take two, combining marks and format characters none."""
+    narrow = sum(1 for letter in text if not unicodedata.combining(letter) and unicodedata.category(letter) != "Cf")
+    return narrow + sum(1 for letter in text if unicodedata.east_asian_width(letter) in "WF")
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Lines of columns as wide as their widest cell, two spaces between them. right: columns aligned to the right."""
+    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
+
+    def cell(column: int, text: str) -> str:
+        room = " " * (widths[column] - columns_of(text))
+        return room + text if column in right else text + room
+
+    return "".join("  ".join(cell(*item) for item in enumerate(row)).rstrip() + "\n" for row in rows)
+
+
+def human_bytes(size: int) -> str:
+    """A size with a binary unit: 512 B, 1.5 MiB, 12 GiB."""
+    return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def human_count(count: int) -> str:
+    """A count with a decimal unit: 512, 260 K, 1.1 B."""
+    return _scaled(count, 1000, ("", "K", "M", "B", "T"))
+
+
+def human_seconds(seconds: float) -> str:
+    """A short time with three digits: 1.25 s, 340 ms, 4.2 ms."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"
+
+
+def human_time(seconds: float) -> str:
+    """A long time in two units at most: 42 s, 3 min 5 s, 2 h 10 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _scaled(number: int, base: int, units: Sequence[str]) -> str:
+    """Three significant digits; 999.6 K is written as the 1 M that it rounds to."""
+    power = 0
+    value = float(number)
+    while power < len(units) - 1 and round(value) >= 1000:
+        value /= base
+        power += 1
+    return f"{value:.3g} {units[power]}".strip()

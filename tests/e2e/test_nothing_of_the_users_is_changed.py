@@ -1,0 +1,142 @@
+"""Every command, with every path that settings and variables can name leading into folders full of somebody's files.
+
+Their names are those that localllm itself uses, as far as another program could have chosen them too.
+"""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD = 10**9  # seconds since the epoch
+
+COMMANDS = [
+    "list",
+    "show builtin",
+    "show {folder}/mine.gguf",
+    "plan builtin",
+    "config",
+    "cache",
+    "cache --free kernels --free kv",
+    "doctor",
+    "verify",
+    "verify --repair",
+    "verify {digest} --repair",
+    "rm --unfinished",
+    "rm mine",
+    "rm library/model",
+    "cp builtin mine",
+    "cp library/model other",
+    "create mine --file {folder}/Modelfile",
+    "pull 127.0.0.1:9/library/model",
+    "pull http://127.0.0.1:9/mine.gguf",
+    "quantize builtin {folder}/mine.gguf --type F16",
+    "quantize {folder}/mine.gguf {folder}/new.gguf --type F16",
+    "perplexity builtin {folder}/notes.txt",
+    "run builtin --file {folder}/notes.txt --max-tokens 4",
+    "bench builtin --prompt 4 --tokens 2 --rounds 1",
+    "completion bash",
+    "ps",
+    "stop builtin",
+    "chat builtin --sessions {folder}/notes.txt",
+    "run builtin hi --lora {folder}/notes.txt",
+    "run builtin hi --mmproj {folder}/notes.txt",
+    "run builtin hi --image {folder}/notes.txt",
+    "serve --port 0",
+]
+
+
+def fill(folder: Path, outside: Path) -> None:
+    """Plain files, hidden ones, links, and what is named as if it were localllm's; all of it old."""
+    digest = f"sha256-{'0' * 64}"
+    names = [
+        *("notes.txt", ".hidden", "mine.gguf", "new.gguf", "model.tmp", ".model.tmp", ".b.tmp", "sessions.db"),
+        *("Modelfile", "config.toml.bak", "kernels/photo.jpg", "kv/photo.jpg", "partial/notes.json", "blobs/tax.pdf"),
+        *(f"{'ab' * 12}/photo.jpg", f"{'ab' * 12}/.hidden", f"kernels/{'cd' * 12}/photo.jpg", "0123abcd/photo.jpg"),
+        *(f"kv/{'ef' * 16}/photo.kv", f"{'ef' * 16}/photo.jpg", f"kv/{'ef' * 16}/notes.tmp", "hub/version.txt"),
+        *(f"blobs/{digest}", f"blobs/{digest}-partial", "manifests/registry.ollama.ai/library/model/latest"),
+        *(f"partial/{digest}.part", f"partial/{digest}.json", "partial/.localllm-old.tmp", "blobs/.localllm-old.tmp"),
+        *("models/blobs/tax.pdf", f"models/partial/{digest}.part", "huggingface/hub/models--a--b/refs/main"),
+    ]
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"somebody's {name}\n" * 50)
+    (folder / "link.txt").symlink_to(outside / "file")
+    (folder / ("12" * 12)).symlink_to(outside)
+    (folder / "kv" / ("34" * 16)).symlink_to(outside)
+    (folder / "dangling").symlink_to(outside / "nothing")
+    for path in sorted(folder.rglob("*"), reverse=True):
+        os.utime(path, (OLD, OLD), follow_symlinks=False)
+
+
+def seen(folders: list[Path]) -> dict[str, tuple[object, ...]]:
+    """Every entry with its kind, content, permissions and time; a folder's time changes when something is added."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        state = path.lstat()
+        if path.is_symlink():
+            found[str(path)] = ("link", os.readlink(path))
+        elif path.is_dir():
+            found[str(path)] = ("folder",)
+        else:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[str(path)] = ("file", content, state.st_mode, state.st_mtime_ns)
+    return found
+
+
+def places(folder: Path, kind: str) -> dict[str, str]:
+    """Variables that lead there: all of them themselves, or what the user's folders are made of."""
+    if kind == "home":
+        return {"HOME": str(folder)}
+    if kind == "user folders":
+        names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+        return {"HOME": str(folder / "home"), **dict.fromkeys(names, str(folder))}
+    names = (
+        "LOCALLLM_MODEL_STORE",
+        "LOCALLLM_MODEL_FOLDERS",
+        "OLLAMA_MODELS",
+        "HF_HUB_CACHE",
+        "HF_HOME",
+        "LLAMA_CACHE",
+    )
+    return {"HOME": str(folder / "home"), **dict.fromkeys(names, str(folder))}
+
+
+@pytest.mark.parametrize("kind", ["home", "user folders", "settings"])
+def test_every_command_leaves_them_as_they_are(tmp_path: Path, kind: str) -> None:
+    folder, outside = tmp_path / "full", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("linked to")
+    (outside / "photo.kernel").write_text("linked to")
+    fill(folder, outside)
+    for name in ("localllm", ".local/share/localllm", ".cache/localllm", ".cache/localllm/kernels"):
+        fill(folder / name, outside)
+    before = seen([folder, outside])
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "HF_", "OLLAMA_"))}
+    variables |= {"HF_ENDPOINT": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT), **places(folder, kind)}
+    for line in COMMANDS:
+        words = line.format(folder=folder, digest=f"sha256-{'0' * 64}").split()
+        call = [sys.executable, "-c", "from tui.main import main; main()", *words]
+        process = subprocess.Popen(
+            call, env=variables, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        if words[0] == "serve":
+            assert process.stdout is not None
+            while b" serves on " not in (line_out := process.stdout.readline()):
+                assert line_out, "it ended by itself"
+            process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+        assert b"defect" not in output, (line, output)
+        after = seen([folder, outside])
+        changed = {name for name, state in before.items() if after.get(name) != state}
+        assert not changed, (line, changed, output.decode(errors="replace"))

@@ -1,0 +1,81 @@
+"""How commands end: one sentence that says what to do, and an exit code that scripts can rely on."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from localllm.cli.exit_code import ExitCode, errors_told
+from localllm.cli.main import main
+from localllm.errors import RequestError
+
+PROGRAM = [sys.executable, "-c", "from tui.main import main; main()"]
+
+
+def called(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **options
+    )  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "builtin", "Hi", "there"], "Unexpected argument 'there'. Put quotes around a prompt"),
+        (["list", "all"], "Unexpected argument 'all'. `localllm list --help`"),
+        (["run", "--foo"], "No such option: --foo. `localllm run --help`"),
+        (["rnu"], "No such command 'rnu'. Did you mean 'run'? `localllm --help`"),
+        (["run"], "Missing argument"),
+        (["show", "~no-such-user/x.gguf"], "~no-such-user/x.gguf"),
+        (["pull", "http://["], "'http://[' is not a valid address"),
+        (["show", "x" * 100_000], "There is no model 'xxx"),
+    ],
+)
+def test_wrong_calls_are_refused_in_one_sentence(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["localllm", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == ExitCode.REFUSED
+    assert err.startswith("error: ") and words in err and err.count("\n") == 1 and len(err) < 1000, err
+    assert out == ""
+
+
+def without_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+
+
+def test_too_little_memory_is_no_defect() -> None:
+    ended = called("run", "builtin", "hi", "--max-tokens", "1", preexec_fn=without_memory)
+    assert ended.returncode == ExitCode.REFUSED, ended.stderr
+    assert "There is not enough memory" in ended.stderr and "defect" not in ended.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_memory_that_runs_out_later_is_no_defect(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, errors_told():
+        raise error
+    assert ended.value.code == ExitCode.REFUSED
+    assert "not enough memory" in capsys.readouterr().err
+
+
+def test_a_message_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), errors_told():
+        raise RequestError("x" * 10_000_000)
+    assert len(capsys.readouterr().err) < 5000
+
+
+def closed_stdout() -> None:
+    os.close(1)
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["show", "builtin"]])
+def test_output_that_cannot_be_written_is_no_success(arguments: list[str]) -> None:
+    ended = called(*arguments, preexec_fn=closed_stdout)
+    assert ended.returncode == ExitCode.UNREAD
+    assert ended.stderr == ""

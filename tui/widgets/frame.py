@@ -1,0 +1,141 @@
+"""What is around the messages: the title, the welcome, notes and notices, the status line."""
+
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Center, Horizontal, Vertical
+from textual.content import Content
+from textual.reactive import reactive
+from textual.timer import Timer
+from textual.widgets import Static
+
+from localllm.text import columns_of, harmless
+from tui.status import MUTED, Status
+
+LOGO = """\
+ _                 _ _ _
+| | ___   ___ __ _| | | |_ __ ___
+| |/ _ \\ / __/ _` | | | | '_ ` _ \\
+| | (_) | (_| (_| | | | | | | | | |
+|_|\\___/ \\___\\__,_|_|_|_|_| |_| |_|"""
+
+_HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a command"), ("Ctrl+D", "leave"))
+
+
+class TitleBar(Horizontal):
+    """The conversation's title and the model's name."""
+
+    title = reactive("New chat", init=False)
+    model = reactive("", init=False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._title = Static("New chat", id="title", markup=False)
+        self._model = Static("", id="model", markup=False)
+
+    def compose(self) -> ComposeResult:
+        """Name of the program, title, model."""
+        yield Static("localllm", id="brand")
+        yield self._title
+        yield self._model
+
+    def watch_title(self, title: str) -> None:
+        """Show another title."""
+        self._title.update(harmless(title))
+
+    def watch_model(self, model: str) -> None:
+        """Show another model."""
+        self._model.update(harmless(model))
+
+
+class StatusLine(Static):
+    """A Status in one line."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="status", markup=False)
+        self.facts = Status()
+
+    def on_resize(self) -> None:
+        """Fit the line into the new width."""
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Show the facts as they are now."""
+        self.update(self.facts.line(self.size.width))
+
+
+class Welcome(Vertical):
+    """The name, and where to begin; shown while there are no messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._notice = Static("", classes="notice", markup=False)
+        self._notice.display = False
+
+    def compose(self) -> ComposeResult:
+        """Logo and hints, centred."""
+        yield Center(Static(LOGO, markup=False, classes="logo"))
+        yield Static("Language models on your own machine", classes="motto")
+        yield Static(
+            Content.assemble(
+                *(piece for key, what in _HINTS for piece in ((f"  {key}", "bold $accent"), (f" {what} ", MUTED)))
+            )
+        )
+        yield self._notice
+
+    def tell(self, text: str) -> None:
+        """Show what is to be known of the model, below the hints."""
+        self._notice.update(text)
+        self._notice.display = True
+
+
+class Note(Static):
+    """Help, parameters or an error below the messages, until the conversation goes on."""
+
+    def __init__(self, content: Content | str, failure: bool = False) -> None:
+        super().__init__(
+            harmless(content) if isinstance(content, str) else content,
+            markup=False,
+            classes="note failure" if failure else "note",
+        )
+
+
+class Notice(Static):
+    """A line above the prompt that says something in passing, and covers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="notice", markup=False)
+        self.display = False
+        self._timer: Timer | None = None
+
+    def show(self, text: str, severity: str, seconds: float) -> None:
+        """Show a text for some seconds. severity: information, warning or error."""
+        if self._timer is not None:
+            self._timer.stop()
+        self.set_classes(severity)
+        self.update(harmless(text))
+        self.display = True
+        self._timer = self.set_timer(seconds, self._hide)
+
+    def _hide(self) -> None:
+        self.display = False
+
+
+def aligned(rows: Sequence[tuple[str, str, str]]) -> Content:
+    """Three columns, as wide as they have to be: a name, what it is, and something beside it."""
+    first = max(columns_of(name) for name, _, _ in rows) + 2
+    second = max((columns_of(what) for _, what, beside in rows if beside), default=0) + 2
+    lines = [
+        Content.assemble(
+            (harmless(name) + " " * (first - columns_of(name)), "bold"),
+            harmless(what) + " " * (max(second - columns_of(what), 0) if beside else 0),
+            (harmless(beside), MUTED),
+        )
+        for name, what, beside in rows
+    ]
+    return Content("\n").join(lines)
+
+
+def key_names(keys: str) -> str:
+    """Keys as people write them: "ctrl+j,f1" is "Ctrl+J, F1"."""
+    return ", ".join("+".join(part.capitalize() for part in key.strip().split("+")) for key in keys.split(",") if key)

@@ -1,0 +1,185 @@
+"""Messages on the screen: what the user says, and what the model answers."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Collapsible, Static
+
+from localllm.answer.event import AnswerPart, PartKind
+from localllm.text import harmless, human_seconds
+from tui.sessions import Message, Role
+
+if TYPE_CHECKING:
+    from textual.widgets.markdown import MarkdownStream
+
+MAX_NAMED = 3
+
+
+class MessageView(Vertical, can_focus=True, can_focus_children=False):
+    """A message that keys can act on while it is selected. The keys run commands on it.
+
+    It is selected by keys alone: a click or a drag that marks text must not change what keys do. No letter is bound,
+    so that typing always reaches the prompt.
+    """
+
+    FOCUS_ON_CLICK = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+e", "app.command('edit')", "Edit", id="message.edit"),
+        Binding("ctrl+r", "app.command('regenerate')", "Again", id="message.regenerate"),
+        Binding("ctrl+f", "app.command('fork')", "Fork", id="message.fork"),
+        Binding("ctrl+y", "app.command('copy')", "Copy", id="message.copy"),
+        Binding("ctrl+b", "app.command('code')", "Copy code", id="message.code"),
+        Binding("ctrl+t", "app.command('think')", "Thinking", id="message.think"),
+        Binding("left", "screen.variant(-1)", "Variant", id="message.variant.earlier"),
+        Binding("right", "screen.variant(1)", "Variant", id="message.variant.later", show=False),
+        Binding("up", "screen.select(-1)", "Up", id="message.up", show=False),
+        Binding("down", "screen.select(1)", "Down", id="message.down", show=False),
+    ]
+
+    def __init__(self, message: Message, variant: tuple[int, int] = (1, 1)) -> None:
+        """variant: which of its variants it is, from 1, and how many there are."""
+        super().__init__(classes=f"message {message.role}")
+        self.message = message
+        self.variant = variant
+
+    def _variant_mark(self) -> list[str]:
+        return [f"◂ {self.variant[0]}/{self.variant[1]} ▸"] if self.variant[1] > 1 else []
+
+
+class UserView(MessageView):
+    """What the user says, and the names of the attached files."""
+
+    def compose(self) -> ComposeResult:
+        """Plain text: the user's words are no markup."""
+        yield Static(harmless(self.message.content), markup=False, classes="said")
+        for file in self.message.attachments:
+            tokens = "" if file.tokens is None else f" · {file.tokens} tokens"
+            sign = "▣" if file.picture else "▤"
+            yield Static(harmless(f"{sign} {file.name}{tokens}"), markup=False, classes="attachment")
+        for mark in self._variant_mark():
+            yield Static(mark, classes="figures")
+
+
+class AnswerView(MessageView):
+    """What the model says: Markdown that streams. `add` shows more of it, `finish` ends it."""
+
+    def __init__(self, message: Message, variant: tuple[int, int] = (1, 1)) -> None:
+        from tui.widgets.markdown import AnswerMarkdown  # takes a part of the start, when nothing is said yet
+
+        super().__init__(message, variant)
+        self._stream: MarkdownStream | None = None
+        # Held, not looked for: an answer may still come when they have left the screen.
+        self._reasoning = Static("", classes="reasoning", markup=False)
+        self._thinking = Collapsible(self._reasoning, title="Thinking", classes="thinking", collapsed=True)
+        self._markdown = AnswerMarkdown(harmless(message.content))
+        self._calls = Static("", classes="calls")
+        self._error = Static("", classes="error", markup=False)
+        self._end = Static("", classes="figures")
+
+    def compose(self) -> ComposeResult:
+        """Reasoning folded above, the answer, and its figures below."""
+        yield from (self._thinking, self._markdown, self._calls, self._error, self._end)
+
+    def on_mount(self) -> None:
+        """Show what is there already."""
+        self._show_thinking(done=True)
+        self._show_calls()
+        self.show_end()
+
+    async def add(self, parts: tuple[AnswerPart, ...]) -> None:
+        """Append parts to the message and to the screen."""
+        if parts:
+            self._end.display = False
+        for part in parts:
+            if part.kind is PartKind.REASONING:
+                self.message.reasoning += part.text
+                self._show_thinking(done=False)
+                continue
+            if part.kind is PartKind.TOOL_CALLS:
+                self.message.calls += part.tool_calls
+                self._show_calls()
+                continue
+            text = part.text if self.message.content else part.text.lstrip("\n")
+            self.message.content += text
+            if self._stream is None:
+                self._stream = self._markdown.get_stream(self._markdown)
+            await self._stream.write(harmless(text))
+
+    async def finish(self) -> None:
+        """Draw what is still pending, and the figures."""
+        if self._stream is not None:
+            await self._stream.stop()
+            self._stream = None
+        self._show_thinking(done=True)
+        self.show_end()
+
+    def toggle_thinking(self) -> None:
+        """Fold or unfold the reasoning."""
+        self._thinking.collapsed = not self._thinking.collapsed
+
+    def on_collapsible_expanded(self) -> None:
+        """Folded text is not kept up to date; do it when it is seen."""
+        self._show_thinking(done=self.message.finish_reason is not None)
+
+    def show_end(self, variant: tuple[int, int] | None = None) -> None:
+        """Show the figures of a finished answer and what went wrong."""
+        self.variant = variant or self.variant
+        message = self.message
+        self._error.display = bool(message.error)
+        self._error.update(harmless(message.error or ""))
+        empty = not (message.content or message.reasoning or message.calls)
+        self._end.display = message.finish_reason is not None or empty
+        self._end.update(Content("…") if message.finish_reason is None else self._figures())
+
+    def _show_thinking(self, done: bool) -> None:
+        thinking = self._thinking
+        thinking.display = bool(self.message.reasoning)
+        words = len(self.message.reasoning.split())
+        thinking.title = f"{'Thought' if done else 'Thinking …'} · {words} words"
+        if not thinking.collapsed:
+            self._reasoning.update(harmless(self.message.reasoning.strip()))
+
+    def _show_calls(self) -> None:
+        """The tool calls of the answer; the chat does not run them."""
+        self._calls.display = bool(self.message.calls)
+        lines = [
+            Content.assemble(
+                (f"⚙ {harmless(call.name)} ", "bold $secondary"),
+                harmless(json.dumps(call.arguments, ensure_ascii=False)),
+            )
+            for call in self.message.calls
+        ]
+        self._calls.update(Content("\n").join(lines))
+
+    def _figures(self) -> Content:
+        stats = self.message.stats
+        parts = self._variant_mark()
+        if stats.get("generated"):
+            parts.append("1 token" if stats["generated"] == 1 else f"{stats['generated']} tokens")
+        if stats.get("speed"):
+            parts.append(f"{stats['speed']:.0f} tok/s")
+        if stats.get("ttft_s"):
+            parts.append(f"TTFT {human_seconds(stats['ttft_s'])}")
+        if stats.get("cached"):
+            parts.append(f"{stats['cached']} of {stats['prompt']} cached")
+        ended = {"cancelled": "stopped", "length": "cut: /continue"}.get(self.message.finish_reason or "")
+        figures = Content("  ·  ".join([*parts, ended] if ended else parts))
+        if not stats.get("unseen"):
+            return figures
+        what = without(stats["unseen"])
+        return Content.assemble((f"Answered without {what}: this model reads text only.", "$warning"), "\n", figures)
+
+
+def without(pictures: Sequence[str]) -> str:
+    """Pictures by their names, or how many where that would be long."""
+    return harmless(", ".join(pictures)) if len(pictures) <= MAX_NAMED else f"{len(pictures)} pictures"
+
+
+def view_of(message: Message, variant: tuple[int, int]) -> MessageView:
+    """The widget that shows a message."""
+    return UserView(message, variant) if message.role is Role.USER else AnswerView(message, variant)
