@@ -164,7 +164,7 @@ def test_what_would_cut_an_image_is_refused(runner: LlamaCppRunner, tokenizer: T
     bare = request.prompt[: request.prompt.index(rows.ids[0])]
     for prompt, problem in [
         ((*bare, *rows.ids), "ends with an image"),
-        ((*bare, *rows.ids[:2], 5), "not whole"),
+        ((*bare, *rows.ids[:2], 5), "is incomplete"),
         ((*bare, rows.ids[1], 5), "outside the vocabulary"),
     ]:
         with pytest.raises(RequestError, match=problem):

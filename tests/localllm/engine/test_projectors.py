@@ -39,7 +39,7 @@ def test_the_only_one_beside_the_model_that_fits(model: Path, tmp_path: Path, ca
     caplog.clear()
     assert chosen(model) is None and "several projectors" in caplog.text
     assert chosen(model, mmproj=str(beside)) == beside
-    with pytest.raises(RequestError, match="no projector"):
+    with pytest.raises(RequestError, match="projector not found"):
         chosen(model, mmproj=str(tmp_path / "missing.gguf"))
 
 
