@@ -36,11 +36,12 @@ from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from localllm.answer.request import AnswerRequest
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest
 from localllm.engine.speculation import DraftLength
 from localllm.remote.connection import Endpoint
-from localllm.remote.server import RemoteServer
+from localllm.remote.openai import OpenAIServer
 
 SETTLED_S = 1.0  # llama.cpp's threads spin on for a while when they have nothing to do
 
@@ -107,17 +108,18 @@ def ours(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
 
 def over_http(server: Server, tokenizer: Tokenizer) -> Subject:
     """A server; the prompt goes as text: numbers, cut at as many tokens."""
-    remote = RemoteServer(Endpoint.parse(server.url))
+    remote = OpenAIServer(Endpoint.parse(server.url))
 
     def run(prompt: list[int], count: int) -> Iterator[object]:
         numbers = " ".join(f"{token % 1000}" for token in prompt)
         text = tokenizer.decode(tokenizer.encode(numbers)[: len(prompt)])
-        options = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "repeat_penalty": 1.0}
-        for update in remote.complete(server.model, text, options):
-            if update.error:
-                raise RuntimeError(update.error)
-            if update.parts:
-                yield update
+        sampling = {"temperature": 0.0, "repeat_penalty": 1.0}
+        request = AnswerRequest(prompt=text, sampling=sampling, max_tokens=count, ignore_eos=True)
+        for event in remote.model(server.model).prepare(request).submit():
+            if event.error:
+                raise RuntimeError(event.error)
+            if event.parts:
+                yield event
 
     return run
 

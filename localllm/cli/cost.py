@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli.options import AsJson, Debug
-from localllm.cli.remote import ANYWHERE
+from localllm.cli.resident import ANYWHERE
 from localllm.cli.terminal import StatusLine, answer, note
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from localllm.cli.manage import copy, remove, verify
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quality import perplexity, quantize
-from localllm.cli.remote import ps, stop
+from localllm.cli.resident import ps, stop
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.main import main
-from tests.fakes.openai_server import OpenAIServer, openai_server
+from tests.fakes.openai_server import ScriptedOpenAI, openai_server
 from tests.waiting import PATIENCE_S, eventually
 
 COMMAND = [sys.executable, "-c", "from localllm.cli.main import main; main()", "loadtest"]
@@ -75,7 +75,7 @@ def test_no_file_is_overwritten(
     assert there.read_text(encoding="utf-8") == "mine"
 
 
-def answered(server: OpenAIServer) -> None:
+def answered(server: ScriptedOpenAI) -> None:
     server.says("one ", "two ", "three", prompt_tokens=9, completion_tokens=3)
     server.json_answer = None
 
