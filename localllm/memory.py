@@ -1,9 +1,5 @@
 """The main memory that a model needs, planned and checked before anything is loaded."""
 
-import contextlib
-import ctypes
-import gc
-import threading
 from dataclasses import dataclass
 
 from cpu_kernels.limits import available_memory
@@ -13,8 +9,6 @@ from localllm.errors import OutOfMemoryError, RequestError
 # Left to the rest of the machine, and the least that a conversation can do with.
 RESERVE_BYTES = 512 * 2**20
 LEAST_TOKENS = 512
-# How long after a model was closed its last references are gone.
-_GIVE_BACK_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +66,3 @@ def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:
         return kv_bytes_per_token(file, *types)
     except ValueError as error:
         raise RequestError(f"{file.path.name}: {error}. Store keys and values as f16: kv_type_k, kv_type_v.") from error
-
-
-def give_back_later() -> None:
-    """Return freed memory to the system, soon after a model was closed.
-
-    The C library keeps what was freed for later use, tens of MiB after each model; only glibc has a call to return it.
-    """
-    timer = threading.Timer(_GIVE_BACK_AFTER_S, _give_back)
-    timer.daemon = True
-    timer.start()
-
-
-def _give_back() -> None:
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -25,7 +25,6 @@ from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.stream import GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
-from localllm.memory import give_back_later
 
 # While requests run, KV is copied out for the disk only after this many rows, a step counting as LEAST_ROWS at least:
 # it then takes a small share of the time, and keeps up. When idle, at once.
@@ -196,8 +195,6 @@ class Engine:
         self.runner.close()
         if self._draft_model is not None:
             self._draft_model.close()
-        if not self._closed:
-            give_back_later()
         self._closed = True
 
     def check_integrity(self) -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gguf_io.runner_info import RunnerInfo
 from localllm.errors import RequestError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # request records are imported by the chat, whose first picture waits for no NumPy
+    from gguf_io.runner_info import RunnerInfo
     from localllm.engine.constraint import Constraint
     from localllm.engine.images import ImageRows
 
@@ -212,7 +212,7 @@ class TokenEvent:
 MAX_STOPS, MAX_STOP_CHARACTERS = 256, 65536
 
 
-def check_request(request: GenerationRequest, text: Sequence[int], info: RunnerInfo, sees_images: bool) -> None:
+def check_request(request: GenerationRequest, text: Sequence[int], info: "RunnerInfo", sees_images: bool) -> None:
     """Raise RequestError for a request that a runner cannot serve. text: the prompt's tokens that are no images."""
     if not text:
         raise RequestError("The prompt is empty. Send at least one token.")
