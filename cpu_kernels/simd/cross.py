@@ -4,23 +4,17 @@ A tile of R * C vectors has R rows and C columns, entry r * C + c belonging to r
 are given as a tuple of R addresses, columns as one address and the literal distance from one to the next.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
-from cpu_kernels.isa import ISA, Isa
-from cpu_kernels.simd.arithmetic import fused_multiply_add
-from cpu_kernels.simd.declarations import (
-    address,
-    int64,
-    intrinsic,
-    intrinsic_of_literals,
-    literal_value,
-    none,
-    tuple_of,
-)
-from cpu_kernels.simd.dot import multiply_pairs
+from cpu_kernels.isa import Isa, emitted_isa
+from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, prefetch
+from cpu_kernels.simd.bytes import added_words, keep_order, multiply_words
+from cpu_kernels.simd.declarations import address, int64, intrinsic, literal_value, none, tuple_of
+from cpu_kernels.simd.tiles import members
 from cpu_kernels.simd.vectors import (
     F16,
     F32,
@@ -29,31 +23,21 @@ from cpu_kernels.simd.vectors import (
     I32,
     I64,
     LANES,
+    at,
     broadcast,
-    call,
-    define,
     f32x16,
     i32x16,
     load,
     store,
+    view,
+    widen_half,
 )
 
-Values = list[ir.Value]
 _WORDS = ir.VectorType(I16, 2 * LANES)
-# Registers that a vector takes where products are added by an instruction of their own.
-_REGISTERS = {Isa.AVX2: 2, Isa.AVX_VNNI: 2, Isa.AVX512: 1}
-
-
-def _unpack(builder: ir.IRBuilder, packed: ir.Value, count: int) -> Values:
-    return [builder.extract_value(packed, i) for i in range(count)]
-
-
-def _at(builder: ir.IRBuilder, where: ir.Value, offset: int) -> ir.Value:
-    return builder.add(where, I64(offset))
 
 
 def _halves(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
-    return builder.fpext(load(builder, where, ir.VectorType(F16, LANES), 2), f32x16.llvm)
+    return widen_half(builder, load(builder, where, ir.VectorType(F16, LANES), 2))
 
 
 def _byte_pairs(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
@@ -65,7 +49,7 @@ def _smaller(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return builder.select(builder.icmp_signed("<", x, y), x, y)
 
 
-@intrinsic_of_literals
+@intrinsic(lambda count: (0,) * count, literals=True)
 def no_rows(context: Any, count: Any) -> Any:
     """A tuple of `count` (literal) addresses, all 0: what says how many rows a function works on."""
     if literal_value(count) is None:
@@ -78,7 +62,11 @@ def no_rows(context: Any, count: Any) -> Any:
     return rows(count), codegen
 
 
-@intrinsic
+def _page_rows(like: Sequence[int], table: int, last: int, base: int, page_bytes: int) -> tuple[int, ...]:
+    return tuple(base + int(view(table + 4 * min(i, last), np.int32, 1)[0]) * page_bytes for i in range(len(like)))
+
+
+@intrinsic(_page_rows)
 def page_rows(context: Any, like: Any, table: Any, last: Any, base: Any, page_bytes: Any) -> Any:
     """Addresses of the pages that table[0], table[1], ... name, those behind table[last] being table[last] again."""
 
@@ -93,7 +81,7 @@ def page_rows(context: Any, like: Any, table: Any, last: Any, base: Any, page_by
     return like(like, address, int64, address, int64), codegen
 
 
-@intrinsic
+@intrinsic(lambda like, base, step, last: tuple(base + min(i, last) * step for i in range(len(like))))
 def spaced_rows(context: Any, like: Any, base: Any, step: Any, last: Any) -> Any:
     """Addresses base, base + step, ..., those behind number `last` being that one again."""
 
@@ -109,18 +97,25 @@ def _cross(
     load_row: Callable[[ir.IRBuilder, ir.Value], ir.Value],
     element: ir.Type,
     combine: Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value],
+    meaning: Callable[[Any, int, int], Any],
 ) -> Any:
+    """meaning(total, address of the row's vector, address of the column's value)."""
+
+    def compute(acc: Sequence[Any], rows: Sequence[int], offset: int, where: int, stride: int) -> Any:
+        columns = len(acc) // len(rows)
+        places = [(row + offset, where + stride * c) for row in rows for c in range(columns)]
+        return tuple(meaning(total, *place) for total, place in zip(acc, places, strict=True))
+
     def typer(context: Any, acc: Any, rows: Any, offset: Any, where: Any, stride: Any) -> Any:
         if literal_value(stride) is None:
             return None
         columns = acc.count // rows.count
 
         def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-            totals = _unpack(builder, args[0], acc.count)
-            values = [
-                broadcast(builder, _at(builder, args[3], stride.literal_value * c), element) for c in range(columns)
-            ]
-            for r, base in enumerate(_unpack(builder, args[1], rows.count)):
+            totals = members(builder, acc, args[0])
+            places = [at(builder, args[3], stride.literal_value * c) for c in range(columns)]
+            values = [broadcast(builder, place, element) for place in places]
+            for r, base in enumerate(members(builder, rows, args[1])):
                 vector = load_row(builder, builder.add(base, args[2]))
                 for c, value in enumerate(values):
                     totals[r * columns + c] = combine(builder, totals[r * columns + c], vector, value)
@@ -129,43 +124,52 @@ def _cross(
         return acc(acc, rows, address, address, stride), codegen
 
     typer.__name__ = typer.__qualname__ = name
-    return intrinsic_of_literals(typer)
+    return intrinsic(compute, literals=True)(typer)
 
 
-cross_fma_f16 = _cross("cross_fma_f16", _halves, F32, lambda b, total, x, y: fused_multiply_add(b, x, y, total))
-"""acc += sixteen half-precision numbers at row + offset times the column's f32."""
+def _in_single(where: int) -> Any:
+    return view(where, np.float16).astype(np.float32)
+
+
+# acc += sixteen half-precision numbers at row + offset times the column's f32.
+cross_fma_f16 = _cross(
+    "cross_fma_f16",
+    _halves,
+    F32,
+    lambda b, total, x, y: fused_multiply_add(b, x, y, total),
+    lambda total, row, value: exact_fma(_in_single(row), view(value, np.float32, 1), total),
+)
 
 
 def _add_products(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """multiply_pairs whose sum LLVM may not regroup with those of other steps: too few registers are left for that."""
-    total = multiply_pairs(builder, total, x, y)
-    parts = _REGISTERS.get(ISA, 0)
-    if parts == 0:
-        return total
-    kind = ir.VectorType(I32, LANES // parts)
-    undefined = ir.Constant(i32x16.llvm, ir.Undefined)
-    kept = []
-    for part in range(parts):
-        lanes = ir.Constant(ir.VectorType(I32, kind.count), [part * kind.count + i for i in range(kind.count)])
-        piece = builder.shuffle_vector(total, undefined, lanes)
-        kept.append(builder.asm(ir.FunctionType(kind, [kind]), "", "=v,0", [piece], False))
-    order = ir.Constant(i32x16.llvm, list(range(LANES)))
-    return kept[0] if parts == 1 else builder.shuffle_vector(kept[0], kept[1], order)
+    """multiply_words whose sum LLVM may not regroup with those of other steps: too few registers are left for that."""
+    total = multiply_words(builder, total, x, y)
+    return total if emitted_isa() is Isa.AVX512_VNNI else keep_order(builder, [total], most=1)[0]
 
 
-cross_dot2_i8 = _cross("cross_dot2_i8", _byte_pairs, I32, _add_products)
-"""acc += sixteen pairs of bytes at row + offset times the column's pair of words, added in twos, exactly."""
+def _add_pairs(total: Any, row: int, value: int) -> Any:
+    pairs = view(row, np.int8, 2 * LANES).astype(np.int16).view(np.int32)
+    return added_words(total, pairs, view(value, np.int32, 1).repeat(LANES))
 
 
-@intrinsic
+# acc += sixteen pairs of bytes at row + offset times the column's pair of words, added in pairs, exactly.
+cross_dot2_i8 = _cross("cross_dot2_i8", _byte_pairs, I32, _add_products, _add_pairs)
+
+
+def _scaled(acc: Sequence[Any], integers: Sequence[Any], rows: Sequence[int], offset: int) -> Any:
+    scales = [_in_single(row + offset) for row in rows for _ in range(len(acc) // len(rows))]
+    together = zip(integers, scales, acc, strict=True)
+    return tuple(exact_fma(whole.astype(np.float32), scale, total) for whole, scale, total in together)
+
+
+@intrinsic(_scaled)
 def cross_scale_f16(context: Any, acc: Any, integers: Any, rows: Any, offset: Any) -> Any:
     """acc = fma(float(integers), sixteen half-precision scales at row + offset, acc)."""
     columns = acc.count // rows.count
 
     def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        totals = _unpack(builder, args[0], acc.count)
-        whole = _unpack(builder, args[1], acc.count)
-        for r, base in enumerate(_unpack(builder, args[2], rows.count)):
+        totals, whole = members(builder, acc, args[0]), members(builder, acc, args[1])
+        for r, base in enumerate(members(builder, rows, args[2])):
             scales = _halves(builder, builder.add(base, args[3]))
             for i in range(r * columns, (r + 1) * columns):
                 totals[i] = fused_multiply_add(builder, builder.sitofp(whole[i], f32x16.llvm), scales, totals[i])
@@ -174,71 +178,69 @@ def cross_scale_f16(context: Any, acc: Any, integers: Any, rows: Any, offset: An
     return acc(acc, integers, rows, address), codegen
 
 
-@intrinsic
+@intrinsic(lambda integers: tuple(each.astype(np.float32) for each in integers))
 def tile_to_f32(context: Any, integers: Any) -> Any:
     """The tile's integers as floats."""
     floats = tuple_of(f32x16, integers.count)
 
     def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        whole = _unpack(builder, args[0], integers.count)
+        whole = members(builder, integers, args[0])
         return context.make_tuple(builder, floats, [builder.sitofp(v, f32x16.llvm) for v in whole])
 
     return floats(integers), codegen
 
 
-@intrinsic
+def _stored(tile: Sequence[Any], rows: Sequence[int], stride: int, factors: int = 0) -> None:
+    columns = len(tile) // len(rows)
+    for i, value in enumerate(tile):
+        scale = view(factors + 4 * (i % columns), np.float32, 1) if factors else np.float32(1)
+        view(rows[i // columns] + i % columns * stride, np.float32)[:] = value * scale
+
+
+@intrinsic(_stored)
 def cross_store(context: Any, tile: Any, rows: Any, stride: Any) -> Any:
     """Store row r's vector of column c at row r + c * stride."""
-    columns = tile.count // rows.count
 
     def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        values = _unpack(builder, args[0], tile.count)
-        for r, base in enumerate(_unpack(builder, args[1], rows.count)):
-            for c in range(columns):
-                store(builder, builder.add(base, builder.mul(args[2], I64(c))), values[r * columns + c], 4)
+        _emit_stores(builder, (tile, rows), args[:3], None)
         return context.get_dummy_value()
 
     return none(tile, rows, int64), codegen
 
 
-@intrinsic
+@intrinsic(_stored)
 def cross_store_scaled(context: Any, tile: Any, rows: Any, stride: Any, factors: Any) -> Any:
     """cross_store of the vectors times column c's f32 at factors + 4 c."""
-    columns = tile.count // rows.count
 
     def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        values = _unpack(builder, args[0], tile.count)
-        scales = [broadcast(builder, _at(builder, args[3], 4 * c), F32) for c in range(columns)]
-        for r, base in enumerate(_unpack(builder, args[1], rows.count)):
-            for c, scale in enumerate(scales):
-                value = builder.fmul(values[r * columns + c], scale)
-                store(builder, builder.add(base, builder.mul(args[2], I64(c))), value, 4)
+        _emit_stores(builder, (tile, rows), args[:3], args[3])
         return context.get_dummy_value()
 
     return none(tile, rows, int64, address), codegen
 
 
-@intrinsic_of_literals
+def _emit_stores(builder: ir.IRBuilder, kinds: Any, args: Any, factors: ir.Value | None) -> None:
+    tile, rows = kinds
+    columns = tile.count // rows.count
+    values = members(builder, tile, args[0])
+    if factors is not None:
+        scales = [broadcast(builder, at(builder, factors, 4 * c), F32) for c in range(columns)]
+        values = [builder.fmul(value, scales[i % columns]) for i, value in enumerate(values)]
+    for r, base in enumerate(members(builder, rows, args[1])):
+        for c in range(columns):
+            store(builder, builder.add(base, builder.mul(args[2], I64(c))), values[r * columns + c], 4)
+
+
+@intrinsic(lambda rows, offset, lines, level: None, literals=True)
 def prefetch_rows(context: Any, rows: Any, offset: Any, lines: Any, level: Any) -> Any:
     """Ask for `lines` (literal) cache lines from row + offset on, of every row, in the cache of a level (literal)."""
     if literal_value(lines) is None or literal_value(level) is None:
         return None
-    locality = I32(4 - level.literal_value)
 
     def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        pointer = I8.as_pointer()
-        for base in _unpack(builder, args[0], rows.count):
+        for base in members(builder, rows, args[0]):
             for i in range(lines.literal_value):
-                line = builder.add(builder.add(base, args[1]), I64(64 * i))
-                where = builder.inttoptr(line, pointer)
-                call(builder, "llvm.prefetch.p0", ir.VoidType(), where, I32(0), locality, I32(1))
+                prefetch(builder, builder.add(builder.add(base, args[1]), I64(64 * i)), level.literal_value)
         return context.get_dummy_value()
 
     return none(rows, address, lines, level), codegen
-
-
-def _store_words(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
-    store(builder, where, builder.trunc(value, ir.VectorType(I16, LANES)), 2)
-
-
-store_i16 = define("store_i16", none(address, i32x16), _store_words)
