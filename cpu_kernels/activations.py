@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Act, Form, Step, activation, argument, field, scratch, share, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import (

@@ -22,7 +22,8 @@ from cpu_kernels.attention_shape import (
     WIDTHS,
 )
 from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, softmax
-from cpu_kernels.kernel import Kernel, inner
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Step, argument, field, scratch
 from cpu_kernels.rope import rotate_head

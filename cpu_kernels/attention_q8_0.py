@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cpu_kernels.attention_shape import MAX_COLUMNS, SPAN_BYTES, SPAN_TOKENS, VECTORS
-from cpu_kernels.kernel import inner
+from cpu_kernels.declarations import inner
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER
 from cpu_kernels.simd.arithmetic import largest_magnitude, magnitude, max_i32, mul_f32, round_i32, select_first
 from cpu_kernels.simd.cross import (

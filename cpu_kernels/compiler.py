@@ -8,8 +8,9 @@ objects and never raise.
 """
 
 import functools
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from numba.core.registry import cpu_target
 from numba.core.types.misc import unliteral
 from numba.core.typing import signature
 from numba.core.typing.templates import make_concrete_template, make_intrinsic_template
+from numba.core.typing.typeof import typeof_impl
 from numba.extending import models, register_model
 
+from cpu_kernels.declarations import Inner, Intrinsic, Kind, TupleOf, Vector, none
 from cpu_kernels.isa import Isa, Target, emitted_isa, emitting
 from cpu_kernels.loader import SYMBOLS
-from cpu_kernels.simd.declarations import Intrinsic, Kind, Signature, Vector
 
 _OPTIMISATION = 3
 # What would let LLVM assume, or what it leaves after it has assumed, that a path is never taken.
@@ -54,35 +56,68 @@ class _VectorModel(models.PrimitiveModel):
 
 
 @functools.cache
-def _of_kind(kind: Kind) -> Any:
+def _numba(kind: Kind | TupleOf) -> Any:
+    """Numba's type for one of ours."""
+    if isinstance(kind, TupleOf):
+        return types.containers.UniTuple(_numba(kind.kind), kind.count)
     return _VectorType(kind) if isinstance(kind, Vector) else getattr(types, kind.name)
 
 
-def _known(type_: Any) -> Any:
-    return _of_kind(type_) if isinstance(type_, Kind) else type_
+def _is_tuple(type_: Any) -> bool:
+    return isinstance(type_, types.containers.BaseTuple)
 
 
-def tuple_type(kind: Kind, count: int) -> Any:
-    """Numba's type of a tuple of `count` values of a kind."""
-    return types.containers.UniTuple(_of_kind(kind), count)
+def _emitter(declared: Intrinsic) -> Callable[..., Any]:
+    """What Numba calls to write an intrinsic's instructions."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Sequence[ir.Value]) -> ir.Value:
+        values: list[Any] = []
+        for i, (kind, value) in enumerate(zip(sig.args, args, strict=True)):
+            if i in declared.literals:
+                values.append(kind.literal_value)
+            elif _is_tuple(kind):
+                values.append([builder.extract_value(value, member) for member in range(kind.count)])
+            else:
+                values.append(value)
+        found = declared.emit(builder, *values)
+        if isinstance(found, list):
+            return context.make_tuple(builder, sig.return_type, found)
+        return context.get_dummy_value() if found is None else found
+
+    return codegen
 
 
 @functools.cache
-def intrinsic_type(declared: Intrinsic) -> Any:
+def _intrinsic_type(declared: Intrinsic) -> Any:
     """Numba's type of a declared intrinsic."""
+    emit = _emitter(declared)
 
-    @functools.wraps(declared.typer)
-    def typer(context: Any, *arguments: Any) -> Any:
-        found = declared.typer(context, *arguments)
-        if found is None:
+    def typer(_context: Any, *given: Any) -> Any:
+        if not all(isinstance(given[i], types.Literal) for i in declared.literals):
             return None
-        given, emit = found
-        if isinstance(given, Signature):
-            return signature(_known(given.result), *map(_known, given.arguments)), emit
-        return signature(given.return_type, *map(_known, given.args)), emit
+        kinds = [kind if i in declared.literals else unliteral(kind) for i, kind in enumerate(given)]
+        if declared.arguments is not None:
+            kinds = [_numba(kind) for kind in declared.arguments]
+        result = declared.result
+        if isinstance(result, int):
+            returned = kinds[result]
+        elif isinstance(result, Kind) or result is None:
+            returned = _numba(result or none)
+        else:
+            counts = (kind.count if _is_tuple(kind) else getattr(kind, "literal_value", 1) for kind in kinds)
+            returned = _numba(result(*counts))
+        return signature(returned, *kinds), emit
 
-    template = make_intrinsic_template(declared, typer, declared.__name__, prefer_literal=declared.literals)
+    # Numba reads the number of arguments off the typer.
+    kind, names = inspect.Parameter.POSITIONAL_OR_KEYWORD, ["context", *(f"value_{i}" for i in range(declared.arity))]
+    vars(typer)["__signature__"] = inspect.Signature([inspect.Parameter(each, kind) for each in names])
+    template = make_intrinsic_template(declared, typer, declared.name, prefer_literal=bool(declared.literals))
     return types.Function(template)
+
+
+@typeof_impl.register(Intrinsic)
+def _type_of_intrinsic(declared: Intrinsic, _context: Any) -> Any:
+    return _intrinsic_type(declared)
 
 
 class _Library(codegen.CPUCodeLibrary):
@@ -165,9 +200,9 @@ def _inner_type(function: Callable[..., Any], isa: Isa) -> InnerType:
     return InnerType(function, isa)
 
 
-def inner_type(function: Callable[..., Any]) -> InnerType:
-    """Numba's type of a function that compiled functions call."""
-    return _inner_type(function, emitted_isa())
+@typeof_impl.register(Inner)
+def _type_of_inner(declared: Inner, _context: Any) -> Any:
+    return _inner_type(declared.function, emitted_isa())
 
 
 def _lowered(function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:

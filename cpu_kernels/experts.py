@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from cpu_kernels.activations import ALL_FORMS, norm_row, pack_row
-from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Stage, Step, argument, field, scratch, share, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import fma

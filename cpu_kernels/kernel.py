@@ -8,45 +8,19 @@ Kernels hold no Python object and never raise; all bounds are checked before a s
 import ctypes
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from cpu_kernels.isa import TARGET, Isa, plain_target
 from cpu_kernels.kernel_cache import CachedKernel, read_kernel, write_kernel
 from cpu_kernels.loader import LoadError, load_object
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 log = logging.getLogger("localllm.kernels")
 Samples = Callable[[], Iterable[Any]] | None
 
 
 class KernelError(Exception):
     """A kernel that no build of computes what its source says."""
-
-
-class Inner:
-    """A function that only compiled functions call; called from Python, it runs as the Python function that it is."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.__name__ = function.__name__
-        self.__doc__ = function.__doc__
-        self._function = function
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Compute it in Python."""
-        return self._function(*arguments)
-
-    @property
-    def _numba_type_(self) -> Any:
-        """What Numba asks a global for."""
-        from cpu_kernels.compiler import inner_type
-
-        return inner_type(self._function)
-
-
-def inner(function: FunctionT) -> FunctionT:
-    """Decorator of functions that only other compiled functions call."""
-    return cast(FunctionT, Inner(function))
 
 
 class Kernel:

@@ -15,8 +15,9 @@ Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows 
 from dataclasses import dataclass
 from typing import Any
 
+from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import Kernel, Samples, inner
+from cpu_kernels.kernel import Kernel, Samples
 from cpu_kernels.records import activation, argument, field, scratch, share, stage_rows
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from cpu_kernels.activations import norm_row, pack_row, rows_to_pack
-from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Form, Step, activation, argument, field, scratch, share, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample

@@ -8,9 +8,8 @@ from enum import IntEnum, IntFlag
 
 from llvmlite import ir
 
+from cpu_kernels.declarations import address, define, inner, int64
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import inner
-from cpu_kernels.simd.declarations import address, define, int64
 from cpu_kernels.simd.vectors import I64, get_i64, load
 
 TILE_WIDTHS = POLICY.tile_widths
@@ -108,15 +107,16 @@ def _argument(builder: ir.IRBuilder, op: ir.Value, index: ir.Value) -> ir.Value:
 
 
 # The record's integer at an index.
-field = define("field", int64(address, int64), _field, lambda record, index: get_i64(record + 8 * index))
+field = define("field", [address, int64], int64, _field, lambda record, index: get_i64(record + 8 * index))
 # The operation's argument at an index.
 argument = define(
-    "argument", int64(address, int64), _argument, lambda op, index: get_i64(op + 8 * (_ARGUMENTS + index))
+    "argument", [address, int64], int64, _argument, lambda op, index: get_i64(op + 8 * (_ARGUMENTS + index))
 )
 # First of `count` items that belong to a thread: share(count, thread, threads); its last is that of the next thread.
 share = define(
     "share",
-    int64(int64, int64, int64),
+    [int64, int64, int64],
+    int64,
     lambda b, count, thread, threads: b.sdiv(b.mul(count, thread), threads),
     lambda count, thread, threads: count * thread // threads,
 )

@@ -2,7 +2,7 @@
 
 A compiler that is wrong about a processor gives results that are wrong without a word. So a kernel enters the cache
 only after it has computed its samples to what the interpreter makes of the same source (see
-cpu_kernels.simd.declarations), one number after another.
+cpu_kernels.declarations), one number after another.
 """
 
 from collections.abc import Callable, Iterable, Sequence

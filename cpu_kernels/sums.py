@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import kernel
 from cpu_kernels.records import argument, field, share, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import add_f32, fma

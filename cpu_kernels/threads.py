@@ -10,7 +10,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kernel import Kernel, inner, kernel
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import Kernel, kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Barrier, Op, Step, field
 from cpu_kernels.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause, sleep, wake

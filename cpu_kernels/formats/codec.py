@@ -12,11 +12,10 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from cpu_kernels.declarations import inner, operation
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import inner
 from cpu_kernels.simd import bytes as products
-from cpu_kernels.simd.declarations import intrinsic, none
-from cpu_kernels.simd.tiles import Tile, members, operands
+from cpu_kernels.simd.tiles import Tile, Values, operands
 from cpu_kernels.simd.vectors import I32, at, broadcast, constant, get_i32, i32x16, load, put_i32, store, view
 
 _ZERO = constant(i32x16.llvm, 0)
@@ -108,25 +107,20 @@ class Codec:
                     totals[t] = meaning(totals[t], weights, s)
             return tuple(totals)
 
-        def typer(context: Any, acc: Any, p: Any, x: Any) -> Any:
-            """Products of some k steps."""
+        @operation(compute, 0)
+        def dot(builder: ir.IRBuilder, acc: Values, p: ir.Value, x: ir.Value) -> Values:
+            totals = acc
+            for begin in range(0, count, together):
+                sums = [_ZERO] * len(totals) if widens else totals
+                for step in range(begin, min(begin + together, count)):
+                    sums = _add_step(builder, multiply, sums, self.emit(builder, p, first + step), x, step)
+                if widens:
+                    wide = [products.widen_partial(builder, each) for each in sums]
+                    sums = [builder.add(total, each) for total, each in zip(totals, wide, strict=True)]
+                totals = sums
+            return totals
 
-            def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-                totals = members(builder, acc, args[0])
-                for begin in range(0, count, together):
-                    sums = [_ZERO] * len(totals) if widens else totals
-                    for step in range(begin, min(begin + together, count)):
-                        weights = self.emit(builder, args[1], first + step)
-                        sums = _add_step(builder, multiply, sums, weights, args[2], step)
-                    if widens:
-                        wide = [products.widen_partial(builder, each) for each in sums]
-                        sums = [builder.add(total, each) for total, each in zip(totals, wide, strict=True)]
-                    totals = sums
-                return context.make_tuple(builder, acc, totals)
-
-            return acc(acc, p, x), codegen
-
-        return intrinsic(compute)(typer)
+        return dot
 
     def unpacker(self) -> Any:
         """An intrinsic unpack(p, to): store all k steps' values as bytes, a vector each."""
@@ -135,22 +129,15 @@ class Codec:
             for step in range(len(self.steps)):
                 view(to + 64 * step, np.int32)[:] = self.compute(p, step)
 
-        def typer(context: Any, p: Any, to: Any) -> Any:
-            """Unpack values."""
+        @operation(compute)
+        def unpack(builder: ir.IRBuilder, p: ir.Value, to: ir.Value) -> None:
+            for step in range(len(self.steps)):
+                store(builder, at(builder, to, 64 * step), self.emit(builder, p, step), 4)
 
-            def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-                for step in range(len(self.steps)):
-                    store(builder, at(builder, args[1], 64 * step), self.emit(builder, args[0], step), 4)
-                return context.get_dummy_value()
-
-            return none(p, to), codegen
-
-        return intrinsic(compute)(typer)
+        return unpack
 
 
-def _add_step(
-    builder: ir.IRBuilder, multiply: Any, sums: list[ir.Value], weights: ir.Value, x: ir.Value, place: int
-) -> list[ir.Value]:
+def _add_step(builder: ir.IRBuilder, multiply: Any, sums: Values, weights: ir.Value, x: ir.Value, place: int) -> Values:
     """Add one k step's products, whose operands are the place-th at x."""
     width = len(sums)
     operands = (broadcast(builder, at(builder, x, 4 * (place * width + t)), I32) for t in range(width))

@@ -8,8 +8,8 @@ additions would wait for itself.
 from dataclasses import dataclass
 from typing import Any
 
+from cpu_kernels.declarations import inner
 from cpu_kernels.formats.source import Source
-from cpu_kernels.kernel import inner
 from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import prefetch_lines
 from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_store, tile_width

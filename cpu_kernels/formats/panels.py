@@ -12,10 +12,10 @@ times as many.
 
 from typing import Any
 
+from cpu_kernels.declarations import inner
 from cpu_kernels.formats.codec import SMALL_BYTES
 from cpu_kernels.formats.super_blocks import Minima, SuperBlock, minima_factor, scale_getter, start_getter
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import Tiles, put_sum
 from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import mask_bits, prefetch_lines, shift_right

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from cpu_kernels.declarations import inner
 from cpu_kernels.formats.codec import Codec
 from cpu_kernels.formats.source import Source
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import inner
 from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import (
     mask_bits,

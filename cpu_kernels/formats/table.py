@@ -7,6 +7,7 @@ A format says how its blocks lie in a file (cpu_kernels.formats.source), how its
 
 import numpy as np
 
+from cpu_kernels.declarations import inner
 from cpu_kernels.formats import blocks_32, floats, super_blocks
 from cpu_kernels.formats.blocks_32 import Blocks32
 from cpu_kernels.formats.codec import BYTES, FIVE_BITS, NIBBLES, SIX_BITS, TWO_BITS, Codec
@@ -16,7 +17,6 @@ from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.super_blocks import Minima, SuperBlock
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import inner
 from cpu_kernels.matmul import plain_tiles
 from cpu_kernels.records import TILE_WIDTHS, Form
 from cpu_kernels.simd.vectors import get_f16, get_i16, get_i32, get_u8, put_f32, put_i32

@@ -7,8 +7,8 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from cpu_kernels.declarations import Intrinsic, define, float32, int64, operation
 from cpu_kernels.isa import Isa, emitted_isa
-from cpu_kernels.simd.declarations import address, define, float32, int64, intrinsic, literal_value, none
 from cpu_kernels.simd.vectors import I32, I64, LANES, call, constant, f32x16, i32x16, in_parts, splat
 
 _VECTOR_I, _VECTOR_F = i32x16.llvm, f32x16.llvm
@@ -56,28 +56,26 @@ def _nearest(x: Floats) -> Integers:
 
 
 def _binary(name: str, vector: Any, operation: str, meaning: Any) -> Any:
-    return define(name, vector(vector, vector), lambda b, x, y: getattr(b, operation)(x, y), meaning)
+    return define(name, [vector, vector], vector, lambda b, x, y: getattr(b, operation)(x, y), meaning)
 
 
 add_i32 = _binary("add_i32", i32x16, "add", np.add)
-mul_i32 = _binary("mul_i32", i32x16, "mul", np.multiply)
-or_i32 = _binary("or_i32", i32x16, "or_", np.bitwise_or)
-xor_i32 = _binary("xor_i32", i32x16, "xor", np.bitwise_xor)
 add_f32 = _binary("add_f32", f32x16, "fadd", np.add)
 sub_f32 = _binary("sub_f32", f32x16, "fsub", np.subtract)
 mul_f32 = _binary("mul_f32", f32x16, "fmul", np.multiply)
 div_f32 = _binary("div_f32", f32x16, "fdiv", np.divide)
-neg_f32 = define("neg_f32", f32x16(f32x16), lambda b, x: b.fneg(x), np.negative)
-fma = define("fma", f32x16(f32x16, f32x16, f32x16), fused_multiply_add, exact_fma)
-to_f32 = define("to_f32", f32x16(i32x16), lambda b, x: b.sitofp(x, _VECTOR_F), lambda x: x.astype(np.float32))
-round_i32 = define("round_i32", i32x16(f32x16), _round_to_integer, _nearest)
+neg_f32 = define("neg_f32", [f32x16], f32x16, lambda b, x: b.fneg(x), np.negative)
+fma = define("fma", [f32x16] * 3, f32x16, fused_multiply_add, exact_fma)
+to_f32 = define("to_f32", [i32x16], f32x16, lambda b, x: b.sitofp(x, _VECTOR_F), lambda x: x.astype(np.float32))
+round_i32 = define("round_i32", [f32x16], i32x16, _round_to_integer, _nearest)
 
 
 def _choice(name: str, operator: str, compare: Any) -> Any:
     """x where it compares so with y, else y: so what is not a number stays if it is the second operand."""
     return define(
         name,
-        f32x16(f32x16, f32x16),
+        [f32x16, f32x16],
+        f32x16,
         lambda b, x, y: b.select(b.fcmp_ordered(operator, x, y), x, y),
         lambda x, y: np.where(compare(x, y), x, y),
     )
@@ -94,30 +92,23 @@ def _magnitude_bits(x: Any) -> Any:
 # Magnitudes as integers, whose order is that of the numbers with NaN above all: so a maximum of them shows a NaN.
 magnitude = define(
     "magnitude",
-    i32x16(f32x16),
+    [f32x16],
+    i32x16,
     lambda b, x: b.and_(b.bitcast(x, _VECTOR_I), constant(_VECTOR_I, 0x7FFFFFFF)),
     _magnitude_bits,
 )
 max_i32 = define(
-    "max_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y), np.maximum
+    "max_i32", [i32x16, i32x16], i32x16, lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y), np.maximum
 )
 
 
-def _with_literal(name: str, operation: str, meaning: Callable[[Integers, int], Integers]) -> Any:
+def _with_literal(name: str, instruction: str, meaning: Callable[[Integers, int], Integers]) -> Any:
     """An integer operation whose second operand is a literal, the same in every lane."""
 
-    def typer(context: Any, x: Any, literal: Any) -> Any:
-        if literal_value(literal) is None:
-            return None
-        value = literal.literal_value
+    def emit(builder: ir.IRBuilder, x: ir.Value, literal: int) -> ir.Value:
+        return getattr(builder, instruction)(x, constant(_VECTOR_I, literal))
 
-        def codegen(_context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-            return getattr(builder, operation)(args[0], constant(_VECTOR_I, value))
-
-        return i32x16(i32x16, literal), codegen
-
-    typer.__name__ = typer.__qualname__ = name
-    return intrinsic(meaning, literals=True)(typer)
+    return Intrinsic(name, emit, meaning, 2, None, 0, literals=[1])
 
 
 mask_bits = _with_literal("mask_bits", "and_", lambda x, mask: x & np.array(mask, np.int64).astype(np.int32))
@@ -155,22 +146,24 @@ def _larger(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return builder.select(builder.icmp_signed(">", x, y), x, y)
 
 
-sum_f32 = define("sum_f32", float32(f32x16), lambda b, x: _tree(b, x, b.fadd), _sum)
-sum_i32 = define("sum_i32", int64(i32x16), lambda b, x: b.sext(_tree(b, x, b.add), I64), lambda x: int(_sum(x)))
+sum_f32 = define("sum_f32", [f32x16], float32, lambda b, x: _tree(b, x, b.fadd), _sum)
+sum_i32 = define("sum_i32", [i32x16], int64, lambda b, x: b.sext(_tree(b, x, b.add), I64), lambda x: int(_sum(x)))
 # The sum of the first two of every four lanes.
 sum_first_pairs = define(
-    "sum_first_pairs", int64(i32x16), _first_pairs, lambda x: int(x.reshape(-1, 4)[:, :2].sum(dtype=np.int32))
+    "sum_first_pairs", [i32x16], int64, _first_pairs, lambda x: int(x.reshape(-1, 4)[:, :2].sum(dtype=np.int32))
 )
 largest_f32 = define(
     "largest_f32",
-    float32(f32x16),
+    [f32x16],
+    float32,
     lambda b, x: _tree(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q)),
     lambda x: np.float32(max(x.tolist())),
 )
 # The largest of what `magnitude` gave, as the float that it is.
 largest_magnitude = define(
     "largest_magnitude",
-    float32(i32x16),
+    [i32x16],
+    float32,
     lambda b, x: b.bitcast(_tree(b, x, lambda p, q: _larger(b, p, q)), ir.FloatType()),
     lambda x: x.max().view(np.float32),
 )
@@ -184,7 +177,8 @@ def _select_first(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, count: ir.Val
 # x in the first `count` lanes, y in the others.
 select_first = define(
     "select_first",
-    f32x16(f32x16, f32x16, int64),
+    [f32x16, f32x16, int64],
+    f32x16,
     _select_first,
     lambda x, y, count: np.where(np.arange(LANES) < count, x, y),
 )
@@ -225,21 +219,7 @@ def _exp2_meaning(x: Floats) -> Floats:
     return result * ((_nearest(x) + 127) << 23).view(np.float32)
 
 
-exp2_f32 = define("exp2_f32", f32x16(f32x16), _exp2, _exp2_meaning)
-
-
-def _prefetch_lines(context: Any, where: Any, count: Any) -> Any:
-    """Ask for `count` (literal) cache lines of 64 bytes from an address; harmless past the end of an array."""
-    if literal_value(count) is None:
-        return None
-    lines = count.literal_value
-
-    def codegen(_context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-        for i in range(lines):
-            prefetch(builder, builder.add(args[0], I64(64 * i)), 1)
-        return _context.get_dummy_value()
-
-    return none(address, count), codegen
+exp2_f32 = define("exp2_f32", [f32x16], f32x16, _exp2, _exp2_meaning)
 
 
 def prefetch(builder: ir.IRBuilder, where: ir.Value, level: int) -> None:
@@ -248,4 +228,8 @@ def prefetch(builder: ir.IRBuilder, where: ir.Value, level: int) -> None:
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(4 - level), I32(1))
 
 
-prefetch_lines = intrinsic(lambda where, count: None, literals=True)(_prefetch_lines)
+@operation(lambda where, count: None, literals=[1])
+def prefetch_lines(builder: ir.IRBuilder, where: ir.Value, count: int) -> None:
+    """Ask for `count` (literal) cache lines of 64 bytes from an address; harmless past the end of an array."""
+    for i in range(count):
+        prefetch(builder, builder.add(where, I64(64 * i)), 1)

@@ -17,8 +17,8 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from cpu_kernels.declarations import define
 from cpu_kernels.isa import POLICY, Isa, emitted_isa
-from cpu_kernels.simd.declarations import define, intrinsic
 from cpu_kernels.simd.vectors import I1, I8, I16, I32, call, constant, i32x16, in_parts, join, piece
 
 PARTIAL_LIMIT = 32767 // (2 * 127)
@@ -209,9 +209,7 @@ def _doubled(factor: Lanes) -> Lanes:
 
 
 # A factor (lanes in -32768..32767) as widen_partial multiplies it.
-partial_factor = define("partial_factor", i32x16(i32x16), _factor, _doubled)
-# acc + the products of signed words, added in pairs.
-dot2 = define("dot2", i32x16(i32x16, i32x16, i32x16), multiply_words, added_words)
+partial_factor = define("partial_factor", [i32x16], i32x16, _factor, _doubled)
 
 
 def _select(builder: ir.IRBuilder, table: tuple[int, ...], indices: ir.Value) -> ir.Value:
@@ -236,20 +234,3 @@ def look_up(builder: ir.IRBuilder, table: tuple[int, ...], nibbles: ir.Value) ->
     else:
         found = _select(builder, table, indices)
     return builder.bitcast(found, i32x16.llvm)
-
-
-def lookup(name: str, table: tuple[int, ...]) -> Any:
-    """Return an intrinsic that replaces each byte 0-15 of an i32x16 by the table's entry (sixteen bytes, 0-255)."""
-    entries = np.array(table, np.uint8)
-
-    @intrinsic(lambda nibbles: entries[nibbles.view(np.uint8)].view(np.int32))
-    def typer(context: Any, nibbles: Any) -> Any:
-        """Entries of a table."""
-
-        def codegen(_context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-            return look_up(builder, table, args[0])
-
-        return i32x16(i32x16), codegen
-
-    typer.__name__ = name
-    return typer

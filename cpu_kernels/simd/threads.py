@@ -7,8 +7,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from cpu_kernels.declarations import address, define, int64, none
 from cpu_kernels.isa import Isa, emitted_isa
-from cpu_kernels.simd.declarations import address, define, int64, none
 from cpu_kernels.simd.vectors import I32, I64, call
 
 _POINTER = I64.as_pointer()
@@ -79,12 +79,12 @@ def _only_compiled(*_arguments: Any) -> None:
     raise NotImplementedError("threads meet in compiled code alone")
 
 
-atomic_add = define("atomic_add", int64(address, int64), _add, _added)
-atomic_load = define("atomic_load", int64(address), _load, lambda where: _integer(where).value)
-atomic_store = define("atomic_store", none(address, int64), _store, _set)
-pause = define("pause", none(), _pause, lambda: None)
+atomic_add = define("atomic_add", [address, int64], int64, _add, _added)
+atomic_load = define("atomic_load", [address], int64, _load, lambda where: _integer(where).value)
+atomic_store = define("atomic_store", [address, int64], none, _store, _set)
+pause = define("pause", [], none, _pause, lambda: None)
 # sleep(where, value) gives the core away until wake(where), or not at all if the low half of the integer there is no
 # longer the value's; it may return early. Systems other than Linux sleep for a tenth of a millisecond.
-sleep = define("sleep", none(address, int64), _sleep, _only_compiled)
-wake = define("wake", none(address), _wake, _only_compiled)
-call_kernel = define("call_kernel", none(address, address, address, int64, int64), _call_kernel, _only_compiled)
+sleep = define("sleep", [address, int64], none, _sleep, _only_compiled)
+wake = define("wake", [address], none, _wake, _only_compiled)
+call_kernel = define("call_kernel", [address, address, address, int64, int64], none, _call_kernel, _only_compiled)

@@ -11,26 +11,13 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from cpu_kernels.declarations import Intrinsic, TupleOf, int64, operation
 from cpu_kernels.simd import bytes as products
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add
-from cpu_kernels.simd.declarations import (
-    address,
-    int64,
-    intrinsic,
-    is_tuple,
-    literal_value,
-    named,
-    none,
-    tuple_of,
-)
 from cpu_kernels.simd.vectors import F32, I32, I64, at, broadcast, constant, f32x16, i32x16, load, store, view
 
 Tile = Sequence[NDArray[Any]]
-
-
-def members(builder: ir.IRBuilder, kind: Any, value: ir.Value) -> list[ir.Value]:
-    """A tuple's values."""
-    return [builder.extract_value(value, i) for i in range(kind.count)]
+Values = list[ir.Value]
 
 
 def operands(where: int, count: int, dtype: Any = np.int32) -> NDArray[Any]:
@@ -38,22 +25,16 @@ def operands(where: int, count: int, dtype: Any = np.int32) -> NDArray[Any]:
     return view(where, dtype, count)[:, None].repeat(16, axis=1)
 
 
-def _zero(name: str, vector: Any, dtype: Any) -> Any:
-    def typer(_context: Any, width: Any) -> Any:
-        if literal_value(width) is None:
-            return None
-        tile = tuple_of(vector, width.literal_value)
+def _zero(vector: Any, dtype: Any) -> Any:
+    @operation(lambda width: (np.zeros(16, dtype),) * width, lambda width: TupleOf(vector, width), literals=[0])
+    def zero_tile(builder: ir.IRBuilder, width: int) -> Values:
+        """A tile of zeros for so many tokens (a literal)."""
+        return [constant(vector.llvm, 0)] * width
 
-        def codegen(context: Any, builder: ir.IRBuilder, _signature: Any, _args: Any) -> ir.Value:
-            return context.make_tuple(builder, tile, [constant(vector.llvm, 0)] * tile.count)
-
-        return tile(width), codegen
-
-    return named(name, 1, typer, lambda width: (np.zeros(16, dtype),) * width, literals=True)
+    return zero_tile
 
 
-zero_tile_i32 = _zero("zero_tile_i32", i32x16, np.int32)
-zero_tile_f32 = _zero("zero_tile_f32", f32x16, np.float32)
+zero_tile_i32, zero_tile_f32 = _zero(i32x16, np.int32), _zero(f32x16, np.float32)
 
 
 def _each(
@@ -65,20 +46,19 @@ def _each(
     address of the tokens' operands, and emit gets each token's in every lane.
     """
 
+    def emit_all(builder: ir.IRBuilder, tile: Values, *others: Any) -> Values:
+        columns = [tile, *(other if isinstance(other, list) else [other] * len(tile) for other in others)]
+        if operand is not None:
+            columns[-1] = [broadcast(builder, at(builder, others[-1], 4 * t), operand) for t in range(len(tile))]
+        return [emit(builder, *row) for row in zip(*columns, strict=True)]
+
     def compute(tile: Tile, *others: Any) -> Any:
         if operand is not None:
             others = (*others[:-1], tuple(operands(others[-1], len(tile), np.float32 if operand is F32 else np.int32)))
         rows = ([other[t] if isinstance(other, tuple) else other for other in others] for t in range(len(tile)))
         return tuple(meaning(member, *row) for member, row in zip(tile, rows, strict=True))
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        count = sig.args[0].count
-        columns = [members(builder, k, v) if is_tuple(k) else [v] * count for k, v in zip(sig.args, args, strict=True)]
-        if operand is not None:
-            columns[-1] = [broadcast(builder, at(builder, args[-1], 4 * t), operand) for t in range(count)]
-        return context.make_tuple(builder, sig.args[0], [emit(builder, *row) for row in zip(*columns, strict=True)])
-
-    return named(name, arity, lambda _context, *kinds: (kinds[0](*kinds), codegen), compute)
+    return Intrinsic(name, emit_all, compute, arity, None, 0)
 
 
 # tile[t] + the products of a vector of bytes up to 127 and the token's four bytes.
@@ -91,7 +71,7 @@ tile_broadcast = _each("tile_broadcast", 2, lambda _b, _member, x: x, lambda _me
 start_offset = _each(
     "start_offset",
     2,
-    lambda _b, zero, x: products.offset_start(x),
+    lambda _b, _zero, x: products.offset_start(x),
     lambda zero, x: x if products.BYTE_OFFSET else zero,
     I32,
 )
@@ -111,11 +91,16 @@ tile_fma = _each(
     F32,
 )
 
+
+def _add_scaled(builder: ir.IRBuilder, total: ir.Value, integer: ir.Value, scale: ir.Value, x: ir.Value) -> ir.Value:
+    return fused_multiply_add(builder, builder.sitofp(integer, f32x16.llvm), builder.fmul(scale, x), total)
+
+
 # fma(float(integers[t]), scale * the token's f32, tile[t]).
 tile_add_scaled = _each(
     "tile_add_scaled",
     4,
-    lambda b, total, integer, scale, x: fused_multiply_add(b, b.sitofp(integer, f32x16.llvm), b.fmul(scale, x), total),
+    _add_scaled,
     lambda total, integer, scale, x: exact_fma(integer.astype(np.float32), scale * x, total),
     F32,
 )
@@ -128,61 +113,41 @@ def start_biased(bias: int) -> Any:
     return _each("start_biased", 2, lambda b, _, x: b.ashr(x, down), lambda _, x: x >> np.int32(bits), I32)
 
 
-def _add_to_memory(integers: Tile, scale: Any, where: int, sums: int) -> None:
+def _add_in_memory(integers: Tile, scale: Any, where: int, sums: int) -> None:
     scales = scale * operands(where, len(integers), np.float32)
     totals = view(sums, np.float32, 16 * len(integers)).reshape(-1, 16)
     totals[:] = exact_fma(np.stack(list(integers)).astype(np.float32), scales, totals)
 
 
-@intrinsic(_add_to_memory)
-def tile_add_scaled_in_memory(context: Any, integers: Any, scale: Any, where: Any, sums: Any) -> Any:
-    """Sums in memory (64 bytes a token) = fma(float(integers[t]), scale * the token's f32 at an address, sum).
-
-    In memory, so that registers stay free for products.
-    """
-
-    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        for t, integer in enumerate(members(builder, integers, args[0])):
-            slot = at(builder, args[3], 64 * t)
-            factor = builder.fmul(args[1], broadcast(builder, at(builder, args[2], 4 * t), F32))
-            total = load(builder, slot, f32x16.llvm, 64)
-            new = fused_multiply_add(builder, builder.sitofp(integer, f32x16.llvm), factor, total)
-            store(builder, slot, new, 64)
-        return context.get_dummy_value()
-
-    return none(integers, scale, where, sums), codegen
+@operation(_add_in_memory)
+def tile_add_scaled_in_memory(builder: ir.IRBuilder, integers: Values, scale: ir.Value, where: Any, sums: Any) -> None:
+    """tile_add_scaled to sums in memory, 64 bytes a token, so that registers stay free for products."""
+    for t, integer in enumerate(integers):
+        slot, x = at(builder, sums, 64 * t), broadcast(builder, at(builder, where, 4 * t), F32)
+        store(builder, slot, _add_scaled(builder, load(builder, slot, f32x16.llvm, 64), integer, scale, x), 64)
 
 
-@intrinsic(lambda like, where: tuple(view(where, np.float32, 16 * len(like)).reshape(-1, 16).copy()))
-def tile_load_f32(context: Any, like: Any, where: Any) -> Any:
+@operation(
+    lambda like, where: tuple(view(where, np.float32, 16 * len(like)).reshape(-1, 16).copy()),
+    lambda like, where: TupleOf(f32x16, like),
+)
+def tile_load_f32(builder: ir.IRBuilder, like: Values, where: ir.Value) -> Values:
     """Floats for as many tokens as `like` has, token t's vector at where + 64 t."""
-    tile = tuple_of(f32x16, like.count)
-
-    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        found = [load(builder, at(builder, args[1], 64 * t), f32x16.llvm, 64) for t in range(tile.count)]
-        return context.make_tuple(builder, tile, found)
-
-    return tile(like, address), codegen
+    return [load(builder, at(builder, where, 64 * t), f32x16.llvm, 64) for t in range(len(like))]
 
 
 def _store_tile(tile: Tile, where: int) -> None:
     view(where, np.float32, 16 * len(tile)).reshape(-1, 16)[:] = tile
 
 
-@intrinsic(_store_tile)
-def tile_store(context: Any, tile: Any, where: Any) -> Any:
+@operation(_store_tile)
+def tile_store(builder: ir.IRBuilder, tile: Values, where: ir.Value) -> None:
     """Store token t's vector of floats at where + 64 t."""
-
-    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        for t, value in enumerate(members(builder, tile, args[0])):
-            store(builder, at(builder, args[1], 64 * t), value, 64)
-        return context.get_dummy_value()
-
-    return none(tile, address), codegen
+    for t, value in enumerate(tile):
+        store(builder, at(builder, where, 64 * t), value, 64)
 
 
-@intrinsic(len)
-def tile_width(context: Any, tile: Any) -> Any:
+@operation(len, int64)
+def tile_width(builder: ir.IRBuilder, tile: Values) -> ir.Value:
     """The number of tokens in a tile, a constant of its type."""
-    width = tile.count
-    return int64(tile), lambda context, builder, sig, args: I64(width)
+    return I64(len(tile))

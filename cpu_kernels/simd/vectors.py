@@ -6,14 +6,15 @@ bounds: callers do, once a step.
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from cpu_kernels.declarations import Vector, address, define, float32, int64, none
 from cpu_kernels.isa import POLICIES, emitted_isa
-from cpu_kernels.simd.declarations import Emit, Vector, address, define, float32, int32, int64, none
 
 LANES = 16
 
@@ -153,7 +154,7 @@ def _load(name: str, result: Vector, element: ir.Type, dtype: Any, widen: Any = 
         value = load(builder, where, ir.VectorType(element, LANES), np.dtype(dtype).itemsize)
         return value if widen is None else widen(builder, value)
 
-    return define(name, result(address), emit, lambda p: view(p, dtype).astype(np.float32 if widen else dtype))
+    return define(name, [address], result, emit, lambda p: view(p, dtype).astype(np.float32 if widen else dtype))
 
 
 load_i32 = _load("load_i32", i32x16, I32, np.int32)
@@ -161,7 +162,8 @@ load_f32 = _load("load_f32", f32x16, F32, np.float32)
 load_f16 = _load("load_f16", f32x16, F16, np.float16, widen_half)
 load_bf16 = define(
     "load_bf16",
-    f32x16(address),
+    [address],
+    f32x16,
     lambda b, p: widen_bf16(b, load(b, p, ir.VectorType(I16, LANES), 2)),
     lambda p: (view(p, np.uint16).astype(np.uint32) << 16).view(np.float32),
 )
@@ -174,7 +176,7 @@ def _store(name: str, value: Vector, dtype: Any, narrow: Any = None, align: int 
     def meaning(where: int, value: NDArray[Any]) -> None:
         view(where, dtype)[:] = value.astype(dtype)
 
-    return define(name, none(address, value), emit, meaning)
+    return define(name, [address, value], none, emit, meaning)
 
 
 store_i32 = _store("store_i32", i32x16, np.int32)
@@ -188,18 +190,22 @@ def _full(value: Any, dtype: Any) -> NDArray[Any]:
 
 
 broadcast_i32 = define(
-    "broadcast_i32", i32x16(address), lambda b, p: broadcast(b, p, I32), lambda p: _full(view(p, np.int32, 1), np.int32)
+    "broadcast_i32",
+    [address],
+    i32x16,
+    lambda b, p: broadcast(b, p, I32),
+    lambda p: _full(view(p, np.int32, 1), np.int32),
 )
 broadcast_f32 = define(
     "broadcast_f32",
-    f32x16(address),
+    [address],
+    f32x16,
     lambda b, p: broadcast(b, p, F32),
     lambda p: _full(view(p, np.float32, 1), np.float32),
 )
-splat_i32 = define("splat_i32", i32x16(int32), splat, lambda x: _full(x, np.int32))
-splat_f32 = define("splat_f32", f32x16(float32), splat, lambda x: _full(x, np.float32))
-zero_i32 = define("zero_i32", i32x16(), lambda b: constant(i32x16.llvm, 0), lambda: _full(0, np.int32))
-zero_f32 = define("zero_f32", f32x16(), lambda b: constant(f32x16.llvm, 0.0), lambda: _full(0, np.float32))
+splat_f32 = define("splat_f32", [float32], f32x16, splat, lambda x: _full(x, np.float32))
+zero_i32 = define("zero_i32", [], i32x16, lambda b: constant(i32x16.llvm, 0), lambda: _full(0, np.int32))
+zero_f32 = define("zero_f32", [], f32x16, lambda b: constant(f32x16.llvm, 0.0), lambda: _full(0, np.float32))
 
 
 def _scatter(name: str, value: Vector, dtype: Any, narrow: Any, group: int) -> Any:
@@ -217,21 +223,21 @@ def _scatter(name: str, value: Vector, dtype: Any, narrow: Any, group: int) -> A
         for i, some in enumerate(value.astype(dtype).reshape(-1, group)):
             view(where + i * stride, dtype, group)[:] = some
 
-    return define(name, none(address, address, value), emit, meaning)
+    return define(name, [address, address, value], none, emit, meaning)
 
 
 scatter_i8x4 = _scatter("scatter_i8x4", i32x16, np.int8, lambda b, v: b.trunc(v, ir.VectorType(I8, LANES)), 4)
 scatter_f16 = _scatter("scatter_f16", f32x16, np.float16, narrow_to_half, 1)
 
 
-def _get(name: str, type_: ir.Type, number: Any, widen: Emit | None = None) -> Any:
+def _get(name: str, type_: ir.Type, number: Any, widen: Callable[..., ir.Value] | None = None) -> Any:
     """An integer from memory, widened to 64 bits. number: its type in C."""
 
     def emit(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
         value = load(builder, where, type_)
         return value if widen is None else widen(builder, value)
 
-    return define(name, int64(address), emit, lambda where: number.from_address(where).value)
+    return define(name, [address], int64, emit, lambda where: number.from_address(where).value)
 
 
 def _put(name: str, type_: ir.Type, number: Any) -> Any:
@@ -243,25 +249,25 @@ def _put(name: str, type_: ir.Type, number: Any) -> Any:
     def meaning(where: int, value: int) -> None:
         number.from_address(where).value = value
 
-    return define(name, none(address, int64), emit, meaning)
+    return define(name, [address, int64], none, emit, meaning)
 
 
-def _put_float(name: str, dtype: Any, narrow: Emit) -> Any:
+def _put_float(name: str, dtype: Any, narrow: Callable[..., ir.Value]) -> Any:
     def meaning(where: int, value: np.float32) -> None:
         view(where, dtype, 1)[0] = value
 
-    return define(name, none(address, float32), lambda b, p, v: store(b, p, narrow(b, v)), meaning)
+    return define(name, [address, float32], none, lambda b, p, v: store(b, p, narrow(b, v)), meaning)
 
 
 get_i64 = _get("get_i64", I64, ctypes.c_int64)
 get_i32 = _get("get_i32", I32, ctypes.c_int32, lambda b, v: b.sext(v, I64))
 get_i16 = _get("get_i16", I16, ctypes.c_int16, lambda b, v: b.sext(v, I64))
-get_i8 = _get("get_i8", I8, ctypes.c_int8, lambda b, v: b.sext(v, I64))
 get_u8 = _get("get_u8", I8, ctypes.c_uint8, lambda b, v: b.zext(v, I64))
-get_f32 = define("get_f32", float32(address), lambda b, p: load(b, p, F32), lambda p: view(p, np.float32, 1)[0])
+get_f32 = define("get_f32", [address], float32, lambda b, p: load(b, p, F32), lambda p: view(p, np.float32, 1)[0])
 get_f16 = define(
     "get_f16",
-    float32(address),
+    [address],
+    float32,
     lambda b, p: widen_half(b, load(b, p, F16)),
     lambda p: np.float32(view(p, np.float16, 1)[0]),
 )

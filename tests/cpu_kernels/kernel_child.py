@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cpu_kernels.declarations import define, int64
 from cpu_kernels.isa import Isa, emitted_isa
 from cpu_kernels.kernel import Kernel, KernelError
 from cpu_kernels.kernel_cache import cache_directory, portable_kernels, read_kernel
 from cpu_kernels.self_check import Sample
-from cpu_kernels.simd.declarations import define, int64
 from cpu_kernels.simd.vectors import I64, call, put_i32
 
 
@@ -74,7 +74,7 @@ def _kernel(number, name: str) -> Kernel:
 
 def liar() -> None:
     logging.basicConfig()
-    number = define("two", int64(), lambda b: I64(2 if emitted_isa() is Isa.PORTABLE else 3), lambda: 2)
+    number = define("two", [], int64, lambda b: I64(2 if emitted_isa() is Isa.PORTABLE else 3), lambda: 2)
     kernel = _kernel(number, "liar")
     result = run(kernel)
     say(kernel.from_cache, result)
@@ -91,8 +91,8 @@ def _refused(number, name: str) -> None:
 
 
 def always_wrong() -> None:
-    _refused(define("three", int64(), lambda b: I64(3), lambda: 2), "always_wrong")
+    _refused(define("three", [], int64, lambda b: I64(3), lambda: 2), "always_wrong")
 
 
 def calls_out() -> None:
-    _refused(define("clock", int64(), lambda b: call(b, "clock", I64), lambda: 2), "calls_out")
+    _refused(define("clock", [], int64, lambda b: call(b, "clock", I64), lambda: 2), "calls_out")

@@ -19,7 +19,8 @@ from tests.forking import Nursery, nursery
 FACTORS = f"""
 import sys
 import numpy as np
-from cpu_kernels.kernel import Kernel, inner
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import Kernel
 from cpu_kernels.simd.vectors import put_i32
 def times(factor):
     @inner
