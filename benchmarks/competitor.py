@@ -32,7 +32,7 @@ def speed(subject: Ours, tokens: int) -> float:
 
 
 def fair(threads: int, competitors: int) -> float:
-    """The share of its processors that a program of so many threads gets beside others of one thread each."""
+    """The share of the processors that this many threads get among competitors of one thread each."""
     return min(1.0, usable_processors() / (threads + competitors))
 
 

@@ -1,35 +1,64 @@
-"""What a GPU brings, and whether it takes what was planned.
+"""Everything about a GPU in one go: speed by layers, memory against the plan, prefixes, overhead, images; and the CPU.
 
-    gpu.py MODEL.gguf [MODEL.gguf ...] [--context 4096] [--prompt 512] [--decode 64] [--rounds 5]
+    gpu.py MODEL.gguf [MODEL.gguf ...] [--output gpu-report.md] [--minutes 8] [--only speed,memory,...]
 
-Each model with no, half and all of its layers on the GPUs that llama.cpp sees: tokens a second of a prompt and of
-decoding after it, medians; and the bytes that localllm's plan names beside those that llama.cpp reports for them, in
-MiB. Without a GPU the first line alone can be measured, and it says so.
+For each model, every section in a process of its own, so that one that fails or hangs stops no other:
+
+- speed: tokens a second of a prompt and of decoding after it, with no, half and all layers on the GPUs.
+- memory: the same loads, in MiB: what localllm estimates from the file, plans with llama.cpp's dry run, llama.cpp
+  allocates, and the driver says has gone, after loading and after a prompt.
+- prefix: time to the first token of a prompt: computed, with its prefix in the KV cache, after other prompts have
+  pushed it out, and from the disk after a restart. On the CPU the next prompt moves it to a copy in main memory.
+- overhead: what our engine takes above llama.cpp's own functions, with all layers on the GPUs (overhead.py).
+- images: an image through a projector of random weights, encoder and model on the GPU and on the processor.
+- cpu: the native engine beside llama.cpp on 1, 2, 4, 8 and 16 threads (compare_llama_cpp.py).
+
+Without a GPU the sections run with no layers there. What is printed also goes to --output as it comes. A section that
+does not fit into --minutes is left out, and the report says so.
 """
 
 import argparse
 import logging
+import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import psutil
 
-from benchmarks.engine_tools import table
-from gguf_io import open_model
+from benchmarks.engine_tools import answer, ask, text_tokens
+from cpu_kernels.cores import usable_processors
+from gguf_io import load_tokenizer, open_model
 from gpu_offload.devices import gpus
-from gpu_offload.placement import Gpu
+from gpu_offload.image_rows import ImageRows
+from gpu_offload.memory import projector_bytes
+from gpu_offload.options import LlamaOptions
 from gpu_offload.planner import Plan, PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
+from localllm.engine.disk_cache import DiskCache
+from localllm.engine.engine import Engine
 
 MIB = 2**20
+CONTEXT, PROMPT, DECODE, ROUNDS = 4096, 512, 64, 3
+THREADS = (1, 2, 4, 8, 16)
+_LEAST_SECONDS = 15  # a section that has less is left out
 # A device's buffers may be of several kinds, as "MTL0_Mapped"; "CUDA_Host" is main memory.
 _BUFFER = re.compile(r"(\S+?)(?:_Mapped|_Private)? +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
+_TEXT = "The quick brown fox jumps over the lazy dog, and number {} follows it through field {} until evening. "
 
 
-class Reported(logging.Handler):
+class Allocated(logging.Handler):
     """The buffers that llama.cpp names while it loads, in MiB, by device."""
 
     def __init__(self) -> None:
@@ -42,71 +71,261 @@ class Reported(logging.Handler):
             self.sizes[device] = self.sizes.get(device, 0.0) + float(size)
 
 
-def loaded(path: Path, layers: int, context: int) -> tuple[LlamaCppRunner, Plan, dict[str, float]]:
-    """A runner with so many layers on GPUs, its plan, and what llama.cpp reports."""
-    devices = [Gpu(gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()] if layers else []
-    log, reported = logging.getLogger("localllm.llama_cpp"), Reported()
+@contextmanager
+def allocations() -> Iterator[dict[str, float]]:
+    """Read llama.cpp's log inside the block: MiB by device."""
+    log, found = logging.getLogger("localllm.llama_cpp"), Allocated()
     log.setLevel(logging.DEBUG)
     log.propagate = False
-    log.addHandler(reported)
+    log.addHandler(found)
     try:
-        with open_model(path) as model:
-            request = PlanRequest(context_tokens=context, gpu_layers=layers or None)
-            made = plan(model, devices, psutil.virtual_memory().available, request)
-            return LlamaCppRunner(model, made.options), made, reported.sizes
+        yield found.sizes
     finally:
-        log.removeHandler(reported)
+        log.removeHandler(found)
 
 
-def speeds(runner: LlamaCppRunner, prompt: int, decode: int, rounds: int) -> tuple[float, float]:
-    """Tokens a second of a prompt, and of decoding after it: medians of rounds after one that does not count."""
-    prefilled, decoded = [], []
-    for _ in range(rounds + 1):
-        sequence = runner.create_sequence()
-        began = time.perf_counter()
-        for first in range(0, prompt, runner.max_rows):
-            count = min(runner.max_rows, prompt - first)
-            runner.run([100] * count, range(first, first + count), [sequence] * count, [count - 1])
-        prefilled.append(prompt / (time.perf_counter() - began))
-        began = time.perf_counter()
-        for position in range(prompt, prompt + decode):
-            runner.run([100], [position], [sequence], [0])
-        decoded.append(decode / (time.perf_counter() - began))
-        runner.free_sequence(sequence)
-    return median(prefilled[1:]), median(decoded[1:])
+def planned(path: Path, layers: int | None, **wishes: object) -> Plan:
+    """A plan for this machine; layers None is as many as fit, 0 the processor alone."""
+    request = PlanRequest(context_tokens=CONTEXT, gpu_layers=layers, dry_run=True)
+    with open_model(path) as model:
+        devices = [] if layers == 0 else gpus()
+        return plan(model, devices, psutil.virtual_memory().available, replace(request, **wishes))  # type: ignore[arg-type]
+
+
+def opened(path: Path, made: Plan, **wishes: object) -> LlamaCppRunner:
+    """A runner that follows a plan."""
+    with open_model(path) as model:
+        return LlamaCppRunner(model, replace(made.options, **wishes))  # type: ignore[arg-type]
+
+
+def layer_counts(path: Path) -> tuple[int, ...]:
+    """None, half and all of the layers, the output as one; none alone without a GPU."""
+    with open_model(path) as model:
+        units = model.metadata.get_int(f"{model.architecture}.block_count") + 1
+    return (0, units // 2, units) if gpus() else (0,)
+
+
+def driver_mib() -> float:
+    """Memory in use on the first GPU as its driver sees it: all programs'."""
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+        return float(subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout)
+    found = gpus()
+    return (found[0].total_bytes - found[0].free_bytes) / MIB if found else 0.0
+
+
+def prompt_once(runner: LlamaCppRunner, tokens: int, decode: int) -> tuple[float, float]:
+    """Tokens a second of a prompt, and of decoding after it."""
+    sequence = runner.create_sequence()
+    began = time.perf_counter()
+    for first in range(0, tokens, runner.max_rows):
+        count = min(runner.max_rows, tokens - first)
+        runner.run([100] * count, range(first, first + count), [sequence] * count, [count - 1])
+    read = time.perf_counter()
+    for position in range(tokens, tokens + decode):
+        runner.run([100], [position], [sequence], [0])
+    ended = time.perf_counter()
+    runner.free_sequence(sequence)
+    return tokens / (read - began), decode / (ended - read)
+
+
+def row(*cells: object) -> None:
+    """Print a row of a Markdown table at once: what comes after it may fail."""
+    texts = (f"{cell:,.{1 if abs(cell) < 100 else 0}f}" if isinstance(cell, float) else str(cell) for cell in cells)
+    sys.stdout.write(f"| {' | '.join(texts)} |\n")
+    sys.stdout.flush()
+
+
+def head(*cells: str) -> None:
+    """Print the head of a Markdown table."""
+    row(*cells)
+    row(*("---" for _ in cells))
+
+
+def speed(path: Path) -> None:
+    """Prefill and decode by layers on GPUs."""
+    head("layers on GPUs", f"prefill {PROMPT}, tok/s", "decode, tok/s")
+    for layers in layer_counts(path):
+        decode = DECODE if layers else 16
+        runner = opened(path, planned(path, layers))
+        found = [prompt_once(runner, PROMPT, decode) for _ in range(ROUNDS + 1 if layers else 2)][1:]
+        runner.close()
+        row(layers, *(median(column) for column in zip(*found, strict=True)))
+
+
+def memory(path: Path) -> None:
+    """The plan against what is taken."""
+    names = {gpu.name for gpu in gpus()}
+    parts = "estimate", "dry run", "allocated", "driver, loaded", "driver, after a prompt", "loaded above plan"
+    head("layers", "MiB of", *parts, "measured")
+    for layers in layer_counts(path):
+        guess, made = planned(path, layers, dry_run=False), planned(path, layers)
+        before = driver_mib()  # asking for devices has opened them, which takes memory of its own
+        with allocations() as sizes:
+            runner = opened(path, made)
+        loaded = driver_mib() - before
+        prompt_once(runner, PROMPT, 8)
+        ran = driver_mib() - before
+        runner.close()
+        on_gpus = sum(size for name, size in sizes.items() if name in names)
+        plans = [one.device_bytes / MIB for one in (guess, made)]
+        off = f"{100 * (loaded / plans[1] - 1):+.1f} %" if plans[1] else "-"
+        main = [sum((one.uses[0].weights, one.uses[0].kv, one.uses[0].compute)) / MIB for one in (guess, made)]
+        row(layers, "GPU", *plans, on_gpus, loaded, ran, off, "yes" if made.measured else "no")
+        row(layers, "main memory", *main, sum(sizes.values()) - on_gpus, "-", "-", "-", "")
+
+
+def prefix(path: Path) -> None:
+    """Time to the first token by where a prompt's prefix is."""
+    text = "".join(_TEXT.format(number, 7 * number % 1000) for number in range(4000))
+    with open_model(path) as file:
+        tokenizer = load_tokenizer(file)
+    length = 1500 if gpus() else 600
+    prompts = [list(text_tokens(tokenizer, text, length, start=30_000 * number)) for number in range(4)]
+    warm = text_tokens(tokenizer, text, 40, start=200_000)
+    head("prefix", "prompt", "cached, memory", "cached, disk", "TTFT ms")
+
+    def note(engine: Engine, where: str, tokens: list[int]) -> tuple[int, ...]:
+        last, said = answer(engine, tokens, 8)
+        counts = last.counts
+        row(where, counts.prompt, counts.cached_memory, counts.cached_disk, 1000 * last.timings.ttft_s)
+        return said
+
+    def engine_on(folder: str) -> Engine:
+        runner = opened(path, planned(path, None if gpus() else 0, base=LlamaOptions(max_sequences=12)))
+        engine = Engine(runner, tokenizer, disk=DiskCache(Path(folder), runner.kv_identity, 2**32))
+        engine.start()
+        ask(engine, warm, 4)
+        return engine
+
+    with tempfile.TemporaryDirectory() as folder:
+        engine = engine_on(folder)
+        turn = [*prompts[0], *note(engine, "computed", prompts[0]), *warm]
+        note(engine, "in the KV cache", turn)
+        time.sleep(3)  # copies are made when nothing is computed
+        ask(engine, prompts[1], 2)
+        note(engine, "after another prompt", [*turn, *warm[:20]])
+        for other in prompts[2:]:
+            time.sleep(1)
+            ask(engine, other, 2)
+        note(engine, "after two more", [*turn, *warm[:25]])
+        engine.close()
+        engine = engine_on(folder)
+        note(engine, "from the disk", [*turn, *warm[:30]])
+        engine.close()
+
+
+def overhead(path: Path) -> None:
+    """Our engine above llama.cpp's own functions."""
+    layers = layer_counts(path)[-1]
+    sizes = ("256", "64", "3") if layers else ("96", "12", "3")
+    flags = [f"--{name}={value}" for name, value in zip(("prompt", "answer", "rounds"), sizes, strict=True)]
+    threads = min(usable_processors(), 8)
+    _child("benchmarks.overhead", str(path), *flags, f"--gpu-layers={layers}", f"--threads={threads}")
+
+
+def images(path: Path) -> None:
+    """An image through a projector, encoded and read, and what both files take."""
+    from tests.gpu_offload import projector_files
+
+    with open_model(path) as model:
+        width = model.metadata.get_int(f"{model.architecture}.embedding_length")
+    # The shape of Gemma 3's encoder, with fewer layers.
+    shape = {"WIDTH": 1152, "INNER": 4304, "SIDE": 448, "PATCH": 14, "PATCHES": 1024, "LAYERS": 6}
+    for name, size in shape.items():
+        setattr(projector_files, name, size)
+    logits = []
+    head("layers on GPUs", "rows", "encode ms", "read ms", "GPU planned MiB", "driver MiB")
+    with tempfile.TemporaryDirectory() as folder:
+        projector = projector_files.write_projector(Path(folder) / "mmproj.gguf", "gemma3", width=width)
+        for layers in layer_counts(path)[::-2]:
+            made = planned(path, layers, projector_bytes=projector_bytes(projector))
+            before = driver_mib()
+            runner = opened(path, made, mmproj=projector)
+            assert runner.projector is not None
+            runner.projector.see(projector_files.png(1))
+            began = time.perf_counter()
+            pieces = runner.projector.see(projector_files.png(2))
+            encoded = time.perf_counter()
+            sequence = runner.create_sequence()
+            for piece in pieces:
+                if isinstance(piece, ImageRows):
+                    runner.append_image(sequence, piece)
+            at = runner.sequence_length(sequence)
+            logits.append(runner.run([100], [at], [sequence], [0])[0].copy())
+            read = time.perf_counter()
+            taken = driver_mib() - before
+            row(layers, at, 1000 * (encoded - began), 1000 * (read - encoded), made.device_bytes / MIB, taken)
+            runner.close()
+    apart = float(np.abs(logits[0] - logits[-1]).max() / logits[-1].std())
+    sys.stdout.write(f"Logits after it with and without the GPU differ by {apart:.3f} of their spread at most.\n")
+
+
+def cpu(path: Path) -> None:
+    """The native engine beside llama.cpp."""
+    for threads in (count for count in THREADS if count <= usable_processors()):
+        flags = f"--threads={threads}", f"--prefill={64 if threads == 1 else 128}", "--decode=16", "--rounds=1"
+        _child("benchmarks.compare_llama_cpp", str(path), *flags)
+
+
+SECTIONS = {one.__name__: one for one in (speed, memory, prefix, overhead, images, cpu)}
+
+
+def _child(module: str, *arguments: str) -> None:
+    """Run another benchmark, its output as it comes."""
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-m", module, *arguments], check=True)
+
+
+def run_section(name: str, path: Path, seconds: float, tell: Callable[[str], None]) -> None:
+    """Run a section as a process; it is ended, with all that it has started, when its time is over."""
+    began = time.monotonic()
+    tell(f"\n## {name}, {path.stem}\n\n")
+    command = [sys.executable, "-m", "benchmarks.gpu", str(path), "--section", name]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    ) as process:
+        end = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
+        end.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            tell(line)
+        code = process.wait()
+        end.cancel()
+    took = time.monotonic() - began
+    tell(f"({took:.0f} s{'' if code == 0 else f'; FAILED with exit code {code}'})\n")
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="+")
-    parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--decode", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=Path("gpu-report.md"))
+    parser.add_argument("--minutes", type=float, default=8.0, help="no section runs on after these")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
+    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    found = {gpu.name: gpu.description for gpu in gpus()}
-    sys.stdout.write(f"GPUs: {', '.join(map(' '.join, found.items())) or 'none, so that 0 layers alone can run'}\n\n")
-    rows = []
-    for path in arguments.models:
-        with open_model(path) as model:
-            units = model.metadata.get_int(f"{model.architecture}.block_count") + 1  # the output is one
-        for layers in (0, units // 2, units) if found else (0,):
-            runner, made, reported = loaded(path, layers, arguments.context)
-            prefill, decode = speeds(runner, arguments.prompt, arguments.decode, arguments.rounds)
-            runner.close()
-            on_gpus = sum(size for name, size in reported.items() if name in found)
-            memory = (
-                made.uses[0].needed / MIB,
-                sum(reported.values()) - on_gpus,
-                sum(use.needed for use in made.uses[1:]) / MIB,
-                on_gpus,
-            )
-            rows.append((path.stem, f"{layers} of {units}", prefill, decode, *memory))
-    table(
-        ("model", "layers", "prefill tok/s", "decode tok/s", "planned RAM", "RAM", "planned GPU", "GPU"),
-        rows,
-    )
+    if arguments.section:
+        SECTIONS[arguments.section](arguments.models[0])
+        return
+    deadline = time.monotonic() + 60 * arguments.minutes
+    with arguments.output.open("w", encoding="utf-8") as report:
+
+        def tell(text: str) -> None:
+            for stream in (sys.stdout, report):
+                stream.write(text)
+                stream.flush()
+
+        found = ", ".join(f"{gpu.name} {gpu.description}, {gpu.free_bytes // MIB:,} MiB free" for gpu in gpus())
+        tell(f"GPUs: {found or 'none'}. {usable_processors()} processors, load {os.getloadavg()[0]:.1f}.\n")
+        # All models' sections about GPUs first: the processor's take longest.
+        for name in arguments.only.split(","):
+            for path in arguments.models:
+                left = deadline - time.monotonic()
+                if left < _LEAST_SECONDS:
+                    tell(f"\n## {name}, {path.stem}\n\n(left out: the time is over)\n")
+                else:
+                    run_section(name, path, left, tell)
 
 
 if __name__ == "__main__":

@@ -30,15 +30,14 @@ class LlamaPeer:
         flash_attention: bool,
         sequences: int = 1,
         kv_types: tuple[str, str] = ("f16", "f16"),
+        gpu_layers: int = 0,
     ) -> None:
         from gpu_offload.library import llama
-        from gpu_offload.loading import can_repack
+        from gpu_offload.loading import model_params
+        from gpu_offload.options import LlamaOptions
 
         self._llama: Any = llama()
-        params = self._llama.llama_model_default_params()
-        params.n_gpu_layers = 0
-        params.use_extra_bufts = can_repack()
-        self.repacks = params.use_extra_bufts
+        params = model_params(LlamaOptions(gpu_layers=gpu_layers, split_mode="none"))
         self._model = self._llama.llama_model_load_from_file(str(path).encode(), params)
         settings = self._llama.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = context, 512, 512
@@ -90,6 +89,14 @@ class LlamaPeer:
             self._llama.llama_memory_seq_add(memory, 1, 0, -1, start)
             self._llama.llama_memory_seq_cp(memory, 1, 0, -1, -1)
             self._llama.llama_memory_seq_rm(memory, 1, -1, -1)
+
+    def keep(self, length: int) -> None:
+        """Leave a second sequence of this many tokens in the cells; the first is empty then."""
+        memory = self._llama.llama_get_memory(self._context)
+        self.append(range(100, 100 + min(length, 512)))
+        self.repeat(length)
+        self._llama.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+        self.cut(0)
 
     def close(self) -> None:
         """Free model and context."""

@@ -1,16 +1,16 @@
 """What our engine costs above llama.cpp: the same file, prompts and greedy tokens with and without us.
 
-    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--kept 0]
+    overhead.py MODEL.gguf [--prompt 256] [--answer 48] [--rounds 5] [--threads 1] [--kept 0] [--gpu-layers 0]
     overhead.py MODEL.gguf ... --http [--llama-server PROGRAM] [--starts 1] [--control]
 
 In this process: llama.cpp's C interface and an argmax, llama-cpp-python's Llama, and our engine on our runner. With
 --http: llama-cpp-python's server (or llama.cpp's own llama-server, where --llama-server names the program) and
-`localllm serve --backend llama`, each asked by the same client. One after the other within a round, a second apart,
-every round with a prompt of its own, so that no cache helps; nobody speculates. CPU seconds are those of the whole
-process that computes, which tell more than the clock where other programs run. Two instances of one program differ by
-some percent, for as long as they run: --starts has the servers started so often, each time another first, with so many
-rounds each, and --control has the other server a second time. --kept measures llama.cpp and our engine once more when
-ours keeps so many tokens of another prompt; it is the two tables of one run that tell what the kept ones cost.
+`localllm serve --backend llama`, each asked by the same client. They take turns within a round, a second apart,
+and every round has a new prompt, so that no cache helps; speculative decoding is off. CPU seconds are of the whole
+process that computes and say more than the clock on a busy machine. Two instances of one program differ by some percent
+for as long as they run: --starts starts the servers several times, in changing order, with --rounds each, and --control
+runs the peer's server twice. --kept measures llama.cpp and our engine again with that many tokens of another prompt
+cached, and llama.cpp with as many tokens of another sequence in its cells.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,12 @@ from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from localllm.answer.request import AnswerRequest
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest
 from localllm.engine.speculation import DraftLength
 from localllm.remote.connection import Endpoint
-from localllm.remote.server import RemoteServer
+from localllm.remote.openai import OpenAIServer
 
 SETTLED_S = 1.0  # llama.cpp's threads spin on for a while when they have nothing to do
 
@@ -59,12 +60,14 @@ class Measure:
 Subject = Callable[[list[int], int], Iterator[object]]
 
 
-def plain(path: Path, context: int, threads: int) -> Subject:
-    """llama.cpp's own functions and nothing else."""
-    peer = LlamaPeer(path, threads, context, flash_attention=True)
+def plain(path: Path, context: int, threads: int, gpu_layers: int, kept: int = 0) -> Subject:
+    """llama.cpp's own functions and nothing else. kept: tokens of another sequence that stay in its cells."""
+    peer = LlamaPeer(path, threads, context, flash_attention=True, gpu_layers=gpu_layers)
+    if kept:
+        peer.keep(kept)
 
     def run(prompt: list[int], count: int) -> Iterator[int]:
-        peer.clear()
+        peer.cut(0)
         rows = prompt
         for _ in range(count):
             peer.append(rows)
@@ -74,11 +77,11 @@ def plain(path: Path, context: int, threads: int) -> Subject:
     return run
 
 
-def binding(path: Path, context: int, threads: int) -> Subject:
+def binding(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
     """llama-cpp-python as its users know it."""
     from llama_cpp import Llama
 
-    options = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": 0, "flash_attn": True}
+    options = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": gpu_layers, "flash_attn": True}
     model: Any = Llama(str(path), n_ctx=context, verbose=False, **options)
 
     def run(prompt: list[int], count: int) -> Iterator[int]:
@@ -87,13 +90,12 @@ def binding(path: Path, context: int, threads: int) -> Subject:
     return run
 
 
-def ours(path: Path, context: int, threads: int) -> Subject:
+def ours(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
     """Our engine on our runner."""
     with open_model(path) as file:
         tokenizer = load_tokenizer(file)
-        runner = LlamaCppRunner(
-            file, LlamaOptions(context_tokens=context, threads=threads, gpu_layers=0, flash_attention=True)
-        )
+        options = LlamaOptions(context_tokens=context, threads=threads, gpu_layers=gpu_layers, flash_attention=True)
+        runner = LlamaCppRunner(file, replace(options, split_mode="none"))
     engine = Engine(runner, tokenizer)
     engine.start()
 
@@ -106,17 +108,18 @@ def ours(path: Path, context: int, threads: int) -> Subject:
 
 def over_http(server: Server, tokenizer: Tokenizer) -> Subject:
     """A server; the prompt goes as text: numbers, cut at as many tokens."""
-    remote = RemoteServer(Endpoint.parse(server.url))
+    remote = OpenAIServer(Endpoint.parse(server.url))
 
     def run(prompt: list[int], count: int) -> Iterator[object]:
         numbers = " ".join(f"{token % 1000}" for token in prompt)
         text = tokenizer.decode(tokenizer.encode(numbers)[: len(prompt)])
-        options = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "repeat_penalty": 1.0}
-        for update in remote.complete(server.model, text, options):
-            if update.error:
-                raise RuntimeError(update.error)
-            if update.parts:
-                yield update
+        sampling = {"temperature": 0.0, "repeat_penalty": 1.0}
+        request = AnswerRequest(prompt=text, sampling=sampling, max_tokens=count, ignore_eos=True)
+        for event in remote.model(server.model).prepare(request).submit():
+            if event.error:
+                raise RuntimeError(event.error)
+            if event.parts:
+                yield event
 
     return run
 
@@ -190,6 +193,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kept", type=int, default=0)
+    parser.add_argument("--gpu-layers", type=int, default=0, help="on the first GPU; not with --http")
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--llama-server", metavar="PROGRAM")
     parser.add_argument("--starts", type=int, default=1)
@@ -202,7 +206,7 @@ def main() -> None:
     random = np.random.default_rng(1)
     context = 2 * (arguments.prompt + arguments.answer) + 256
     sys.stdout.write(f"{arguments.model.name}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f}\n\n")
-    # Our engine keeps every prompt; half as many tokens may be parked as there are cells.
+    # Our engine keeps every prompt; half as many tokens may have copies in main memory as there are cells.
     context = 2 * ((arguments.rounds + 1) * context + arguments.kept)
     if arguments.http:
         show(measure_servers(arguments, context, random))
@@ -210,12 +214,17 @@ def main() -> None:
     DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
     here = psutil.Process()
     made = {"llama.cpp": plain, "llama-cpp-python": binding, "our engine": ours}
-    subjects = {name: (make(arguments.model, context, arguments.threads), here) for name, make in made.items()}
+    subjects = {
+        name: (make(arguments.model, context, arguments.threads, arguments.gpu_layers), here)
+        for name, make in made.items()
+    }
     show(measure(subjects, arguments, random))
     if arguments.kept:
         del subjects["llama-cpp-python"]
         ask, _ = subjects["our engine"]
         deque(ask(draw(random, arguments.kept), 1), maxlen=0)
+        beside = plain(arguments.model, context, arguments.threads, arguments.gpu_layers, arguments.kept)
+        subjects["llama.cpp, as many in its cells"] = beside, here
         sys.stdout.write(f"\nOur engine keeps {arguments.kept} tokens of another prompt\n\n")
         show(measure(subjects, arguments, random))
 

@@ -20,12 +20,13 @@ from pathlib import Path
 import psutil
 
 from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_root
-from localllm.engine.answer_parts import AnswerPart, PartKind
-from localllm.engine.request import Counts, FinishReason, Progress, SamplingParams, Timings
+from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
+from localllm.answer.request import AnswerRequest
+from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.library.names import BUILT_IN
 from localllm.settings import Settings
 from tui.app import ChatApp
-from tui.backend import Answer, AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Recipe, Turn
+from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
 from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role, SessionStore
@@ -54,17 +55,17 @@ class TimedAnswer:
         self._sent = 0
         self.ends = self._began + SECONDS
 
-    def poll(self) -> AnswerUpdate | None:
+    def poll(self) -> list[AnswerEvent]:
         passed = time.monotonic() - self._began
         due = min(int(passed * SPEED), SPEED * SECONDS)
         if due == self._sent:
-            return None
+            return []
         start, self._sent = self._sent, due
         text = "".join(TEXT[4 * n % len(TEXT) :][:4] for n in range(start, due))
         reason = FinishReason.STOP if due == SPEED * SECONDS else None
         counts, timings = Counts(prompt=9, generated=due), Timings(decode_s=passed, ttft_s=0.01)
         progress: Progress | None = None
-        return AnswerUpdate((AnswerPart(PartKind.CONTENT, text),), counts, timings, progress, finish_reason=reason)
+        return [AnswerEvent((AnswerPart(PartKind.CONTENT, text),), counts, timings, progress, finish_reason=reason)]
 
     def cancel(self) -> None:
         """It ends by itself."""
@@ -81,7 +82,7 @@ class TimedBackend:
         self.info = ModelInfo(name, "benchmark", 8192, converses=False)
         return self.info
 
-    def submit(self, request: ChatRequest) -> Answer:
+    def submit(self, request: AnswerRequest) -> TimedAnswer:
         self.answers.append(TimedAnswer())
         return self.answers[-1]
 
@@ -142,25 +143,22 @@ def resumed(folder: Path, name: str) -> tuple[float, float, int]:
     """Seconds to the first token of a long chat after a restart, with its KV on disk and without; tokens read back."""
     os.environ.setdefault(CACHE_VARIABLE, str(cache_root()))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    asked = [Turn("user", TEXT * 28)]
+    asked = [{"role": "user", "content": TEXT * 28}]
     answer, _ = _ask(name, asked, disk=True)
-    asked += [Turn("assistant", answer), Turn("user", "Go on.")]
+    asked += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Go on."}]
     _, kept = _ask(name, asked, disk=True)
     _, again = _ask(name, asked, disk=False)
     return kept.timings.ttft_s, again.timings.ttft_s, kept.counts.cached_disk
 
 
-def _ask(name: str, turns: Sequence[Turn], disk: bool) -> tuple[str, AnswerUpdate]:
-    """The answer of a model that is loaded for it and freed after it, and its last update."""
+def _ask(name: str, messages: list[dict[str, str]], disk: bool) -> tuple[str, AnswerEvent]:
+    """The answer of a model that is loaded for it and freed after it, and its last event."""
     backend = EngineBackend(lambda _: Settings(disk_cache=disk, kv_mib=256))
     backend.load(name, lambda what, share: None)
     try:
-        answer = backend.submit(ChatRequest(tuple(turns), SamplingParams(temperature=0), max_tokens=8))
-        text = ""
-        while (update := answer.poll()) is None or update.finish_reason is None:
-            text += "".join(part.text for part in update.parts) if update else ""
-            time.sleep(0.001)
-        return text + "".join(part.text for part in update.parts), update
+        request = AnswerRequest(messages=messages, continues_text=True, sampling={"temperature": 0}, max_tokens=8)
+        events = list(backend.submit(request))
+        return "".join(event.content for event in events), events[-1]
     finally:
         backend.close()
 

@@ -1,15 +1,14 @@
-"""The devices that the installed llama.cpp can compute on, as its ggml backends report them."""
+"""The devices that the installed llama.cpp can compute on, as ggml's backends report them."""
 
-import ctypes
-import functools
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpu_offload.library import ggml, log_callback
+from gpu_offload.library import ggml
 
 
 class DeviceKind(StrEnum):
-    """What a device is, after ggml_backend_dev_type. Integrated GPUs share the machine's memory."""
+    """Kinds of devices, as in ggml_backend_dev_type. Integrated GPUs share the machine's memory."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -18,18 +17,17 @@ class DeviceKind(StrEnum):
     OTHER = "other"
 
 
-# The backend of devices on other machines.
-WORKER = "RPC"
+WORKER = "RPC"  # the backend of devices on other machines
 
 _KINDS = (DeviceKind.CPU, DeviceKind.GPU, DeviceKind.INTEGRATED_GPU, DeviceKind.ACCELERATOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device. backend is ggml's word ("CUDA", "ROCm", "Metal", "Vulkan", "SYCL", "CPU"), or "RPC" for a
-    worker on another machine; memory is in bytes.
+    """One device. backend is ggml's word ("CUDA", "ROCm", "Metal", "Vulkan", "SYCL", "CPU"), "RPC" for a worker on
+    another machine, "" for a device that is not here; memory is in bytes.
 
-    free_bytes is a moment's figure: other programs, the desktop among them, share it.
+    free_bytes changes all the time: other programs, the desktop among them, share it.
     """
 
     name: str
@@ -39,75 +37,59 @@ class Device:
     total_bytes: int
     free_bytes: int
 
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return self.description or self.name
+
 
 def devices() -> list[Device]:
     """Return every device, in llama.cpp's order. Raises LlamaCppMissingError without the llama extra."""
-    registry = _registry()
-    count = registry.ggml_backend_dev_count()
-    return [_device(registry.ggml_backend_dev_get(index)) for index in range(count)]
+    get = ggml("ggml_backend_dev_get", c_void_p, c_size_t)
+    return [_device(get(index)) for index in range(ggml("ggml_backend_dev_count", c_size_t)())]
 
 
 def gpus() -> list[Device]:
-    """Return the devices worth giving layers to, as main_gpu and tensor_split number them; empty where there is none.
+    """Return the devices that can hold layers, as main_gpu and tensor_split number them.
 
-    Those of workers come first; integrated GPUs count only where this machine has no other, as llama.cpp has it.
+    Workers come first; integrated GPUs count only if this machine has no other, as in llama.cpp.
     """
     found = devices()
     workers = [device for device in found if device.kind is DeviceKind.GPU and device.backend == WORKER]
     own = [device for device in found if device.kind is DeviceKind.GPU and device.backend != WORKER]
     integrated = [device for device in found if device.kind is DeviceKind.INTEGRATED_GPU]
-    # Of two backends that were built in, both see the same one.
+    # If two backends are built in, both see the same integrated GPU.
     return workers + (own or [device for device in integrated if device.backend == integrated[0].backend])
 
 
 def device_handle(device: Device) -> int:
     """Return ggml's own handle of a device (ggml_backend_dev_t), an address."""
-    return int(_registry().ggml_backend_dev_by_name(device.name.encode()))
+    return int(ggml("ggml_backend_dev_by_name", c_void_p, c_char_p)(device.name.encode()))
+
+
+def device_name(handle: int) -> str:
+    """Return the name of a device by ggml's handle."""
+    name: bytes = ggml("ggml_backend_dev_name", c_char_p, c_void_p)(handle)
+    return name.decode()
+
+
+def device_kind(handle: int) -> DeviceKind:
+    """Return what kind a device is, by ggml's handle."""
+    number = ggml("ggml_backend_dev_type", c_int, c_void_p)(handle)
+    return _KINDS[number] if number < len(_KINDS) else DeviceKind.OTHER
 
 
 def _device(handle: int) -> Device:
-    base = _base()
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    base.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
-    number = base.ggml_backend_dev_type(handle)
-    backend = base.ggml_backend_reg_name(base.ggml_backend_dev_backend_reg(handle))
-    description = base.ggml_backend_dev_description(handle).decode().strip()
+    free, total, size_p = c_size_t(), c_size_t(), POINTER(c_size_t)
+    ggml("ggml_backend_dev_memory", None, c_void_p, size_p, size_p)(handle, free, total)
+    registry = ggml("ggml_backend_dev_backend_reg", c_void_p, c_void_p)(handle)
+    backend = ggml("ggml_backend_reg_name", c_char_p, c_void_p)(registry).decode()
+    description = ggml("ggml_backend_dev_description", c_char_p, c_void_p)(handle).decode().strip()
     return Device(
-        name=base.ggml_backend_dev_name(handle).decode(),
-        description=f"worker {description}" if backend == WORKER.encode() else description,
-        backend="Metal" if backend == b"MTL" else backend.decode(),
-        kind=_KINDS[number] if number < len(_KINDS) else DeviceKind.OTHER,
+        name=device_name(handle),
+        description=f"worker {description}" if backend == WORKER else description,
+        backend="Metal" if backend == "MTL" else backend,
+        kind=device_kind(handle),
         total_bytes=total.value,
         free_bytes=free.value,
     )
-
-
-@functools.cache
-def _registry() -> ctypes.CDLL:
-    _base()  # what GPUs say while they are looked for goes to the log
-    library = ggml("ggml")
-    library.ggml_backend_dev_count.restype = ctypes.c_size_t
-    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    library.ggml_backend_dev_get.restype = ctypes.c_void_p
-    library.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
-    library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
-    return library
-
-
-@functools.cache
-def _base() -> ctypes.CDLL:
-    library = ggml("ggml-base")
-    library.ggml_log_set.argtypes = [type(log_callback()), ctypes.c_void_p]
-    library.ggml_log_set.restype = None
-    library.ggml_log_set(log_callback(), None)
-    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
-        getattr(library, name).argtypes = [ctypes.c_void_p]
-        getattr(library, name).restype = ctypes.c_char_p
-    library.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    library.ggml_backend_dev_type.restype = ctypes.c_int
-    library.ggml_backend_dev_backend_reg.argtypes = [ctypes.c_void_p]
-    library.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
-    size_p = ctypes.POINTER(ctypes.c_size_t)
-    library.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size_p, size_p]
-    library.ggml_backend_dev_memory.restype = None
-    return library

@@ -1,4 +1,4 @@
-"""What can go wrong between us and llama.cpp."""
+"""Errors of llama.cpp and its devices, and the commands that install it."""
 
 import platform
 import shutil
@@ -7,20 +7,10 @@ from pathlib import Path
 
 from gguf_io.errors import LocalLLMError
 
-__all__ = [
-    "DeviceRequestError",
-    "LlamaCppError",
-    "LlamaCppMemoryError",
-    "LlamaCppMissingError",
-    "PictureError",
-    "install_command",
-    "install_commands",
-]
-
 _WHEELS = "https://abetlen.github.io/llama-cpp-python/whl"
 _BUILD = "--no-binary llama-cpp-python"
-# One build of llama-cpp-python serves one kind of device. Its README names wheels for some; the others are built here.
-# CMake's arguments stand also where a wheel is looked for: where there is none, pip builds, without them for no device.
+# One build of llama-cpp-python serves one kind of device. There are wheels for some; the others are built here. CMake's
+# arguments are given for wheels too: if there is none for this platform, pip builds.
 _BUILDS = {
     "cuda": ("-DGGML_CUDA=on", f"--prefer-binary --extra-index-url {_WHEELS}/cu124"),
     "rocm": ("-DGGML_HIP=on", _BUILD),
@@ -33,47 +23,46 @@ _BUILDS = {
 
 
 class LlamaCppError(LocalLLMError):
-    """llama.cpp refused a model, a context or a step. The message carries llama.cpp's own last words."""
+    """llama.cpp refused a model, a context or a step. The message ends with what llama.cpp said."""
 
 
 class LlamaCppMemoryError(LlamaCppError):
-    """The model or its context did not fit into a device's memory, or a step found no room for its tokens."""
+    """The model or its context did not fit into a device's memory, or the KV cache has no room for a step's tokens."""
 
 
 class PictureError(LocalLLMError):
-    """An image that cannot be shown to a model: of another format, too large, or damaged."""
+    """An image that a model cannot be shown: of another format, too large, or damaged."""
 
 
 class DeviceRequestError(LocalLLMError):
-    """A GPU or layers on GPUs were asked for that are not there."""
+    """A setting asks for a GPU or a worker that is not there."""
 
 
 class LlamaCppMissingError(LocalLLMError):
     """llama-cpp-python is not installed or does not load. The message says how to install it here."""
 
     def __init__(self, reason: str, command: str | None = None) -> None:
-        """command: what mends it, where that is none of the usual installations."""
+        """command: what fixes it, if that is not one of the usual installations."""
         if command:
-            super().__init__(f"llama.cpp cannot do that ({reason}). Install it anew:\n  {command}")
+            super().__init__(f"llama.cpp cannot do that ({reason}). Install it again:\n  {command}")
             return
         super().__init__(f"llama.cpp is not available ({reason}). Install it for your device:\n{install_commands()}")
 
 
-def install_commands(anew: str = "") -> str:
-    """Return the commands for the devices that this platform may have, a line each. anew as in install_command."""
-    return "\n".join(f"  {backend:7}{install_command(backend, anew)}" for backend in _backends_here())
+def install_commands(replaced: str = "") -> str:
+    """Return the commands for the devices that this platform may have, a line each. replaced: see install_command."""
+    return "\n".join(f"  {backend:7}{install_command(backend, replaced)}" for backend in _backends_here())
 
 
-def install_command(backend: str, anew: str = "") -> str:
-    """Return the shell command that installs llama.cpp for "cuda", "rocm", "vulkan", "sycl", "metal" or "cpu",
-    or, for workers on other machines, "rpc".
+def install_command(backend: str, replaced: str = "") -> str:
+    """Return the shell command that installs llama.cpp for a key of _BUILDS. On Windows it is for PowerShell.
 
-    anew: the version that is installed for another device, to be installed anew. On Windows the command is for
-    PowerShell. The CUDA wheel is for CUDA 12.4 and later 12.x; for others, pip builds.
+    replaced: the version that is installed for another device. The CUDA wheel is for CUDA 12.4 and later 12.x; for
+    others, pip builds.
     """
     arguments, flags = _BUILDS[backend]
-    # Past pip's cache, which would hand out a wheel that was built for another device.
-    package = f"--force-reinstall --no-deps llama-cpp-python=={anew}" if anew else "'localllm[llama]'"
+    # Not from pip's cache, which may hold a wheel that was built for another device.
+    package = f"--force-reinstall --no-deps llama-cpp-python=={replaced}" if replaced else "'localllm[llama]'"
     command = f"{_pip()} install --no-cache-dir {flags} {package}"
     if not arguments:
         return command
@@ -85,16 +74,16 @@ def install_command(backend: str, anew: str = "") -> str:
 
 
 def _pip() -> str:
-    """The pip of this very Python; the first one on the path may be another's."""
+    """The pip of this Python; the first one on the path may be another's."""
     found = shutil.which("pip")
     if found is not None and Path(found).parent == Path(sys.executable).parent:
         return "pip"
-    call = "& " if sys.platform == "win32" else ""  # PowerShell takes a quoted path for a text
+    call = "& " if sys.platform == "win32" else ""  # PowerShell treats a quoted path as text
     return f'{call}"{sys.executable}" -m pip'
 
 
 def _backends_here() -> tuple[str, ...]:
-    """Return the backends that exist on this platform, the likeliest first."""
+    """Return the backends of this platform, the likeliest first."""
     if sys.platform == "darwin":
         return ("metal", "cpu") if platform.machine() == "arm64" else ("cpu",)
     return ("cuda", "vulkan", "rocm", "sycl", "cpu")

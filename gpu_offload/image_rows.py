@@ -1,7 +1,7 @@
 """Rows of an image, as a projector makes them, and the positions that a model counts them by.
 
-Most models count an image's rows like tokens. Those with M-RoPE (Qwen2-VL and its successors) count them in several
-dimensions, of time, height and width, and go on after the image as if it had been as long as its longer side.
+Most models count an image's rows like tokens. Those with M-RoPE (Qwen2-VL and its successors) count them in time,
+height and width, and continue after the image as if it had been as long as its longer side.
 Source: mtmd_image_tokens_get_decoder_pos and mtmd_input_chunk_get_n_pos (tools/mtmd/mtmd.cpp in llama.cpp).
 """
 
@@ -16,7 +16,7 @@ class Grid:
     """Positions of an image's rows in several dimensions.
 
     places: int32[dimensions, rows], for an image that begins at position 0. moves: int32[dimensions], 1 where a
-    dimension counts from the image's first position, 0 where it does not. count: positions that the image takes.
+    dimension counts from the image's first position, else 0. count: positions that the image takes.
     """
 
     places: NDArray[np.int32]
@@ -26,10 +26,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageRows:
-    """One run of rows of an image. ids stand for them where token ids stand for text; other images have other ids.
+    """A run of rows of an image. ids stand for them where token ids stand for text, and differ between images.
 
-    embeddings: float32[len(ids), width]. sees_all: whether its rows attend to each other in both directions, so that
-    they must be computed in one pass. grid: None where rows are counted like tokens.
+    embeddings: float32[len(ids), width]. sees_all: whether rows attend to each other in both directions, so that they
+    must be computed in one pass. grid: None where rows are counted like tokens.
     """
 
     ids: tuple[int, ...]
@@ -49,7 +49,7 @@ ImagePieces = tuple[ImageRows | tuple[int, ...], ...]
 
 
 class PositionBook:
-    """Which position each row of a sequence has, where images with a grid take fewer positions than rows."""
+    """The position of each row of each sequence, where images with a grid take fewer positions than rows."""
 
     def __init__(self) -> None:
         # By sequence: first row of each image, the row after its last, and the positions saved up to there.
@@ -65,12 +65,8 @@ class PositionBook:
                 saved = so_far
         return row - saved
 
-    def text_after(self, sequence: int) -> int:
-        """The row behind a sequence's last image; from there on positions grow with the rows."""
-        return max((stop for _, stop, _ in self._images.get(sequence, ())), default=0)
-
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of tokens, positions and sequences, to be appended, with positions in place of the rows' numbers."""
+        """Rows of tokens, positions and sequences, to be appended, with positions in place of row numbers."""
         if not self._images:
             return rows
         moved = rows.copy()
@@ -79,12 +75,11 @@ class PositionBook:
         return moved
 
     def append(self, sequence: int, start: int, image: ImageRows) -> None:
-        """Note an image that a sequence was given as its rows from `start` on."""
+        """Note an image that was appended to a sequence as its rows from `start` on."""
         if image.grid is None:
             return
-        before = start - self.at(sequence, start)
-        stop = start + len(image.ids)
-        self._images.setdefault(sequence, []).append((start, stop, before + len(image.ids) - image.grid.count))
+        saved = start - self.at(sequence, start) + len(image.ids) - image.grid.count
+        self._images.setdefault(sequence, []).append((start, start + len(image.ids), saved))
 
     def share(self, source: int, target: int, length: int) -> None:
         """Let an empty sequence begin with the first `length` rows of another."""

@@ -1,4 +1,4 @@
-"""Access to llama.cpp itself: loaded on first use, its log routed into `logging`."""
+"""llama.cpp itself: loaded on first use, with its log routed into `logging`."""
 
 import ctypes
 import functools
@@ -6,6 +6,8 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,10 @@ from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError, LlamaCppMissi
 
 logger = logging.getLogger("localllm.llama_cpp")
 
-# ggml_log_level; its information fills pages, so it counts as debugging. 5 continues the line before it.
+# ggml_log_level; its information is long, so it counts as debugging. 5 continues the line before.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
-# Cells for several conversations together are more than one was trained for, which is as it should be; so is a step
-# that was given up (`interruption`), whose rows are taken back.
+# Warnings about what is intended: more cells than one sequence may have, and steps that were interrupted.
 _NO_WARNING = (
     "n_ctx_train",
     "removing memory module entries",
@@ -27,15 +28,17 @@ _NO_WARNING = (
     "failed to decode, ret = 2",
 )
 _RECENT_ERRORS = 8
-# In lower case, what it says where a device's memory is full, through whichever of its parts.
+ABORTED = "llama.cpp ended the process: "  # begins the last line on standard error when it does
+# What llama.cpp's backends log, in lower case, when a device is out of memory. It has no error code for that.
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate", "failed to reserve", "outofdevicememory")
 
 
 class _Log:
-    """Joins llama.cpp's pieces of text into lines, logs them, and remembers the last complaints."""
+    """Joins llama.cpp's pieces of text into lines, logs them, and remembers the last warnings and errors."""
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
+        self.muted = False
         self._pending = ""
         self._level = logging.DEBUG
 
@@ -46,7 +49,8 @@ class _Log:
         for line in lines:
             if not line.strip():
                 continue
-            level = logging.DEBUG if any(phrase in line for phrase in _NO_WARNING) else self._level
+            harmless = self.muted or any(phrase in line for phrase in _NO_WARNING)
+            level = logging.DEBUG if harmless else self._level
             logger.log(level, "%s", line)
             if level >= logging.WARNING:
                 self.complaints = [*self.complaints, line][-_RECENT_ERRORS:]
@@ -59,7 +63,7 @@ _log = _Log()
 def llama() -> Any:
     """Return llama-cpp-python's low-level module, its backend started.
 
-    Raises LlamaCppMissingError where the package is absent or too old, or its library does not load.
+    Raises LlamaCppMissingError if the package is absent or too old, or its library does not load.
     """
     try:
         from llama_cpp import llama_cpp  # takes a fifth of a second, and may be absent
@@ -71,29 +75,53 @@ def llama() -> Any:
     if not hasattr(llama_cpp.llama_context_params, "n_outputs_max"):
         raise LlamaCppMissingError(f"llama-cpp-python {version('llama_cpp_python')} is too old, 0.3.36 is needed")
     llama_cpp.llama_log_set(log_callback(), ctypes.c_void_p(0))
+    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(_abort_callback())
     llama_cpp.llama_backend_init()
     return llama_cpp
 
 
 @functools.cache
+def _abort_callback() -> Any:
+    """A callback for aborts: one line that says why, in place of a debugger's backtrace."""
+
+    def report(message: bytes) -> None:
+        place, colon, reason = message.decode("utf-8", "replace").partition(": ")
+        sys.stderr.write(f"{ABORTED}{os.path.basename(place)}{colon}{reason}\n")
+        sys.stderr.flush()
+
+    return ctypes.CFUNCTYPE(None, ctypes.c_char_p)(report)
+
+
+@functools.cache
 def log_callback() -> Any:
-    """Return the callback that C holds a bare pointer to; the cache keeps it alive. A ggml_log_callback."""
+    """Return a ggml_log_callback. C holds a bare pointer to it; the cache keeps it alive."""
     return ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_log.take)
 
 
 def route_log() -> None:
-    """Send llama.cpp's log to the logger "localllm.llama_cpp" again, whoever took it since, and forget complaints."""
+    """Send llama.cpp's log to the logger "localllm.llama_cpp", if it was redirected, and forget complaints."""
     llama().llama_log_set(log_callback(), ctypes.c_void_p(0))
     _log.complaints = []
 
 
+@contextmanager
+def muted() -> Iterator[None]:
+    """Log whatever llama.cpp says inside the block as debugging, errors too."""
+    route_log()
+    _log.muted = True
+    try:
+        yield
+    finally:
+        _log.muted = False
+
+
 def complaints() -> str:
-    """Return the last warnings and errors of llama.cpp since route_log(), one a line, for error messages."""
+    """Return llama.cpp's last warnings and errors since route_log(), one a line, for error messages."""
     return "\n".join(_log.complaints) or "it gave no reason"
 
 
 def failure(what: str) -> LlamaCppError:
-    """Return the error that tells what failed and llama.cpp's reason: LlamaCppMemoryError where that is memory."""
+    """Return an error that says what failed and llama.cpp's reason: LlamaCppMemoryError if that is memory."""
     reason = complaints()
     if any(phrase in reason.lower() for phrase in _OUT_OF_MEMORY):
         advice = "Give it fewer GPU layers, a shorter context or smaller KV types."
@@ -102,32 +130,46 @@ def failure(what: str) -> LlamaCppError:
 
 
 @functools.cache
-def ggml(library: str) -> ctypes.CDLL:
-    """Return ggml's "ggml" (registry of devices) or "ggml-base" library, which llama-cpp-python ships unbound.
+def shared_library(name: str) -> ctypes.CDLL:
+    """Return one of the libraries of llama-cpp-python: "llama", "ggml" (registry of devices), "ggml-base", "ggml-cpu".
 
-    Its package is not imported for that: it would take longer than everything else that asks for devices alone. Raises
-    LlamaCppMissingError as llama() does.
+    The Python package is not imported for that, since it takes 0.2 s. Raises LlamaCppMissingError as llama() does.
     """
     if sys.platform == "win32":
-        llama()  # tells Windows where libraries of devices are
+        llama()  # adds the folders of devices' libraries to Windows' search path
     package = importlib.util.find_spec("llama_cpp")
     if package is None or package.origin is None:
         raise LlamaCppMissingError("the package llama-cpp-python is not installed")
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
-    # By the name that the libraries know each other by, where there are several: packages hold copies instead of links,
-    # and each copy would have devices and a log of its own.
-    names = (f"lib{library}.so.0", f"lib{library}.0.dylib", f"lib{library}.so", f"lib{library}.dylib")
-    for name in (*names, f"{library}.dll", f"lib{library}.dll"):
-        if (folder / name).exists():
+    # By the name that the libraries link to each other by: wheels hold copies instead of links, and each copy would
+    # have its own devices and log.
+    names = (f"lib{name}.so.0", f"lib{name}.0.dylib", f"lib{name}.so", f"lib{name}.dylib")
+    for file in (*names, f"{name}.dll", f"lib{name}.dll"):
+        if (folder / file).exists():
             try:
-                return ctypes.CDLL(str(folder / name))
+                return ctypes.CDLL(str(folder / file))
             except OSError as error:
                 raise LlamaCppMissingError(f"its library does not load: {error}") from error
-    raise LlamaCppMissingError(f"{folder} holds no {library} library")
+    raise LlamaCppMissingError(f"{folder} holds no {name} library")
+
+
+@functools.cache
+def ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function of ggml that llama-cpp-python does not bind. result, arguments: their ctypes.
+
+    ggml's log goes to the logger "localllm.llama_cpp" from then on. Raises LlamaCppMissingError as llama() does.
+    """
+    base = shared_library("ggml-base")
+    base.ggml_log_set.argtypes, base.ggml_log_set.restype = [type(log_callback()), ctypes.c_void_p], None
+    base.ggml_log_set(log_callback(), None)
+    holder = next(one for one in map(shared_library, ("ggml-base", "ggml", "ggml-cpu")) if hasattr(one, name))
+    function = getattr(holder, name)
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def type_id(name: str) -> int:
-    """Return ggml's number of a tensor type named like "f16" or "q8_0". Raises ValueError for other names."""
+    """Return ggml's number of a tensor type such as "f16" or "q8_0". Raises ValueError for unknown names."""
     value = getattr(llama(), f"GGML_TYPE_{name.upper()}", None)
     if not isinstance(value, int):
         raise ValueError(f"llama.cpp knows no tensor type {name!r}")

@@ -1,4 +1,4 @@
-"""What a model file needs: bytes of weights by layer and part, and bytes of keys and values by layer.
+"""Memory needs in a model file's header: bytes of weights by layer, of KV by token, of a projector.
 
 The geometry of the KV cache follows llama.cpp (src/llama-hparams.cpp, src/llama-kv-cache.cpp).
 """
@@ -6,11 +6,12 @@ The geometry of the KV cache follows llama.cpp (src/llama-hparams.cpp, src/llama
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from gguf_io.blocks import BLOCK_TYPES
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
-from gguf_io.model_file import ModelFile
+from gguf_io.model_file import ModelFile, open_model
 
 MAX_LAYERS = 1024  # far above any real model; bounds what a hostile file can ask for
 
@@ -18,24 +19,16 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERTS = re.compile(r"ffn_\w+_(ch)?exps\b")
 _BY_NAME = {block.name.lower(): block for block in BLOCK_TYPES.values()}
 
-# Layers between two of full attention, that one included, where the file does not say (llama.cpp's load_arch_hparams).
-_WINDOW_PERIODS = {
-    "gemma2": 2,
-    "gemma3": 6,
-    "gemma3n": 5,
-    "gpt-oss": 2,
-    "cohere2": 4,
-    "exaone4": 4,
-    "olmo2": 4,
-    "smallthinker": 4,
-}
+# Models like Qwen-VL take images of any size, up to 4096 rows of 2 x 2 patches (llama.cpp's clip.cpp).
+_ANY_SIZE = frozenset({"qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"})
+_MOST_PATCHES = 4 * 4096
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Bytes of one repeating layer. experts: mixture-of-experts matrices, which may stay in main memory; rest: others.
+    """Bytes of one repeating layer. experts: matrices of experts, which may stay in main memory; rest: all others.
 
-    largest is the biggest single matrix that is not an expert's; largest_expert the biggest expert matrix.
+    largest: the largest matrix of the rest; largest_expert: the largest expert matrix.
     """
 
     rest: int = 0
@@ -43,56 +36,46 @@ class LayerWeights:
     largest: int = 0
     largest_expert: int = 0
 
-    @property
-    def total(self) -> int:
-        """All bytes of the layer."""
-        return self.rest + self.experts
-
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """What one layer stores of a token: `heads` keys of `key_length` numbers and values of `value_length`, 0 for none.
 
-    window: tokens that a sliding-window layer looks back, None for full attention. state_bytes: float32 state of a
-    recurrent layer, per sequence and whatever its length.
+    state_bytes: float32 state of a recurrent layer, per sequence.
     """
 
     heads: int = 0
     key_length: int = 0
     value_length: int = 0
-    window: int | None = None
     state_bytes: int = 0
 
     def token_bytes(self, type_k: str, type_v: str) -> int:
-        """Bytes of one token in ggml types named in lower case; ValueError where a head does not fit their blocks."""
+        """Bytes of one token in ggml types, in lower case. Raises ValueError if a head does not fit their blocks."""
         return self.heads * (_stored_bytes(self.key_length, type_k) + _stored_bytes(self.value_length, type_v))
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes that the compute buffers depend on. experts_used is 0 for dense models."""
-
-    embedding: int
-    feed_forward: int
-    heads: int
-    kv_heads: int
-    key_length: int
-    value_length: int
-    vocabulary: int
-    experts_used: int
-    expert_feed_forward: int
-
-
 class ModelNeeds:
-    """Sizes of one model, read from its header alone."""
+    """Sizes of one model, from its header. If layers differ, a width is the widest layer's."""
 
     def __init__(self, model: ModelFile) -> None:
-        """Raises ModelFileError where the metadata lacks what every model has."""
+        """Raises ModelFileError for incomplete metadata."""
         self.model = model
         self.name = model.name
-        self.architecture = model.architecture
         self.layer_count = model.metadata.get_int(f"{model.architecture}.block_count", maximum=MAX_LAYERS)
-        self.trained_context = self._int("context_length")
+        self.trained_context = self.number("context_length")
+        self.embedding = self.number("embedding_length")
+        self.heads = max(self._per_layer("attention.head_count", 0), default=0)
+        table = model.tensors.get("token_embd.weight")
+        self.vocabulary = 0 if table is None else table.shape[0]
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """Return an integer of the metadata below the architecture's name. Raises ModelFileError without a default."""
+        return self.model.metadata.get_int(f"{self.model.architecture}.{key}", default)
+
+    @cached_property
+    def feed_forward(self) -> int:
+        """Width of the feed-forward part."""
+        return max(self._per_layer("feed_forward_length", 0), default=0)
 
     @cached_property
     def layers(self) -> list[LayerWeights]:
@@ -112,7 +95,7 @@ class ModelNeeds:
 
     @cached_property
     def embedding_bytes(self) -> int:
-        """Weights of the input layer, which llama.cpp always keeps in main memory."""
+        """Bytes of the input layer, which llama.cpp always keeps in main memory."""
         return sum(
             tensor.nbytes
             for name, tensor in self.model.tensors.items()
@@ -121,14 +104,14 @@ class ModelNeeds:
 
     @cached_property
     def tied_bytes(self) -> int:
-        """Bytes of the input embeddings where the output layer uses them too, which a GPU needs a copy of; else 0."""
+        """Bytes of input embeddings that the output layer shares, of which a GPU needs a copy; else 0."""
         tensors = self.model.tensors
         tied = "output.weight" not in tensors and "token_embd.weight" in tensors
         return tensors["token_embd.weight"].nbytes if tied else 0
 
     @cached_property
     def output_bytes(self) -> int:
-        """Weights of the output layer, a copy of tied embeddings included."""
+        """Bytes of the output layer, including a copy of tied embeddings."""
         rest = sum(tensor.nbytes for name, tensor in self.model.tensors.items() if not _BLOCK.match(name))
         return rest - self.embedding_bytes + self.tied_bytes
 
@@ -139,41 +122,18 @@ class ModelNeeds:
 
     @cached_property
     def caches(self) -> list[LayerCache]:
-        """What each repeating layer stores per token or per sequence."""
+        """What each repeating layer stores."""
         return [self._cache(layer) for layer in range(self.layer_count)]
 
-    @cached_property
-    def shape(self) -> Shape:
-        """Sizes that the compute buffers depend on; the widest layer's where layers differ."""
-        tensors = self.model.tensors
-        return Shape(
-            embedding=self._int("embedding_length"),
-            feed_forward=max(self._per_layer("feed_forward_length", 0)),
-            heads=self._heads,
-            kv_heads=max(self._kv_heads),
-            key_length=self._key_length,
-            value_length=self._value_length,
-            vocabulary=tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0,
-            experts_used=self._int("expert_used_count", 0),
-            expert_feed_forward=self._int("expert_feed_forward_length", 0),
-        )
-
-    def _int(self, key: str, default: int | None = None) -> int:
-        return self.model.metadata.get_int(f"{self.architecture}.{key}", default)
-
     def _per_layer(self, key: str, default: int) -> list[int]:
-        """A number for every layer; files give one for all or an array."""
-        full = f"{self.architecture}.{key}"
+        """A number for every layer; files have one for all or an array."""
+        full = f"{self.model.architecture}.{key}"
         if isinstance(self.model.metadata.get(full), MetadataArray):
             return self.model.metadata.get_list(full, int, length=self.layer_count)
         return [self.model.metadata.get_int(full, default)] * self.layer_count
 
     def _has(self, key: str) -> bool:
-        return f"{self.architecture}.{key}" in self.model.metadata
-
-    @cached_property
-    def _heads(self) -> int:
-        return max(self._per_layer("attention.head_count", 0))
+        return f"{self.model.architecture}.{key}" in self.model.metadata
 
     @cached_property
     def _kv_heads(self) -> list[int]:
@@ -181,28 +141,11 @@ class ModelNeeds:
         return self._per_layer(key, 0)
 
     @cached_property
-    def _key_length(self) -> int:
-        return self._int("attention.key_length", self._int("embedding_length") // max(self._heads, 1))
-
-    @cached_property
-    def _value_length(self) -> int:
-        return self._int("attention.value_length", self._int("embedding_length") // max(self._heads, 1))
-
-    @cached_property
-    def _windows(self) -> list[int | None]:
-        """Window of each layer, None for full attention."""
-        window = self._int("attention.sliding_window", 0)
-        key = f"{self.architecture}.attention.sliding_window_pattern"
-        pattern = self.model.metadata.get(key)
-        if window == 0:
-            return [None] * self.layer_count
-        if isinstance(pattern, MetadataArray):
-            return [window if slides else None for slides in self._flags(pattern)]
-        period = _WINDOW_PERIODS.get(self.architecture, 0) if pattern is None else self.model.metadata.get_int(key)
-        return [window if period and layer % period < period - 1 else None for layer in range(self.layer_count)]
-
-    def _flags(self, pattern: MetadataArray) -> list[bool]:
-        return [bool(flag) for flag in pattern][: self.layer_count] + [False] * (self.layer_count - len(pattern))
+    def _windowed(self) -> list[bool]:
+        """Which layers have a sliding window, where the file says it layer by layer."""
+        pattern = self.model.metadata.get(f"{self.model.architecture}.attention.sliding_window_pattern")
+        flags = [bool(flag) for flag in pattern] if isinstance(pattern, MetadataArray) else []
+        return [*flags, *[False] * self.layer_count][: self.layer_count]
 
     def _cache(self, layer: int) -> LayerCache:
         tensors = self.model.tensors
@@ -210,36 +153,26 @@ class ModelNeeds:
         attends = any(f"blk.{layer}.{name}.weight" in tensors for name in ("attn_k", "attn_kv_a_mqa")) or (
             f"blk.{layer}.attn_qkv.weight" in tensors and not recurrent
         )
-        if layer >= self.layer_count - self._int("attention.shared_kv_layers", 0):
-            attends = False
-        window = self._windows[layer]
         state = self._state_bytes if recurrent else 0
-        if not attends:
-            return LayerCache(window=window, state_bytes=state)
+        if not attends or layer >= self.layer_count - self.number("attention.shared_kv_layers", 0):
+            return LayerCache(state_bytes=state)
+        usual = self.embedding // max(self.heads, 1)
+        keys, values = (self.number(f"attention.{name}_length", usual) for name in ("key", "value"))
+        if self._windowed[layer]:
+            keys = self.number("attention.key_length_swa", keys)
+            values = self.number("attention.value_length_swa", values)
         # Multi-head latent attention stores one compressed row; its values are a part of it.
         latent = self._has("attention.key_length_mla") and self._has("attention.value_length_mla")
-        keys, values = self._key_length, self._value_length
-        if window is not None:
-            keys = self._int("attention.key_length_swa", keys)
-            values = self._int("attention.value_length_swa", values)
-        return LayerCache(self._kv_heads[layer], keys, 0 if latent else values, window, state)
+        return LayerCache(self._kv_heads[layer], keys, 0 if latent else values, state)
 
     @cached_property
     def _state_bytes(self) -> int:
         """Bytes of a state-space layer's convolution and scan state for one sequence (float32)."""
-        inner, state = self._int("ssm.inner_size", 0), self._int("ssm.state_size", 0)
-        convolution = max(self._int("ssm.conv_kernel", 1) - 1, 0) * (
-            inner + 2 * self._int("ssm.group_count", 0) * state
+        inner, state = self.number("ssm.inner_size", 0), self.number("ssm.state_size", 0)
+        convolution = max(self.number("ssm.conv_kernel", 1) - 1, 0) * (
+            inner + 2 * self.number("ssm.group_count", 0) * state
         )
         return 4 * (convolution + inner * state)
-
-
-def cells_of(cache: LayerCache, context_tokens: int, sequences: int, batch_rows: int, *, full_window: bool) -> int:
-    """Return the cells that llama.cpp allocates for a layer in a context shared by `sequences` sequences."""
-    total = _pad(context_tokens)
-    if cache.window is None or full_window:
-        return total
-    return min(total, _pad(cache.window * sequences + batch_rows))
 
 
 def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
@@ -250,15 +183,27 @@ def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
     return sum(cache.token_bytes(type_k, type_v) for cache in ModelNeeds(model).caches)
 
 
+def projector_bytes(path: Path) -> int:
+    """Return the bytes of a projector's weights and compute buffer for the largest image. Raises ModelFileError."""
+    with open_model(path) as file:
+        return sum(tensor.nbytes for tensor in file.tensors.values()) + _projector_compute(file)
+
+
+def _projector_compute(file: ModelFile) -> int:
+    """The peak over attention and feed-forward of one layer, with flash attention; within 10 % of llama.cpp's."""
+    width, inner, side, patch = (
+        file.metadata.get_int(f"clip.vision.{key}", 0)
+        for key in ("embedding_length", "feed_forward_length", "image_size", "patch_size")
+    )
+    any_size = file.metadata.get_str("clip.projector_type", "") in _ANY_SIZE
+    patches = _MOST_PATCHES if any_size else (side // patch) ** 2 if patch else 0
+    return patches * 4 * max(2 * width + inner, 5 * width)
+
+
 def _stored_bytes(items: int, type_name: str) -> int:
     block = _BY_NAME.get(type_name)
     if block is None:
         raise ValueError(f"there is no tensor type {type_name!r}")
     if items % block.items:
-        raise ValueError(f"heads of {items} numbers are no multiple of {block.items}, as {type_name} wants")
+        raise ValueError(f"heads of {items} numbers do not fit {type_name}, which stores {block.items} together")
     return block.row_bytes(items)
-
-
-def _pad(tokens: int) -> int:
-    """Round up to 256 cells, as llama.cpp does."""
-    return (tokens + 255) // 256 * 256

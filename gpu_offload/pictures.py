@@ -1,7 +1,7 @@
-"""What a picture's file says of itself, read before anything decodes it: format, size, and how far it would unfold.
+"""Checks of an image file before it is decoded: format, size, and how large a PNG decompresses.
 
 llama.cpp decodes with stb_image, which trusts its callers: a few bytes can ask for gigabytes of memory or hours of
-work. So everything here is bounded, and only PNG and JPEG are let through.
+work. So everything here is bounded, and only PNG and JPEG pass.
 PNG: https://www.w3.org/TR/png-3/. JPEG: ITU-T T.81, annex B.
 """
 
@@ -18,7 +18,7 @@ MAX_SCANS = 64  # of a progressive JPEG, each of which visits every pixel
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-# How other formats begin, at which byte, so that people are told what they have. HEIC and AVIF share a container.
+# How other formats begin, and at which byte, for error messages. HEIC and AVIF share a container.
 _OTHERS = (
     (0, b"GIF8", "a GIF"),
     (8, b"WEBP", "a WebP"),
@@ -31,7 +31,7 @@ _OTHERS = (
     (0, b"<?xml", "an SVG"),
 )
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of PNG's colour types
-_PIECE = 1 << 20
+_STEP = 1 << 20
 # Markers of JPEG that begin a frame, with its size; the others of C0..CF are tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN = b"\xff\xda"
@@ -43,26 +43,23 @@ def check_picture(data: bytes) -> tuple[int, int]:
         raise PictureError(f"The image has {len(data):,} bytes, more than {MAX_BYTES:,}. Send a smaller one.")
     if data.startswith(_PNG):
         width, height = _checked(_png_size(data))
-        _check_unfolded(data, height)
+        _check_decompressed(data, height)
     elif data.startswith(_JPEG):
         width, height = _checked(_jpeg_size(data))
         if data.count(_SCAN) > MAX_SCANS:
-            raise PictureError(f"The JPEG has more than {MAX_SCANS} scans. Save it anew, as a plain JPEG or PNG.")
+            raise PictureError(f"The JPEG has more than {MAX_SCANS} scans. Save it again as a plain JPEG or PNG.")
     else:
-        raise PictureError(f"The image is {_other(data)}. Convert it to PNG or JPEG, which alone are taken.")
+        named = (name for at, mark, name in _OTHERS if data.startswith(mark, at))
+        found = next(named, "neither PNG nor JPEG" if data else "empty")
+        raise PictureError(f"The image is {found}. Convert it to PNG or JPEG.")
     return width, height
-
-
-def _other(data: bytes) -> str:
-    named = (name for at, mark, name in _OTHERS if data.startswith(mark, at))
-    return next(named, "neither PNG nor JPEG" if data else "empty")
 
 
 def _checked(size: tuple[int, int]) -> tuple[int, int]:
     width, height = size
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width * height <= MAX_PIXELS):
         raise PictureError(
-            f"The image has {width} x {height} pixels; at most {MAX_PIXELS:,} and {MAX_SIDE:,} a side are taken. "
+            f"The image has {width} x {height} pixels; the most are {MAX_PIXELS:,}, and {MAX_SIDE:,} a side. "
             "Send a smaller one."
         )
     return width, height
@@ -75,24 +72,23 @@ def _png_size(data: bytes) -> tuple[int, int]:
     return width, height
 
 
-def _check_unfolded(data: bytes, height: int) -> None:
-    """Raise PictureError where a PNG's compressed rows are longer than its header promises."""
+def _check_decompressed(data: bytes, height: int) -> None:
+    """Raise PictureError if a PNG's rows decompress to more than its header promises."""
     width, _, depth, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
     if colour not in _CHANNELS or depth not in (1, 2, 4, 8, 16) or interlace > 1:
         raise _damaged("PNG")
     bits = width * _CHANNELS[colour] * depth
     # A filter byte begins each row; the seven passes of an interlaced one have up to twice the rows, each rounded up.
     limit = height * (bits // 8 + 2) * (1 + interlace) + 64
-    unpacker = zlib.decompressobj()
-    unfolded = 0
+    decompressor, size = zlib.decompressobj(), 0
     try:
         for packed in _png_data(data):
             left = packed
             while left:
-                unfolded += len(unpacker.decompress(left, _PIECE))
-                if unfolded > limit:
-                    raise PictureError("The PNG unfolds to more than its header says. Save it anew.")
-                left = unpacker.unconsumed_tail
+                size += len(decompressor.decompress(left, _STEP))
+                if size > limit:
+                    raise PictureError("The PNG decompresses to more than its header says. Save it again.")
+                left = decompressor.unconsumed_tail
     except zlib.error as error:
         raise _damaged("PNG") from error
 
@@ -104,7 +100,7 @@ def _png_data(data: bytes) -> Iterator[bytes]:
         (length,) = struct.unpack_from(">I", data, at)
         kind = data[at + 4 : at + 8]
         if at + 12 + length > len(data):
-            raise _damaged("PNG")
+            break
         if kind == b"IDAT":
             yield data[at + 8 : at + 8 + length]
         if kind == b"IEND":
@@ -129,4 +125,4 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _damaged(kind: str) -> PictureError:
-    return PictureError(f"The image is a damaged {kind}. Save it anew.")
+    return PictureError(f"The image is a damaged {kind}. Save it again.")

@@ -1,7 +1,7 @@
-"""Images as a model sees them: llama.cpp's multimodal library turns a picture into rows beside those of tokens.
+"""Images as rows of embeddings, made by llama.cpp's multimodal library.
 
 A projector (mmproj) is a second model file: an encoder of images and the layers that bring its output to the width of
-the language model's embeddings. What it makes of an image does not depend on the text around it.
+the language model's embeddings. Its output does not depend on the text around an image.
 """
 
 import ctypes
@@ -16,33 +16,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.cores import usable_cores
 from gguf_io.model_file import open_model
 from gpu_offload.devices import device_handle, gpus
 from gpu_offload.errors import LlamaCppError, PictureError
 from gpu_offload.image_rows import Grid, ImagePieces, ImageRows
 from gpu_offload.library import complaints, failure, llama, log_callback, route_log
-from gpu_offload.loading import physical_cores
 from gpu_offload.options import LlamaOptions
 from gpu_offload.pictures import check_picture
 
-# Of images that were encoded before: a chat sends all of its images again with every message.
-KEPT_BYTES = 256 * 2**20
-# Placeholders stand far above every token id, with this many bits of the image's digest in each.
-_PLACEHOLDER = 1 << 62
+KEPT_BYTES = 256 * 2**20  # of encoded images: a chat sends all of its images again with every message
+_PLACEHOLDER = 1 << 62  # ids of image rows are above it, far above every token id
 _MARKER = b"<__media__>"
-# llama.cpp tells an image's positions as time, x, y and a fourth, and reads them as time, y, x and that.
-_DIMENSIONS = 4
+# llama.cpp returns an image's positions as time, x, y and a fourth, and takes them as time, y, x and the fourth.
 _SECTIONS = [0, 2, 1, 3]
 
 
 class Projector:
-    """The encoder of images beside one loaded model. Thread-safe; one image is encoded at a time.
+    """The encoder of images of one loaded model. Thread-safe; one image is encoded at a time.
 
-    identity names the file. It must be closed before the model is freed.
+    identity: of the file. Close it before the model is freed.
     """
 
     def __init__(self, path: Path, model: Any, options: LlamaOptions) -> None:
-        """Load it for a llama_model pointer. Raises ModelFileError, or LlamaCppError where it is not that model's."""
+        """Load it for a llama_model pointer. Raises ModelFileError, or LlamaCppError if it does not fit the model."""
         self.identity = _checked_identity(path)
         self.name = path.name
         self._lib = _mtmd()
@@ -53,10 +50,10 @@ class Projector:
         self._most_rows = options.batch_rows
         params = self._lib.mtmd_context_params_default()
         params.use_gpu = options.gpu_layers != 0
-        if params.use_gpu and (found := gpus()):  # by itself it would take the first, whichever has the model
+        if params.use_gpu and (found := gpus()):  # the default is the first GPU, wherever the model is
             params.device = device_handle(found[options.main_gpu])
         params.print_timings = False
-        params.n_threads = options.threads or physical_cores()
+        params.n_threads = options.threads or usable_cores()
         params.media_marker = _MARKER
         route_log()
         self._context: Any = self._lib.mtmd_init_from_file(str(path).encode(), model, params)
@@ -64,15 +61,14 @@ class Projector:
             raise failure(
                 f"llama.cpp cannot use the projector {path} with this model. Name another one with --mmproj, or none"
             )
-        problem = self._lacks()
-        if problem:
+        if not self._lib.mtmd_support_vision(self._context):
             self.close()
-            raise LlamaCppError(f"{path}: {problem}")
+            raise LlamaCppError(f"{path}: this projector is for sound, not images. Choose another one with --mmproj.")
 
     def see(self, data: bytes) -> ImagePieces:
-        """Return a picture as rows and tokens. Raises PictureError before decoding what is no safe PNG or JPEG.
+        """Return a picture as rows and tokens. Raises PictureError, before decoding, for anything but safe PNG or JPEG.
 
-        The first time takes as long as the encoder needs: seconds for large ones on a CPU.
+        Encoding may take seconds on a CPU; an image that was encoded before takes none.
         """
         check_picture(data)
         digest = hashlib.sha256(data).digest()
@@ -92,12 +88,6 @@ class Projector:
                 self._lib.mtmd_free(self._context)
                 self._context = None
 
-    def _lacks(self) -> str:
-        """Why images cannot be computed with this pair of files, "" where they can."""
-        if not self._lib.mtmd_support_vision(self._context):
-            return "this projector is for sound and not for images. Choose another one with --mmproj."
-        return ""
-
     def _keep(self, digest: bytes, pieces: ImagePieces) -> None:
         self._kept[digest] = pieces
         self._kept_bytes += _size(pieces)
@@ -106,13 +96,13 @@ class Projector:
             self._kept_bytes -= _size(oldest)
 
     def _pieces(self, data: bytes, digest: bytes) -> ImagePieces:
-        """Decode, cut up as the model wants it, and encode."""
+        """Decode, split into pieces as the model wants them, and encode."""
         library = self._lib
         route_log()
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         bitmap = library.mtmd_helper_bitmap_init_from_buf(self._context, buffer, len(data), False)
         if not bitmap:
-            raise PictureError(f"The image cannot be decoded; save it anew. llama.cpp said:\n{complaints()}")
+            raise PictureError(f"The image cannot be decoded; save it again. llama.cpp said:\n{complaints()}")
         chunks = library.mtmd_input_chunks_init()
         try:
             text = library.mtmd_input_text(_MARKER, len(_MARKER), False, True)
@@ -146,25 +136,25 @@ class Projector:
         return ImageRows(_placeholders(digest, number, count), rows.astype(np.float32, copy=True), sees_all, grid)
 
     def _grid(self, chunk: Any, count: int) -> Grid:
-        """The positions of an image's rows for models with M-RoPE. Raises PictureError for a layout of another kind."""
+        """The positions of an image's rows for models with M-RoPE. Raises PictureError for an unknown layout."""
         library = self._lib
         image = library.mtmd_input_chunk_get_tokens_image(chunk)
 
         def places(first: int) -> NDArray[np.int32]:
-            told = (library.mtmd_decoder_pos * count)()
-            library.mtmd_helper_image_get_decoder_pos(image, first, told)
-            by_row = np.ctypeslib.as_array(told).view(np.uint32).reshape(count, _DIMENSIONS).astype(np.int32)
+            found = (library.mtmd_decoder_pos * count)()
+            library.mtmd_helper_image_get_decoder_pos(image, first, found)
+            by_row = np.ctypeslib.as_array(found).view(np.uint32).reshape(count, len(_SECTIONS)).astype(np.int32)
             return np.ascontiguousarray(by_row.T[_SECTIONS])
 
         from_zero = places(0)
         moves = places(1) - from_zero
         if (moves != moves[:, :1]).any():
-            raise PictureError("This model counts the positions of images in a way that localllm does not know yet.")
+            raise PictureError("This model counts the positions of images in a way that localllm does not support.")
         return Grid(from_zero, moves[:, 0], int(library.mtmd_input_chunk_get_n_pos(chunk)))
 
 
 def _placeholders(digest: bytes, number: int, count: int) -> tuple[int, ...]:
-    """Ids for the rows of an image's piece: 62 bits each, drawn from its SHA-256, so that images share no prefix."""
+    """Ids for the rows of an image's piece: 62 bits each, from its SHA-256, so that images share no prefix."""
     stream = hashlib.shake_256(digest + number.to_bytes(4, "little")).digest(8 * count)
     return tuple(_PLACEHOLDER | (value & _PLACEHOLDER - 1) for value in np.frombuffer(stream, "<u8").tolist())
 
@@ -177,7 +167,7 @@ def _checked_identity(path: Path) -> str:
     with open_model(path) as file:
         if file.architecture != "clip":
             raise LlamaCppError(
-                f"{path} is no projector (general.architecture is {file.architecture!r}, not 'clip'). "
+                f"{path} is not a projector (general.architecture is {file.architecture!r}, not 'clip'). "
                 "Name the model's mmproj file with --mmproj."
             )
         return file.identity()
@@ -185,7 +175,7 @@ def _checked_identity(path: Path) -> str:
 
 @functools.cache
 def _mtmd() -> Any:
-    """llama-cpp-python's binding of the multimodal library, its log routed as llama.cpp's. Raises LlamaCppError."""
+    """llama-cpp-python's binding of the multimodal library, with its log routed. Raises LlamaCppError."""
     llama()
     try:
         from llama_cpp import mtmd_cpp

@@ -1,4 +1,4 @@
-"""How well documents answer a query: models with a classification head, which read both texts together."""
+"""Scores of how well documents answer a query, by models with a classification head that read both texts together."""
 
 import re
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from gguf_io.model_file import ModelFile
 from gguf_io.tokenizer import Tokenizer
+from gpu_offload.embedder import PooledTexts
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.loading import LoadProgress
 from gpu_offload.options import LlamaOptions
-from gpu_offload.pooled import PooledTexts
 
 RANK = 4  # gguf.PoolingType.RANK
 _TEMPLATE = "tokenizer.chat_template.rerank"
@@ -19,21 +19,21 @@ _PLACES = re.compile(r"\{(query|document)\}")
 
 
 def is_reranker(model: ModelFile) -> bool:
-    """Whether the file says that its states are ranked, or brings the head for it without saying how they are pooled.
+    """Whether the file's pooling type is rank, or it has a classification head and no pooling type.
 
-    Converters older than the pooling type wrote the head alone.
+    Old converters wrote the head without the type.
     """
     pooling = f"{model.architecture}.pooling_type"
     return model.metadata.get_int(pooling, 0) == RANK or (pooling not in model.metadata and _has_head(model))
 
 
 class LlamaReranker(PooledTexts):
-    """A reranker: pairs of query and document in, one score each out; higher is better, the scale is the model's."""
+    """A reranker: one score per pair of query and document; higher is better, the scale is the model's."""
 
     def __init__(
         self, model: ModelFile, tokenizer: Tokenizer, options: LlamaOptions, progress: LoadProgress | None = None
     ) -> None:
-        """Load the model. Raises LlamaCppError and its kin, also for a file without a classification head."""
+        """Load the model. Raises LlamaCppError and its subclasses, also for a file without a classification head."""
         if not _has_head(model):
             raise LlamaCppError(
                 f"{model.path} has no classification head (cls.weight or cls.output.weight) and cannot score pairs. "
@@ -44,9 +44,10 @@ class LlamaReranker(PooledTexts):
         self._template = model.metadata.get_str(_TEMPLATE, "")
 
     def pair(self, query: str, document: str) -> list[int]:
-        """Return both texts as the model reads them: by its own template, else BOS query EOS SEP document EOS.
+        """Return a pair as the model reads it: by its own template, else BOS query EOS SEP document EOS.
 
-        Of the special tokens those that the vocabulary asks for, as llama.cpp's server does; texts stay texts.
+        Of the special tokens those that the vocabulary asks for, as in llama.cpp's server; names of special tokens in
+        the texts stay text.
         """
         if self._template:
             return self._filled(query, document)
@@ -67,7 +68,7 @@ class LlamaReranker(PooledTexts):
         return self.pooled(pairs, 1)[:, 0]
 
     def _filled(self, query: str, document: str) -> list[int]:
-        """The template with the texts in their places, in which no control token's name is read as one."""
+        """The template with both texts filled in, as literal text."""
         texts = {"query": query, "document": document}
         pieces: list[str] = []
         literal: list[tuple[int, int]] = []

@@ -1,25 +1,22 @@
-"""llama.cpp's RPC workers: devices of other machines, which hold layers and compute them.
+"""llama.cpp's RPC workers: devices of other machines that hold layers and compute them.
 
 A worker is llama.cpp's `rpc-server`, built from the same source as the library here. Its protocol has no password and
-no cipher: it belongs on a network where everybody is trusted. llama.cpp ends the process when a worker cannot be
-reached, speaks another version, or goes away; so a second process tries each worker first.
+no encryption: use it on trusted networks only. llama.cpp ends the process when a worker cannot be reached, has another
+version, or goes away; so each worker is tried in a child process first.
 """
 
-import ctypes
-import functools
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from ctypes import CFUNCTYPE, c_char_p, c_void_p
 from importlib.metadata import version
 
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError, install_command
-from gpu_offload.library import ggml, llama
+from gpu_offload.library import ABORTED, ggml, llama
 
 _ADDRESS = re.compile(r"(?P<host>[^\s,:/\[\]]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
-# Where in its source llama.cpp has ended a process, before it says why.
-_ABORTED = re.compile(r"\S+\.cpp:\d+: ")
 _TRY_SECONDS = 30.0
 _TRY = "import sys; from gpu_offload.rpc import connect; connect(sys.argv[1])"
 
@@ -28,16 +25,16 @@ _connected: set[str] = set()
 
 
 def can_reach_workers() -> bool:
-    """Whether this build of llama.cpp knows workers. Raises LlamaCppMissingError without the llama extra."""
+    """Whether this build of llama.cpp supports workers. Raises LlamaCppMissingError without the llama extra."""
     llama()
-    return bool(_registry().ggml_backend_reg_by_name(b"RPC"))
+    return bool(_backend())
 
 
 def add_workers(addresses: Sequence[str]) -> None:
     """Let llama.cpp use the devices of these workers, each host:port, from now on; devices() lists them.
 
-    Asking again for a worker does nothing, and none can be taken away. Raises DeviceRequestError for what is no
-    address and for a worker that does not answer, LlamaCppMissingError where this build knows no workers.
+    Adding a worker again does nothing; none can be removed. Raises DeviceRequestError for an invalid address and for a
+    worker that does not answer, LlamaCppMissingError if this build does not support workers.
     """
     for address in addresses:
         found = _ADDRESS.fullmatch(address)
@@ -63,24 +60,27 @@ def add_workers(addresses: Sequence[str]) -> None:
 
 
 def connect(address: str) -> None:
-    """Register a worker's devices. llama.cpp ends the process where that fails.
+    """Register a worker's devices. llama.cpp ends the process if that fails.
 
     Raises DeviceRequestError for a worker without devices.
     """
     llama()
-    registry, base = _registry(), _base()
-    function = base.ggml_backend_reg_get_proc_address(
-        registry.ggml_backend_reg_by_name(b"RPC"), b"ggml_backend_rpc_add_server"
-    )
-    add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(function)
+    find = ggml("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
+    add_server = CFUNCTYPE(c_void_p, c_char_p)(find(_backend(), b"ggml_backend_rpc_add_server"))
     found = add_server(address.encode())
     if not found:
         raise DeviceRequestError(f"The worker at {address} has no devices.")
-    registry.ggml_backend_register(found)
+    ggml("ggml_backend_register", None, c_void_p)(found)
+
+
+def _backend() -> int | None:
+    """ggml's RPC backend, if this build has it."""
+    found: int | None = ggml("ggml_backend_reg_by_name", c_void_p, c_char_p)(b"RPC")
+    return found
 
 
 def _try(address: str) -> None:
-    """Connect in a process that may end."""
+    """Connect in a child process, which llama.cpp may end. Raises DeviceRequestError."""
     try:
         tried = subprocess.run(
             [sys.executable, "-c", _TRY, address],
@@ -91,31 +91,13 @@ def _try(address: str) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise DeviceRequestError(
-            f"The worker at {address} takes connections and says nothing for {_TRY_SECONDS:g} s. "
+            f"The worker at {address} accepts connections but does not answer within {_TRY_SECONDS:g} s. "
             "Is it llama.cpp's rpc-server?"
         ) from error
     if tried.returncode:
-        said = [line for line in tried.stderr.decode(errors="replace").splitlines() if line.strip()]
-        known = [line for line in said if _ABORTED.match(line)] or said[-1:] or ["nothing"]
+        lines = [line for line in tried.stderr.decode(errors="replace").splitlines() if line.strip()]
+        reasons = [line.removeprefix(ABORTED) for line in lines if line.startswith(ABORTED)] or lines[-1:]
         raise DeviceRequestError(
             f"The worker at {address} cannot be used. Start llama.cpp's rpc-server there, of the same version as "
-            f"llama-cpp-python here, with --host and --port. llama.cpp said:\n{_ABORTED.sub('', known[0])}"
+            f"llama-cpp-python here, with --host and --port. llama.cpp said:\n{(reasons or ['nothing'])[0]}"
         )
-
-
-@functools.cache
-def _registry() -> ctypes.CDLL:
-    library = ggml("ggml")
-    library.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
-    library.ggml_backend_reg_by_name.restype = ctypes.c_void_p
-    library.ggml_backend_register.argtypes = [ctypes.c_void_p]
-    library.ggml_backend_register.restype = None
-    return library
-
-
-@functools.cache
-def _base() -> ctypes.CDLL:
-    library = ggml("ggml-base")
-    library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
-    return library

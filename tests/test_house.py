@@ -1,6 +1,7 @@
 """What holds for the repository as a whole."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -64,6 +65,20 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
 
 
+def test_packages_of_the_same_names_on_the_path_do_no_harm(tmp_path: Path) -> None:
+    for name in ("models", "tui", "cpu_kernels", "gguf_io", "gpu_offload"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('somebody else')", encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    program = "from localllm.__main__ import main; main()"
+    for call in (["-c", program, "show", "builtin"], ["-m", "localllm", "--version"]):
+        result = subprocess.run(
+            [sys.executable, *call], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        assert "localllm" in result.stdout
+
+
 def test_readme_names_real_make_targets() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for document in ("README.md", "CONTRIBUTING.md", "docs/benchmarks.md"):
@@ -99,8 +114,8 @@ def test_every_environment_variable_is_a_setting_or_declared() -> None:
             assert set(re.findall(rf"\b{PREFIX}[A-Z_]+", path.read_text(encoding="utf-8"))) <= known, relative(path)
 
 
-def test_readme_names_every_setting() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_settings_page_names_every_setting() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert [field.name for field in fields(Settings) if f"`{field.name}`" not in text] == []
 
 

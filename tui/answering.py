@@ -1,4 +1,4 @@
-"""Follows one answer from the request to its end: one consumer that draws at a steady rate, whatever the speed."""
+"""Drawing and saving an answer while it streams, at a steady rate whatever its speed."""
 
 import asyncio
 import contextlib
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from localllm.answer.event import AnswerEvent, AnswerStream, merged
 from localllm.engine.request import FinishReason
-from tui.backend import Answer, AnswerUpdate
 from tui.conversation import Conversation
 from tui.latency import Latency
 from tui.sessions.database import SessionError
@@ -21,40 +21,40 @@ SAVE_EVERY_S = 1.0
 
 
 async def follow(
-    answer: Answer,
+    answer: AnswerStream,
     view: "AnswerView",
     conversation: Conversation,
     status: Status,
     latency: Latency,
     changed: Callable[[], None],
-) -> AnswerUpdate:
-    """Draw and save an answer until it ends; return the last update. changed is called when the status has."""
+) -> AnswerEvent:
+    """Draw and save an answer until it ends; returns the last event. changed: called when the status has changed."""
     meter, saved = SpeedMeter(), time.monotonic()
     while True:
-        update = answer.poll()
-        if update is not None:
-            status.counts, status.timings, status.progress = update.counts, update.timings, update.progress
-            status.speed = meter.observe(update)
-            latency.observe(update)
+        if events := answer.poll():
+            event = merged(events)
+            status.counts, status.timings, status.progress = event.counts, event.timings, event.progress
+            status.speed = meter.observe(event)
+            latency.observe(event)
             changed()
-            await view.add(update.parts)
-            if update.finish_reason is not None:
-                return update
+            await view.add(event.parts)
+            if event.finish_reason is not None:
+                return event
         if time.monotonic() - saved > SAVE_EVERY_S:
-            # A database that is busy now is tried again; the last save tells.
+            # A busy database is retried later; the final save reports errors.
             with contextlib.suppress(SessionError):
                 conversation.save(view.message)
             saved = time.monotonic()
         await asyncio.sleep(FLUSH_S)
 
 
-def note_end(view: "AnswerView", update: AnswerUpdate, unseen: Sequence[str] = ()) -> None:
-    """Write how the answer ended, its figures, and the names of the pictures it went without, into the message."""
-    counts, timings = update.counts, update.timings
+def note_end(view: "AnswerView", last: AnswerEvent, unseen: Sequence[str] = ()) -> None:
+    """Store in the message how the answer ended and its statistics. unseen: names of pictures that were not sent."""
+    counts, timings = last.counts, last.timings
     decoded = counts.generated - 1
     message = view.message
-    message.finish_reason = update.finish_reason
-    message.error = update.error if update.finish_reason is FinishReason.ERROR else None
+    message.finish_reason = last.finish_reason
+    message.error = last.error if last.finish_reason is FinishReason.ERROR else None
     message.stats = {
         "prompt": counts.prompt,
         "cached": counts.cached,
@@ -63,6 +63,6 @@ def note_end(view: "AnswerView", update: AnswerUpdate, unseen: Sequence[str] = (
         "prefill_s": timings.prefill_s,
         "decode_s": timings.decode_s,
         "speed": decoded / timings.decode_s if decoded > 0 and timings.decode_s > 0 else 0.0,
-        "seed": update.seed,
+        "seed": last.seed,
         "unseen": list(unseen),
     }

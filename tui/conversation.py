@@ -1,18 +1,21 @@
-"""The conversation on the screen: which messages are shown, and what becomes of them. Knows no widget."""
+"""The conversation on the screen, without its widgets: messages, variants, requests to the model."""
 
-from localllm.engine.request import FinishReason
-from tui.backend import ChatRequest, Recipe, Turn
+from typing import Any
+
+from localllm.answer.event import function_object
+from localllm.answer.request import AnswerRequest, changed
+from localllm.engine.request import ContextPolicy, FinishReason
+from tui.backend import Recipe
 from tui.parameters import NAMES, Parameters
 from tui.sessions import Attachment, Message, Role, SessionStore
 
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
-# What a title is made of; more would only cost time.
-TITLE_INPUT_CHARS = 2000
+TITLE_INPUT_CHARS = 2000  # of each message, for a title
 
 
 class Conversation:
-    """One session, kept in the store as it changes. A session is stored with its first message."""
+    """A session, saved in the store as it changes, from its first message on."""
 
     def __init__(self, store: SessionStore, model: str, parameters: Parameters) -> None:
         self.store = store
@@ -23,7 +26,7 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """The session's title, or a name for one that is not stored yet."""
+        """The session's title; "New chat" if it is not stored yet."""
         return "New chat" if self.session_id is None else self.store.summary(self.session_id).title
 
     def open(self, session_id: int) -> None:
@@ -34,27 +37,27 @@ class Conversation:
         self._read()
 
     def clear(self) -> None:
-        """Begin anew, with the same parameters. What was said stays stored."""
+        """Start a new session with the same parameters. The old one stays stored."""
         self.session_id = None
         self.messages = []
 
     def set_parameters(self, parameters: Parameters) -> None:
-        """Answer differently from now on."""
+        """Change the parameters of the next answers."""
         self.parameters = parameters
         self._store_parameters()
 
     def set_defaults(self, defaults: Parameters) -> None:
-        """Take another model's defaults wherever nothing else was chosen."""
+        """Set a model's defaults for all parameters that the user has not changed."""
         self.parameters = self.parameters.rebased(self.defaults, defaults)
         self.defaults = defaults
 
     def set_model(self, model: str) -> None:
-        """Let another model answer from now on."""
+        """Change the model of the next answers."""
         self.model = model
         self._store_parameters()
 
     def ask(self, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
-        """Append what the user says."""
+        """Append a message of the user's."""
         return self._append(Role.USER, content, attachments)
 
     def begin_answer(self) -> Message:
@@ -62,20 +65,20 @@ class Conversation:
         return self._append(Role.ASSISTANT)
 
     def edit(self, message: Message, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
-        """Say something else in place of a message of the user's; the old path stays as a variant."""
+        """Replace a message of the user's and all that follow; the old path stays as a variant."""
         self._cut_before(message)
         return self._append(Role.USER, content, attachments)
 
     def drop_answer(self, message: Message) -> None:
-        """Take an answer off the path, so that `begin_answer` makes a variant of it."""
+        """Remove an answer from the path, so that `begin_answer` starts a variant of it."""
         self._cut_before(message)
 
     def save(self, message: Message) -> None:
-        """Store how far a message has come."""
+        """Store a message's current state."""
         self.store.update(message)
 
     def variant(self, message: Message) -> tuple[int, int]:
-        """Which of its variants a message is, from 1, and how many there are."""
+        """A message's number among its variants, from 1, and their count."""
         variants = self.store.variants(message)
         return variants.index(message.id) + 1, len(variants)
 
@@ -90,45 +93,39 @@ class Conversation:
         return True
 
     def fork(self, message: Message) -> None:
-        """Go on in a copy that ends with this message."""
+        """Continue in a copy of the session that ends with this message."""
         self.session_id = self.store.fork(message.session_id, message.id)
         self._read()
 
     @property
     def picture_names(self) -> tuple[str, ...]:
-        """The names of the pictures that are shown."""
+        """The names of all pictures."""
         return tuple(dict.fromkeys(name for message in self.messages for name in message.picture_names))
 
-    def request(self, continues: bool = False, sees: bool = True) -> ChatRequest:
-        """What the model is asked: all that is shown, without the empty answer that waits to be filled.
+    def request(self, continues: bool = False, sees: bool = True) -> AnswerRequest:
+        """The request for the last message's answer.
 
-        sees: whether the model reads pictures; one that does not is told where they were.
+        continues: it continues a partial answer; otherwise the last message is empty and not sent. sees: whether the
+        model reads pictures; if not, their names are sent instead.
         """
         shown = self.messages if continues else self.messages[:-1]
-        turns = [
-            Turn(
-                message.role,
-                message.for_model(sees),
-                message.reasoning,
-                message.calls,
-                message.pictures() if sees else (),
-            )
-            for message in shown
-        ]
+        messages = [_message(message, sees) for message in shown]
         parameters = self.parameters
         if parameters.system:
-            turns.insert(0, Turn("system", parameters.system))
-        return ChatRequest(
-            turns=tuple(turns),
-            sampling=parameters.sampling(),
+            messages.insert(0, {"role": "system", "content": parameters.system})
+        return AnswerRequest(
+            messages=messages,
+            continues_text=True,
+            think=parameters.think,
+            # Only what differs from our defaults: a server has its own for its models.
+            sampling=changed(parameters.sampling()),
             max_tokens=parameters.max_tokens,
-            context=parameters.ctx,
-            thinking=parameters.think,
-            continues=continues,
+            context_limit=parameters.ctx,
+            policy=ContextPolicy.DROP_MESSAGES,
         )
 
     def recipe(self) -> Recipe:
-        """What is said and set here, for a model that begins with it. Pictures stay out: recipes are text."""
+        """A recipe for a model that starts with this conversation and its parameters, without pictures."""
         from localllm.library.behaviour import SETTING_OF
 
         now, usual = self.parameters, self.defaults
@@ -137,20 +134,25 @@ class Conversation:
             for theirs, ours in SETTING_OF.items()
             if ours in NAMES and getattr(now, ours) not in (None, getattr(usual, ours))
         }
-        turns = tuple(Turn(message.role, message.for_model()) for message in self.messages if message.content)
-        return Recipe(now.system, changed, turns)
+        messages = [
+            {"role": str(message.role), "content": message.for_model()} for message in self.messages if message.content
+        ]
+        return Recipe(now.system, changed, messages)
 
-    def title_request(self) -> ChatRequest | None:
-        """Ask for a title in the background, or None if the session has one or is not ready for one."""
+    def title_request(self) -> AnswerRequest | None:
+        """A background request for a title; None if the session has one or is too short."""
         if self.session_id is None or len(self.messages) < 2 or self.store.summary(self.session_id).titled:
             return None
-        said = [Turn(message.role, message.content[:TITLE_INPUT_CHARS]) for message in self.messages[:2]]
-        return ChatRequest(
-            (*said, Turn("user", TITLE_PROMPT)), max_tokens=TITLE_TOKENS, thinking=False, background=True
+        said = [{"role": str(one.role), "content": one.content[:TITLE_INPUT_CHARS]} for one in self.messages[:2]]
+        return AnswerRequest(
+            messages=[*said, {"role": "user", "content": TITLE_PROMPT}],
+            max_tokens=TITLE_TOKENS,
+            think=False,
+            background=True,
         )
 
     def _read(self) -> None:
-        """Take the messages from the store. An answer without an end was cut off by the program's: it can go on."""
+        """Read the messages from the store. An unfinished answer counts as cancelled, so that it can be continued."""
         assert self.session_id is not None
         self.messages = self.store.path(self.session_id)
         for message in self.messages:
@@ -174,3 +176,18 @@ class Conversation:
     def _store_parameters(self) -> None:
         if self.session_id is not None:
             self.store.set_parameters(self.session_id, self.model, self.parameters.stored())
+
+
+def _message(message: Message, sees: bool) -> dict[str, Any]:
+    """A message for the model, pictures before text."""
+    text = message.for_model(sees)
+    pictures = [{"type": "image", "data": data} for data in message.pictures()] if sees else []
+    fields: dict[str, Any] = {
+        "role": str(message.role),
+        "content": [*pictures, {"type": "text", "text": text}] if pictures else text,
+    }
+    if message.reasoning:
+        fields["reasoning_content"] = message.reasoning
+    if message.calls:
+        fields["tool_calls"] = [function_object(call) for call in message.calls]
+    return fields

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
+from localllm.answer.event import Logprob
 from localllm.cli.terminal import harmless
 from localllm.engine.inspection import EngineSnapshot, PrefixView, StepRecord, depth_first
-from tui.backend import TokenChoice
 from tui.status import human_seconds
 
 PREFILL, DECODE, DRAFTED = "$primary", "$success", "$accent"
@@ -120,17 +120,18 @@ def histogram(name: str, seconds: Sequence[float], width: int) -> Content:
     return Content.assemble(*lines)
 
 
-def choices(tokens: Sequence[TokenChoice], most: int = 10) -> Content:
+def choices(tokens: Sequence[Logprob], most: int = 10) -> Content:
     """The last tokens with their probabilities before the filters, and what else might have come."""
     if not tokens:
         return Content.styled("P notes the alternatives of each token from the next answer on.", MUTED)
     lines: list[Piece] = []
     for token in tokens[-most:]:
-        style = "$success" if token.probability > 0.5 else "$warning" if token.probability > 0.1 else "$error"
-        lines += [(f"{_visible(token.text):<12}", "bold"), (f"{token.probability:6.1%}  ", style)]
-        for text, probability in token.rivals[:4]:
-            if text != token.text:
-                lines.append((f"{_visible(text)} {probability:.0%}  ", MUTED))
+        probability = math.exp(token.logprob)
+        style = "$success" if probability > 0.5 else "$warning" if probability > 0.1 else "$error"
+        lines += [(f"{_visible(token.text):<12}", "bold"), (f"{probability:6.1%}  ", style)]
+        for other, logprob in token.top[:4]:
+            if other != token.token:
+                lines.append((f"{_visible(other.decode(errors='replace'))} {math.exp(logprob):.0%}  ", MUTED))
         lines.append(("\n", ""))
     return Content.assemble(*lines)
 

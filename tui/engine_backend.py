@@ -1,95 +1,34 @@
-"""The chat's backend in this process: one loaded model and its engine. Imports them when the first one is loaded."""
+"""The chat's backend in this process: one loaded model and its engine, imported with the first load."""
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from localllm.engine.harmony import Splitter, answer_splitter
-from localllm.engine.request import ContextPolicy, GenerationRequest, TokenEvent
+from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from tui.backend import (
-    AnswerUpdate,
-    ChatRequest,
-    LoadProgress,
-    ModelChoice,
-    ModelInfo,
-    Recipe,
-    TokenChoice,
-    Turn,
-    join_parts,
-)
+from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
 
 if TYPE_CHECKING:
+    from localllm.answer.local import LocalModel, LocalStream
     from localllm.engine.backends import BackendChoice
     from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.loaded_model import LoadedModel
-    from localllm.engine.stream import GenerationStream
-    from localllm.library.behaviour import Behaviour
     from localllm.library.entry import LibraryModel
 
-# A load that is on its way when the program ends gets so long to notice; then it ends with the process.
-CLOSE_S = 1.0
-
-
-class EngineAnswer:
-    """A GenerationStream, its text split into content, reasoning and tool calls."""
-
-    def __init__(self, stream: "GenerationStream", splitter: Splitter, model: "LoadedModel") -> None:
-        self._stream = stream
-        self._splitter = splitter
-        self._model = model
-
-    def poll(self) -> AnswerUpdate | None:
-        """See Answer.poll."""
-        events = self._stream.poll()
-        if not events:
-            return None
-        last = events[-1]
-        parts = self._splitter.push("".join(event.text for event in events))
-        if last.finish_reason:
-            parts += self._splitter.flush()
-        return AnswerUpdate(
-            parts=join_parts(parts),
-            counts=last.counts,
-            timings=last.timings,
-            progress=last.progress,
-            choices=tuple(choice for event in events for choice in self._choices(event)),
-            finish_reason=last.finish_reason,
-            error=last.error,
-            seed=last.seed,
-        )
-
-    def cancel(self) -> None:
-        """See Answer.cancel."""
-        self._stream.cancel()
-
-    def _choices(self, event: TokenEvent) -> list[TokenChoice]:
-        def text(token_id: int) -> str:
-            return self._model.tokenizer.token_bytes(token_id).decode(errors="replace")
-
-        return [
-            TokenChoice(
-                text(entry.token_id),
-                math.exp(entry.logprob),
-                tuple((text(token_id), math.exp(logprob)) for token_id, logprob in entry.top),
-            )
-            for entry in event.logprobs
-        ]
+CLOSE_S = 1.0  # for a load in progress to end when the program ends
 
 
 class EngineBackend:
     """Loads one model at a time. Thread-safe."""
 
     def __init__(self, settings_with: Callable[[Mapping[str, object]], Settings]) -> None:
-        """settings_with gives the settings with a model's own below everything that the user says."""
+        """settings_with: the user's settings over a model's own."""
         self._settings_with = settings_with
         self._lock = threading.Lock()
-        self._model: LoadedModel | None = None
-        self._behaviour: Behaviour | None = None
+        self._model: LocalModel | None = None
         self._found: LibraryModel | None = None
         self._info: ModelInfo | None = None
 
@@ -99,8 +38,9 @@ class EngineBackend:
         return self._info
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        """See Backend.load. The present model is freed before the new one is loaded: two never share the memory."""
+        """See Backend.load. The current model is freed before the new one is loaded, so memory never holds both."""
         from gguf_io import open_model
+        from localllm.answer.local import LocalModel
         from localllm.engine.loaded_model import load_model
         from localllm.library.behaviour import behaviour_of
         from localllm.library.lookup import find
@@ -112,43 +52,29 @@ class EngineBackend:
             behaviour = behaviour_of(found)
             settings = self._settings_with(behaviour.settings)
             with open_model(found.path):
-                pass  # a file that cannot be read must not cost the model that works
+                pass  # keep the current model if the file cannot be read
             self._close()
             progress(f"loading {found.name}", 0.0)
             model = load_model(found.path, settings, progress, behaviour.template)
             try:
-                progress(f"loading {found.name}", 1.0)  # the last moment to stop
+                progress(f"loading {found.name}", 1.0)  # the last chance to stop the load
             except BaseException:
                 model.close()
                 raise
-            self._model, self._behaviour, self._found = model, behaviour, found
+            # The manifest's parameters are in the settings, which the user can change in the chat.
+            self._model = LocalModel(found.name, model, replace(behaviour, settings={}))
+            self._found = found
             self._info = info = _info(model, found, settings)
         return info
 
-    def submit(self, request: ChatRequest) -> EngineAnswer:
-        """See Backend.submit. The oldest messages are left out where the conversation outgrows the context."""
-        model, behaviour = self._loaded()
-        if model.template.is_default and not any(turn.pictures for turn in request.turns):
-            prompt = model.tokenise("".join(turn.content for turn in request.turns))
-            splitter = answer_splitter(())
-            # Such a model seldom ends by itself, and the window would roll for ever.
-            most = request.max_tokens or model.engine.context // 2
-            rolling = replace(_limits(request), context_policy=ContextPolicy.ROLLING, keep=behaviour.keep)
-            generation = replace(rolling, prompt=prompt, max_tokens=most)
-            return EngineAnswer(model.engine.submit(generation), splitter, model)
-        messages = _opened(behaviour, [_message(turn) for turn in request.turns])
-        chat = model.chat_prompt(messages, enable_thinking=request.thinking, continues=request.continues)
-        generation = replace(
-            _limits(request),
-            prompt=chat.tokens,
-            stop=(*chat.stop, *behaviour.stop),
-            context_policy=ContextPolicy.DROP_MESSAGES,
-            messages=chat.messages,
-            images=chat.images,
-        )
-        template = model.template
-        splitter = answer_splitter(template.reasoning_markers, template.tool_call_markers, chat.starts_in_reasoning)
-        return EngineAnswer(model.engine.submit(generation), splitter, model)
+    def submit(self, request: AnswerRequest) -> "LocalStream":
+        """See Backend.submit."""
+        if self._model is None or self._info is None:
+            raise RequestError("No model is loaded. Choose one with /load.")
+        if not self._info.converses and request.max_tokens is None:
+            # Such a model rarely stops by itself, and its context rolls.
+            request = replace(request, max_tokens=self._model.loaded.engine.context // 2)
+        return self._model.prepare(request).submit()
 
     def count_tokens(self, text: str) -> int | None:
         """See Backend.count_tokens."""
@@ -156,19 +82,19 @@ class EngineBackend:
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
     def picture_tokens(self, data: bytes) -> int | None:
-        """See Backend.picture_tokens. What the encoder makes of a picture is kept for the request."""
+        """See Backend.picture_tokens. Encodes the picture, which is cached for the request."""
         model = self._model
-        return model.image_tokens(data) if model else None
+        return model.loaded.image_tokens(data) if model else None
 
     def models(self, near: str | None) -> Sequence[ModelChoice]:
-        """The models of this machine, the GGUF files beside the present one, and some to pull."""
+        """The models of this machine, the GGUF files in the current one's folder, and some to pull."""
         from tui.choices import model_choices
 
         settings = self._settings_with({})
         return model_choices(settings, self._found.path if self._found else None, near)
 
     def save(self, name: str, recipe: Recipe) -> None:
-        """See Backend.save. The weights are not copied. A name that is taken is refused."""
+        """See Backend.save. Does not copy the weights. Raises RequestError if the name exists."""
         from localllm.library.create import create
         from localllm.library.errors import ModelNotFoundError
         from localllm.library.lookup import find
@@ -186,11 +112,11 @@ class EngineBackend:
             made = Modelfile(parameters=recipe.parameters, system=recipe.system or None, messages=recipe.messages)
             create(OwnStore(own_store(settings)), target, made, found)
         else:
-            raise RequestError(f"There is a model {name} already. Give another name: /save NAME.")
+            raise RequestError(f"Model {name} already exists. Choose another name: /save NAME.")
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """See Backend.inspect."""
-        return self._model.engine.inspect() if self._model else None
+        return self._model.loaded.engine.inspect() if self._model else None
 
     def memory_bytes(self) -> int | None:
         """Resident memory of this process."""
@@ -207,18 +133,16 @@ class EngineBackend:
                 self._lock.release()
 
     def _close(self) -> None:
-        if self._model:
-            self._model.close()
-            self._model = self._behaviour = self._found = self._info = None
+        from localllm.engine.loaded_model import release_memory
 
-    def _loaded(self) -> "tuple[LoadedModel, Behaviour]":
-        if self._model is None or self._behaviour is None:
-            raise RequestError("No model is loaded. Choose one with /load.")
-        return self._model, self._behaviour
+        if self._model:
+            self._model.loaded.close()
+            self._model = self._found = self._info = None
+            release_memory()
 
 
 def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> ModelInfo:
-    """What the chat shows of a loaded model."""
+    """A loaded model's ModelInfo."""
     from localllm.library.entry import Source
 
     converses = not model.template.is_default
@@ -241,37 +165,8 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings) -> Mo
 
 
 def _place(choice: "BackendChoice") -> str:
-    """Who computes, and how many layers on GPUs."""
+    """The backend, and how many layers are on GPUs."""
     on_devices, layers = choice.device_layers
     if choice.name == "native":
         return "native, CPU"
     return f"{choice.name}, {f'{on_devices}/{layers} layers on GPU' if on_devices else 'CPU'}"
-
-
-def _limits(request: ChatRequest) -> GenerationRequest:
-    """Everything of the engine's request but the prompt."""
-    return GenerationRequest(
-        prompt=(),
-        sampling=request.sampling,
-        max_tokens=request.max_tokens,
-        context_limit=request.context,
-        background=request.background,
-        persist=not request.background,
-    )
-
-
-def _message(turn: Turn) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": turn.role, "content": turn.parts}
-    if turn.reasoning:
-        message["reasoning_content"] = turn.reasoning
-    if turn.calls:
-        message["tool_calls"] = turn.call_objects()
-    return message
-
-
-def _opened(behaviour: "Behaviour", messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation with what the model's manifest begins it with; the user's system prompt replaces the model's."""
-    system = [message for message in messages if message["role"] == "system"]
-    if behaviour.system and not system:
-        system = [{"role": "system", "content": behaviour.system}]
-    return [*system, *behaviour.messages, *(message for message in messages if message["role"] != "system")]

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from tui.backend import AnswerUpdate, TokenChoice
+from localllm.answer.event import AnswerEvent, Logprob
 
 KEPT = 4096
 
@@ -13,15 +13,15 @@ class Latency:
     def __init__(self) -> None:
         self.ttft: deque[float] = deque(maxlen=KEPT)
         self.itl: deque[float] = deque(maxlen=KEPT)
-        self.choices: deque[TokenChoice] = deque(maxlen=64)
+        self.choices: deque[Logprob] = deque(maxlen=64)
         self.drafted = 0
         self.accepted = 0
-        self._last: AnswerUpdate | None = None
+        self._last: AnswerEvent | None = None
 
-    def observe(self, update: AnswerUpdate) -> None:
+    def observe(self, update: AnswerEvent) -> None:
         """Take an update into account. Tokens that came in one update share its time evenly."""
         before, self._last = self._last, None if update.finish_reason else update
-        self.choices.extend(update.choices)
+        self.choices.extend(update.logprobs)
         if update.finish_reason:
             self.drafted += update.counts.drafted
             self.accepted += update.counts.accepted

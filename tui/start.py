@@ -76,14 +76,16 @@ def _backend(
 ) -> Backend:
     """Whoever computes: a server of Ollama's protocol, one of OpenAI's, or an engine in here. Raises LocalLLMError."""
     if host:
-        from tui.server_backend import ServerBackend
+        from localllm.remote.ollama import OllamaServer
+        from tui.server_backend import OllamaBackend
 
-        return ServerBackend(host, read_key(settings.remote_key, settings.remote_key_file, "remote_key_file"))
+        key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
+        return OllamaBackend(OllamaServer(host, key))
     if settings.remote:
-        from localllm.remote.server import remote_server
-        from tui.openai_backend import OpenAIBackend
+        from localllm.remote.openai import OpenAIServer
+        from tui.server_backend import OpenAIBackend
 
-        return OpenAIBackend(remote_server(settings.remote, settings))
+        return OpenAIBackend(OpenAIServer.at(settings.remote, settings))
     from tui.engine_backend import EngineBackend
 
     return EngineBackend(settings_with)

@@ -5,9 +5,9 @@ from typing import Any
 
 from textual.content import Content
 
+from localllm.answer.event import AnswerEvent
 from localllm.cli.terminal import human_bytes
 from localllm.engine.request import Counts, Progress, Timings
-from tui.backend import AnswerUpdate
 
 # Live speed is that of so many last seconds.
 SPEED_WINDOW_S = 2.0
@@ -95,9 +95,9 @@ class SpeedMeter:
     def __init__(self) -> None:
         self._points: list[tuple[float, int]] = []
 
-    def observe(self, update: AnswerUpdate) -> float:
-        """Take an update into account and return the speed; 0 until there are two points."""
-        point = (update.timings.decode_s, update.counts.generated)
+    def observe(self, event: AnswerEvent) -> float:
+        """Take an event into account and return the speed; 0 until there are two points."""
+        point = (event.timings.decode_s, event.counts.generated)
         if point[1] > 0:
             self._points.append(point)
         while len(self._points) > 2 and self._points[0][0] < point[0] - SPEED_WINDOW_S:

@@ -31,6 +31,16 @@ EXAMPLES = {
     "create": ("localllm create pirate --file Modelfile",),
     "cache": ("localllm cache", "localllm cache --free kernels --free kv"),
     "bench": ("localllm bench model.gguf --threads 1,2 --depth 0,4096",),
+    "loadtest": (
+        "localllm loadtest http://127.0.0.1:11434 --model qwen3:0.6b --concurrency 1,2,4,8",
+        "localllm loadtest http://127.0.0.1:8080 --rate 0.5,1,2 --slo ttft=2s,tpot=100ms --svg load.svg",
+        "localllm loadtest http://127.0.0.1:8080 --knee --slo ttft=2s,tpot=100ms --shared-prefix 128",
+        "localllm loadtest http://127.0.0.1:8080 --trace AzureLLMInferenceTrace_conv.csv --scale 8 --requests 100",
+    ),
+    "cost": (
+        "localllm cost --watts 65 --kwh-price 0.30",
+        "localllm cost --for 3600 --kwh-price 0.30 --api-prompt 0.10 --api-generated 0.40",
+    ),
     "perplexity": (
         "localllm perplexity model.gguf text.txt",
         "localllm perplexity model-Q4_K_M.gguf text.txt --reference model-F16.gguf",

@@ -1,40 +1,69 @@
-"""One generation as a command shows it: streamed, as JSON, with figures."""
+"""Writing an answer to stdout: streamed, as JSON, with statistics."""
 
 import contextlib
 import json
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import FrameType
-from typing import Protocol
 
+from localllm.answer.event import AnswerEvent, AnswerStream, PartKind
 from localllm.cli.terminal import StatusLine, answer, human_bytes, note
 from localllm.engine.backends import BackendChoice
-from localllm.engine.request import TokenEvent
-from localllm.engine.stream import Completion
-
-
-class Stream(Protocol):
-    """A generation under way: events, the last of which has a finish_reason."""
-
-    def __iter__(self) -> Iterator[TokenEvent]: ...
-
-    def cancel(self) -> None:
-        """Ask to stop. The last event still comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A generation under way, who computes it, and how long that took to get ready."""
+    """An answer in progress, its backend, and the seconds that loading took."""
 
-    stream: Stream
+    stream: AnswerStream
     backend: BackendChoice
     load_s: float
 
 
+@dataclass(slots=True)
+class Printed:
+    """An answer as text, with reasoning in <think> and </think>, the markers of most models."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    last: AnswerEvent = field(default_factory=AnswerEvent)
+    _thinking: bool = False
+    _thought: bool = False  # reasoning has ended, content has not begun
+
+    def add(self, event: AnswerEvent) -> str:
+        """Add an event; returns its text."""
+        text = ""
+        for part in event.parts:
+            reasons = part.kind is PartKind.REASONING
+            if reasons and not self._thinking:
+                text += "<think>" if part.text.startswith("\n") else "<think>\n"
+                self._thinking = True
+            elif not reasons:
+                text += self._close(text)
+                if self._thought:
+                    text += "" if part.text.startswith("\n") else "\n\n"
+                    self._thought = False
+            text += part.text
+        if event.finish_reason is not None:
+            text += self._close(text)
+        self.text.append(text)
+        self.token_ids += event.token_ids
+        self.last = event
+        return text
+
+    def _close(self, text: str) -> str:
+        """The closing marker, if reasoning is open. text: the current event's so far."""
+        if not self._thinking:
+            return ""
+        self._thinking, self._thought = False, True
+        before = text or next((piece for piece in reversed(self.text) if piece), "")
+        return "</think>" if before.endswith("\n") else "\n</think>"
+
+
 @contextlib.contextmanager
-def interrupt_cancels(stream: Stream) -> Iterator[None]:
-    """Let Ctrl-C end the generation in good order; a second one raises KeyboardInterrupt. Main thread only."""
+def interrupt_cancels(stream: AnswerStream) -> Iterator[None]:
+    """Make Ctrl-C cancel the answer; a second one raises KeyboardInterrupt. Main thread only."""
 
     def cancel(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,36 +76,38 @@ def interrupt_cancels(stream: Stream) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def written(events: Iterable[TokenEvent]) -> Iterator[TokenEvent]:
-    """Pass the events on, and their text to stdout as it comes, ended by a newline."""
-    text = ""
+def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool) -> Printed:
+    """Read an answer to its end. Unless silent, stream its text to stdout, with a final newline.
+
+    status: shows the progress of prefill.
+    """
+    printed, written = Printed(), ""
     for event in events:
-        if event.text:
-            text = event.text
+        _show_progress(event, status)
+        text = printed.add(event)
+        if text and not silent:
             answer(text)
-        yield event
-    if text and not text.endswith("\n"):
+            written = text
+    if written and not written.endswith("\n"):
         answer("\n")
+    return printed
 
 
-def with_progress(events: Iterable[TokenEvent], status: StatusLine) -> Iterator[TokenEvent]:
-    """Pass the events on, and show how far the prompt has come until the first token is there."""
-    for event in events:
-        if event.progress is None:
-            status.clear()
-        elif event.progress.queue_position:
-            status.show(f"waiting, place {event.progress.queue_position}")
-        else:
-            status.show(f"reading the prompt: {event.progress.prefilled} of {event.progress.total} tokens")
-        yield event
+def _show_progress(event: AnswerEvent, status: StatusLine) -> None:
+    if event.progress is None:
+        status.clear()
+    elif event.progress.queue_position:
+        status.show(f"waiting, number {event.progress.queue_position} in the queue")
+    else:
+        status.show(f"reading the prompt: {event.progress.prefilled} of {event.progress.total} tokens")
 
 
-def write_json(completion: Completion, model: str, backend: BackendChoice, load_s: float) -> None:
+def write_json(printed: Printed, model: str, backend: BackendChoice, load_s: float) -> None:
     """Write the whole answer as one JSON object."""
-    last = completion.last
+    last = printed.last
     result = {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
+        "text": "".join(printed.text),
+        "token_ids": printed.token_ids,
         "prompt_tokens": last.counts.prompt,
         "cached_tokens": last.counts.cached,
         "completion_tokens": last.counts.generated,
@@ -89,8 +120,8 @@ def write_json(completion: Completion, model: str, backend: BackendChoice, load_
     answer(json.dumps(result, ensure_ascii=False) + "\n")
 
 
-def write_stats(last: TokenEvent, backend: BackendChoice, load_s: float) -> None:
-    """Write backend, speed and memory to stderr. Prefill counts the tokens computed, decode those after the first."""
+def write_stats(last: AnswerEvent, backend: BackendChoice, load_s: float) -> None:
+    """Write backend, speed and memory to stderr. Speeds: prefill of uncached tokens, decode after the first token."""
     import psutil
 
     counts, timings = last.counts, last.timings

@@ -12,17 +12,19 @@ from localllm.cli.bench import bench
 from localllm.cli.cache import cache
 from localllm.cli.completion import VARIABLE, completion
 from localllm.cli.config import config
+from localllm.cli.cost import cost
 from localllm.cli.create import create
 from localllm.cli.doctor import doctor
 from localllm.cli.examples import FIRST_STEPS, examples
 from localllm.cli.exit_code import errors_told
 from localllm.cli.help import PlainCommand
 from localllm.cli.list import list_models
+from localllm.cli.loadtest import loadtest
 from localllm.cli.manage import copy, remove, verify
 from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quality import perplexity, quantize
-from localllm.cli.remote import ps, stop
+from localllm.cli.resident import ps, stop
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
@@ -49,6 +51,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "create": create,
     "cache": cache,
     "bench": bench,
+    "loadtest": loadtest,
+    "cost": cost,
     "perplexity": perplexity,
     "quantize": quantize,
     "ps": ps,

@@ -24,7 +24,7 @@ from localllm.cli.options import (
 from localllm.cli.terminal import answer
 
 if TYPE_CHECKING:
-    from gpu_offload.placement import Gpu
+    from gpu_offload.devices import Device
 
 
 def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
@@ -78,8 +78,10 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         request = replace(plan_request(settings, projector_of(file, settings)), draft=beside)
         choice = None if gpu_memory else choose_backend(file, settings)  # which makes devices of workers
         gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
-        if choice and choice.backend == "native":
-            request = replace(request, kv_types=native_kv_types(settings), spare=False, parks=False)
+        if choice and choice.backend == "llama":
+            request = replace(request, dry_run=True)
+        elif choice:
+            request = replace(request, kv_types=native_kv_types(settings), spare=False, copies=False)
         try:
             made = make_plan(file, gpus, psutil.virtual_memory().available, request)
         except ValueError as error:
@@ -98,13 +100,12 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _gpus_here() -> "list[Gpu]":
+def _gpus_here() -> "list[Device]":
     """This machine's GPUs as llama.cpp sees them; none without the llama extra, which alone could use them."""
     from gpu_offload.devices import gpus
     from gpu_offload.errors import LlamaCppMissingError
-    from gpu_offload.placement import Gpu
 
     try:
-        return [Gpu(gpu.description or gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus()]
+        return gpus()
     except LlamaCppMissingError:
         return []

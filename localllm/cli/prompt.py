@@ -1,40 +1,16 @@
-"""What a one-shot command is asked, and where its text comes from."""
+"""Reading a prompt from arguments, files and standard input."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from localllm.errors import RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt and what goes with it. raw leaves the chat template out, where a system message has no place.
-
-    images: files' contents, shown before the text.
-    """
-
-    text: str
-    system: str | None
-    raw: bool
-    stop: tuple[str, ...]
-    ignore_eos: bool
-    images: tuple[bytes, ...] = ()
-
-    @property
-    def content(self) -> Any:
-        """The user's message: text, or parts where there are images."""
-        if not self.images:
-            return self.text
-        return [*({"type": "image", "data": data} for data in self.images), {"type": "text", "text": self.text}]
-
-
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """Join argument, file and standard input, in this order, by empty lines; those that are empty are left out.
+    """Join argument, file and standard input by empty lines, without empty ones.
 
-    Standard input is read unless it is a terminal. The last newline of a file or of standard input is dropped, as the
-    shell does. Raises RequestError if a source cannot be read or all are empty.
+    Standard input is read unless it is a terminal. The final newline of a file or of standard input is dropped. Raises
+    RequestError if a source cannot be read or all are empty.
     """
     parts = [check_text(argument or "")]
     if file:
@@ -44,19 +20,18 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     text = "\n\n".join(part for part in parts if part)
     if not text:
         raise RequestError(
-            "There is no prompt. Give it as an argument, with --file, or on standard input; "
-            "`localllm chat MODEL` opens a chat."
+            "No prompt. Pass it as an argument, with --file, or on standard input; `localllm chat MODEL` opens a chat."
         )
     return text
 
 
 def read_text(file: Path) -> str:
-    """Read a text. Raises RequestError for a file that cannot be read, and for one that is not UTF-8."""
+    """Read a text file. Raises RequestError if it cannot be read or is not UTF-8."""
     return _decoded(_read(file), str(file))
 
 
 def read_image(file: Path) -> bytes:
-    """Read a picture. Raises RequestError for a file that cannot be read, PictureError for one that is not taken."""
+    """Read an image. Raises RequestError if the file cannot be read, PictureError if the image is not acceptable."""
     from gpu_offload.pictures import check_picture
 
     data = _read(file)
@@ -64,14 +39,8 @@ def read_image(file: Path) -> bytes:
     return data
 
 
-def check_images(asked: Asked) -> None:
-    """Raise RequestError for images that have no place."""
-    if asked.images and asked.raw:
-        raise RequestError("--image has no place with --raw, which leaves the chat template out.")
-
-
 def check_text(argument: str) -> str:
-    """Return the argument if it is text. RequestError for bytes of the command line that are not UTF-8."""
+    """Return the argument. Raises RequestError if its bytes on the command line were not UTF-8."""
     try:
         argument.encode()
     except UnicodeEncodeError as error:

@@ -1,6 +1,6 @@
-"""localllm serve: the REST endpoint."""
+"""localllm serve: the REST server."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,30 +22,32 @@ from localllm.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from localllm.server.catalog import Catalog
-    from localllm.server.front.catalog import ForeignCatalog
+    from localllm.server.options import ServerOptions
+    from localllm.server.served import ServedModels
     from localllm.settings import Settings
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", metavar="PATH_OR_NAME", help="Serve this model too.")
+        list[str] | None, typer.Option("--model", "-m", metavar="PATH_OR_NAME", help="Also serve this model.")
     ] = None,
     host: Annotated[str | None, typer.Option(metavar="H", help="Address to listen on (127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(metavar="P", help="Port; 0 takes any free one (11434).")] = None,
-    api_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the key to ask for.")] = None,
-    without_key: Annotated[bool, typer.Option("--without-key", help="Serve other machines without a key.")] = False,
-    allow_hosts: Annotated[str | None, typer.Option(metavar="A,B", help="Further names of this machine.")] = None,
-    origins: Annotated[str | None, typer.Option(metavar="A,B", help="Web pages elsewhere that may call.")] = None,
+    port: Annotated[int | None, typer.Option(metavar="P", help="Port; 0 is any free one (11434).")] = None,
+    api_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="File with the API key.")] = None,
+    without_key: Annotated[
+        bool, typer.Option("--without-key", help="Serve other machines without an API key.")
+    ] = False,
+    allow_hosts: Annotated[str | None, typer.Option(metavar="A,B", help="Other host names of this machine.")] = None,
+    origins: Annotated[str | None, typer.Option(metavar="A,B", help="Origins of web pages that may call.")] = None,
     keep_alive: Annotated[
-        str | None, typer.Option(metavar="T", help="How long idle models stay; -1: ever (5m).")
+        str | None, typer.Option(metavar="T", help="How long idle models stay loaded; -1 is forever (5m).")
     ] = None,
-    max_models: Annotated[int | None, typer.Option(metavar="N", help="Models in memory at once (3).")] = None,
+    max_models: Annotated[int | None, typer.Option(metavar="N", help="Most models in memory at once (3).")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     backend: Backend = None,
     gpu_layers: GpuLayers = None,
     main_gpu: MainGpu = None,
@@ -61,9 +63,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 ) -> None:
     """Serve the protocols of Ollama, OpenAI and Anthropic.
 
-    Models are loaded when they are asked for. Ctrl-C lets running requests end, a second one does not wait. The key of
-    LOCALLLM_API_KEY, or of a file, is asked for if there is one. With --remote the models are those of a server of
-    OpenAI's protocol, which computes. Values in brackets are the defaults.
+    Models are loaded when requests name them. Ctrl-C waits for running requests; a second one does not. Requests need
+    the API key of LOCALLLM_API_KEY, or of a file, if one is set. With --remote, the models of a server of OpenAI's
+    protocol are served. Defaults are in brackets.
     """
     import os
 
@@ -89,22 +91,36 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     options = server_options(settings)
     if not is_local(options.host) and options.api_key is None and not without_key:
         raise RequestError(
-            f"{options.host} can be reached from other machines, and there is no key. Set LOCALLLM_API_KEY or "
-            "--api-key-file, or say --without-key if everybody may use the models."
+            f"{options.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
+            "--api-key-file, or pass --without-key to let everyone use the models."
         )
-    catalog = _models(model or [], settings, flags)
+    if settings.remote:
+        refuse_beside_remote({**flags, "model": model or None}, ("model", "max_models"))
+        models = _remote_models(settings, options)
+    else:
+        models = _local_models(model or [], settings, options)
     what = f"serves the models of {settings.remote}" if settings.remote else "serves"
-    run_server(settings, options, catalog, lambda url: note(f"localllm {what} on {url}"))
+    run_server(options, models, lambda url: note(f"localllm {what} on {url}"))
 
 
-def _models(served: "Sequence[str]", settings: "Settings", flags: "Mapping[str, object]") -> "Catalog | ForeignCatalog":
-    """What requests may name: this machine's models, or those of the server that computes instead."""
-    if not settings.remote:
-        from localllm.server.catalog import Catalog
+def _local_models(
+    served: "Sequence[str]", settings: "Settings", options: "ServerOptions"
+) -> "Callable[[], ServedModels[Any]]":
+    """The models of this machine. Raises LocalLLMError if a named one cannot be served."""
+    from localllm.server.catalog import Catalog
+    from localllm.server.loading import MemoryLoader
+    from localllm.server.local_models import LocalModels
+    from localllm.server.models_manager import ModelManager
 
-        return Catalog(served, settings)
-    from localllm.remote.server import remote_server
-    from localllm.server.front.catalog import ForeignCatalog
+    catalog = Catalog(served, settings)
+    return lambda: LocalModels(catalog, ModelManager(options, MemoryLoader(settings, options)))
 
-    refuse_beside_remote({**flags, "model": served or None}, ("model", "max_models"))
-    return ForeignCatalog(remote_server(settings.remote, settings))
+
+def _remote_models(settings: "Settings", options: "ServerOptions") -> "Callable[[], ServedModels[Any]]":
+    """The models of the remote server."""
+    from localllm.remote.openai import OpenAIServer
+    from localllm.server.remote_models import RemoteModels
+
+    assert settings.remote is not None
+    server = OpenAIServer.at(settings.remote, settings)
+    return lambda: RemoteModels(server, options.keep_alive_s)

@@ -114,9 +114,9 @@ def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
 
 def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequest":
     """What the settings ask of llama.cpp's devices and context, for a model and its projector."""
+    from gpu_offload.memory import projector_bytes
     from gpu_offload.options import LlamaOptions
     from gpu_offload.planner import PlanRequest
-    from gpu_offload.projector_needs import projector_bytes
 
     base = LlamaOptions(
         max_sequences=LLAMA_SEQUENCES,

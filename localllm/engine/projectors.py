@@ -1,4 +1,4 @@
-"""Which projector lets a model see: the one that is named, else the only one that lies beside the model's file."""
+"""Finding a model's image projector: the one that is named, else the only one in the model's folder."""
 
 import logging
 from pathlib import Path
@@ -14,26 +14,26 @@ WITHOUT = "none"
 
 
 def projector_of(file: ModelFile, settings: Settings) -> Path | None:
-    """The file of the model's projector, None where there is none or the settings leave it out.
+    """The file of the model's projector; None if there is none or the settings leave it out.
 
-    Beside the model it has mmproj in its name, and is as wide as the model. Raises RequestError for a named one that is
-    not there.
+    In the model's folder it has mmproj in its name and the width of the model's embeddings. Raises RequestError if the
+    named one is missing.
     """
     if settings.mmproj == WITHOUT:
         return None
     if settings.mmproj:
         path = Path(settings.mmproj).expanduser()
         if not path.is_file():
-            raise RequestError(f"There is no projector {path}. Check the mmproj setting, --mmproj.")
+            raise RequestError(f"{path}: projector not found. Check the mmproj setting or --mmproj.")
         return path
     found = [path for path in sorted(file.path.parent.glob("*mmproj*.gguf")) if _fits(path, file)]
     if len(found) > 1:
-        log.warning("%s: several projectors lie beside it; name one with --mmproj to show it images", file.path.name)
+        log.warning("%s: its folder has several projectors; choose one with --mmproj", file.path.name)
     return found[0] if len(found) == 1 else None
 
 
 def _fits(path: Path, model: ModelFile) -> bool:
-    """Whether a file is an encoder of images whose last layers have the width of the model's embeddings."""
+    """Whether a file is an image encoder whose last layers have the width of the model's embeddings."""
     width = model.metadata.get_int(f"{model.architecture}.embedding_length", 0)
     try:
         with open_model(path) as file:

@@ -3,9 +3,10 @@
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Generic, Protocol, TypeVar
 
 from localllm.engine.request import FinishReason, TokenEvent, TokenLogprob
 
@@ -22,7 +23,20 @@ class Completion:
     last: TokenEvent
 
 
-class GenerationStream:
+class StreamedEvent(Protocol):
+    """What a stream has to know of its events."""
+
+    @property
+    def progress(self) -> object: ...
+
+    @property
+    def finish_reason(self) -> object: ...
+
+
+EventT = TypeVar("EventT", bound=StreamedEvent)
+
+
+class EventStream(Generic[EventT]):
     """Events of one request, in order, ending with the one that has a finish_reason.
 
     Read it from one place: `for event in stream`, `async for event in stream` or `poll()` after a listener's call.
@@ -37,7 +51,7 @@ class GenerationStream:
         self._lock = threading.Lock()
         self._bell: SimpleQueue[None] = SimpleQueue()  # rung for a reader that waits; a condition takes far longer
         self._waiting = False
-        self._events: deque[TokenEvent] = deque()
+        self._events: deque[EventT] = deque()
         self._listener: Callable[[], None] | None = None
         self._cancelled = False
         self._finished = False
@@ -58,7 +72,7 @@ class GenerationStream:
         """Whether the reader is so far behind that generation must pause."""
         return len(self._events) >= CAPACITY
 
-    def push(self, event: TokenEvent) -> None:
+    def push(self, event: EventT) -> None:
         """Add an event; the engine's thread only. Progress that nobody has read yet is replaced by newer progress."""
         with self._lock:
             if event.progress and self._events and self._events[-1].progress:
@@ -83,7 +97,7 @@ class GenerationStream:
         if listener and waiting:
             listener()
 
-    def poll(self) -> list[TokenEvent]:
+    def poll(self) -> list[EventT]:
         """Return the events that have come since the last read, without waiting."""
         with self._lock:
             was_full = self.full
@@ -93,7 +107,7 @@ class GenerationStream:
             self._wake_engine()
         return events
 
-    def __iter__(self) -> Iterator[TokenEvent]:
+    def __iter__(self) -> Iterator[EventT]:
         while True:
             with self._lock:
                 waits = self._waiting = not (self._events or self._finished)
@@ -103,7 +117,7 @@ class GenerationStream:
             if self._finished and not self._events:
                 return
 
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+    async def __aiter__(self) -> AsyncGenerator[EventT, None]:
         """Iterate without a thread. A task that is cancelled while it waits cancels the generation."""
         import asyncio  # takes long, and who streams without a loop has no need of it
 
@@ -127,9 +141,12 @@ class GenerationStream:
             if not self._finished:
                 self.cancel()
 
-    def collect(self) -> Completion:
+    def collect(self: "GenerationStream") -> Completion:
         """Wait for the end and return the whole answer."""
         return fold(iter(self))
+
+
+GenerationStream = EventStream[TokenEvent]
 
 
 def fold(events: Iterator[TokenEvent]) -> Completion:

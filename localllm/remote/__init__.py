@@ -1,4 +1,5 @@
-"""Servers that speak OpenAI's protocol (vLLM, SGLang, llama.cpp, Ollama and others), as a source of answers.
+"""Models on remote servers: `openai` for OpenAI's protocol, `ollama` for Ollama's.
 
-connection is one HTTP request that any thread may end; server asks for answers and reads them as they come.
+`connection` has HTTP requests that any thread may cancel, `stream` answers in progress, `fields` OpenAI's request
+bodies.
 """

@@ -1,7 +1,7 @@
-"""One HTTP request to a server: sent, read line by line, and ended by any thread at any moment.
+"""HTTP requests whose responses are read line by line, and which any thread may cancel at any moment.
 
-http.client and not a library of more comfort, because cancelling has to end a read that another thread waits in, which
-takes the socket itself. Redirects are not followed, so that a key never leaves the host that it is for.
+Uses http.client: cancelling must end another thread's blocking read, which needs the socket. Redirects are not
+followed, so that a key is only sent to its own host.
 """
 
 import contextlib
@@ -14,20 +14,30 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from localllm.errors import reason
-from localllm.remote.errors import RemoteError
+from localllm.errors import LocalLLMError, reason
 
-# Only connecting is bounded: a server may read a long prompt for minutes before it says anything.
-CONNECT_S = 10.0
+CONNECT_S = 10.0  # only connecting is limited: prefill of a long prompt may take minutes
 LONGEST_LINE = 2**24
+LONGEST_JSON = 2**28
 LONGEST_REFUSAL = 2**14
 
 DEFAULT_PATH = "/v1"
 
 
+class RemoteError(LocalLLMError):
+    """A server cannot be reached, refuses a request, or fails. The message has its address and its own message.
+
+    status: the HTTP status of a refusal, else None.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        self.status = status
+        super().__init__(message)
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is, and the key that it asks for. path stands before every route, such as /v1."""
+    """A server's address and API key. path: the prefix of every route, such as /v1."""
 
     secure: bool
     host: str
@@ -39,7 +49,7 @@ class Endpoint:
     def parse(
         cls, address: str, key: str | None = None, path: str = DEFAULT_PATH, port: int | None = None
     ) -> "Endpoint":
-        """Read host:port or a URL. path and port are those of an address without, 80 or 443 if not given.
+        """Parse host:port or a URL. path and port: for an address without them; port None is 80 or 443.
 
         Raises RemoteError.
         """
@@ -49,9 +59,9 @@ class Endpoint:
         except ValueError:
             named = 0
         if parts.scheme not in ("http", "https") or not parts.hostname or named == 0 or parts.query:
-            raise RemoteError(f"{address!r} is not the address of a server: give http://host:port.")
+            raise RemoteError(f"{address!r} is not a server's address; write http://host:port.")
         if parts.username or parts.password:
-            raise RemoteError("An address with a password in it can be seen by others: set LOCALLLM_REMOTE_KEY.")
+            raise RemoteError("An address must not contain a password; set LOCALLLM_REMOTE_KEY instead.")
         secure = parts.scheme == "https"
         usual = 443 if secure else port or 80
         return cls(secure, parts.hostname, named or usual, parts.path.rstrip("/") or path, key)
@@ -62,15 +72,12 @@ class Endpoint:
 
 
 class Call:
-    """A request and its answer. One thread reads, any may cancel; read it once, to the end."""
+    """A request and its response. One thread reads it, once; any thread may cancel it."""
 
     def __init__(
         self, endpoint: Endpoint, method: str, route: str, body: object = None, patience_s: float | None = None
     ) -> None:
-        """route: below the endpoint's path. body is sent as JSON.
-
-        patience_s: how long the server may say nothing; None is for ever.
-        """
+        """route: below the endpoint's path. body: sent as JSON. patience_s: the longest silence; None: no limit."""
         self._endpoint = endpoint
         self._method = method
         self._route = route
@@ -79,24 +86,24 @@ class Call:
         self._lock = threading.Lock()  # guards _wire and _cancelled, so that neither thread misses the other
         self._wire: socket.socket | None = None
         self._cancelled = False
-        self._held = contextlib.ExitStack()  # connection and response, until they are read or have failed
+        self._held = contextlib.ExitStack()  # connection and response
         self._response: http.client.HTTPResponse | None = None
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked to stop."""
+        """Whether the request was cancelled."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """End the connection, which ends the request at the server, and whatever waits here."""
+        """Close the connection, which ends the request at the server and any read that waits here."""
         with self._lock:
             self._cancelled = True
             if self._wire is not None:
-                with contextlib.suppress(OSError):  # it has ended by itself
+                with contextlib.suppress(OSError):  # already closed
                     self._wire.shutdown(socket.SHUT_RDWR)
 
     def open(self) -> None:
-        """Send, and wait until the server has accepted. Raises RemoteError, with its status where it refuses."""
+        """Send, and wait for the response's head. Raises RemoteError, with the status of a refusal."""
         endpoint = self._endpoint
         kind = http.client.HTTPSConnection if endpoint.secure else http.client.HTTPConnection
         with contextlib.ExitStack() as held, self._broken():
@@ -106,38 +113,47 @@ class Call:
             self._response = held.enter_context(contextlib.closing(self._send(connection)))
             self._held = held.pop_all()
 
+    def close(self) -> None:
+        """Close connection and response, on the reading thread. Idempotent."""
+        self._held.close()
+
     def json(self) -> dict[str, Any]:
-        """Send, and return the whole answer. Raises RemoteError."""
-        text = b"".join(self.lines())
+        """Send, and parse the whole response, a JSON object. Raises RemoteError."""
+        text = bytearray()
+        for line in self.lines():
+            text += line
+            if len(text) > LONGEST_JSON:
+                self.close()
+                raise RemoteError(f"{self._endpoint}{self._route} sends more than {LONGEST_JSON // 2**20} MiB.")
         try:
             answer = json.loads(text)
-        except ValueError as error:
-            raise RemoteError(f"{self._endpoint}{self._route} answers no JSON. Is a model server there?") from error
+        except (ValueError, RecursionError) as error:
+            raise RemoteError(f"{self._endpoint}{self._route} does not send JSON. Is it a model server?") from error
         if not isinstance(answer, dict):
-            raise RemoteError(f"{self._endpoint}{self._route} answers something unexpected: {text[:80]!r}.")
+            raise RemoteError(f"{self._endpoint}{self._route} does not send a JSON object: {bytes(text[:80])!r}.")
         return answer
 
     def lines(self) -> Iterator[bytes]:
-        """Send, if that is still to be done, and yield the answer's lines as they come. Raises as open does."""
+        """Send if not done yet, and yield the response's lines as they come. Raises RemoteError."""
         if self._response is None:
             self.open()
         assert self._response is not None
         with self._held, self._broken():
             while line := self._response.readline(LONGEST_LINE):
                 if len(line) == LONGEST_LINE:
-                    raise RemoteError(f"{self._endpoint} sends a line of more than {LONGEST_LINE // 2**20} MiB.")
+                    raise RemoteError(f"{self._endpoint} sends a line longer than {LONGEST_LINE // 2**20} MiB.")
                 yield line
 
     @contextlib.contextmanager
     def _broken(self) -> Iterator[None]:
-        """Tell what breaks the connection as a RemoteError."""
+        """Convert errors of the connection to RemoteError."""
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
-            raise RemoteError(f"The connection to {self._endpoint} broke: {reason(error)}.") from error
+            raise RemoteError(f"The connection to {self._endpoint} failed: {reason(error)}.") from error
 
     def _send(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-        """Send the request and read the answer's head."""
+        """Send the request and read the response's head."""
         endpoint = self._endpoint
         try:
             connection.connect()
@@ -154,17 +170,18 @@ class Call:
         connection.request(self._method, f"{endpoint.path}{self._route}", self._content, headers)
         response = connection.getresponse()
         if response.status != http.client.OK:
-            text = response.read(LONGEST_REFUSAL).decode(errors="replace")
+            with contextlib.closing(response):
+                text = response.read(LONGEST_REFUSAL).decode(errors="replace")
             words = refusal(text) or response.reason
             raise RemoteError(f"{endpoint} refuses: {words}.{_advice(response.status, endpoint)}", response.status)
         return response
 
 
 def refusal(text: str) -> str:
-    """The reason in the body of a refusal, in any of the shapes that servers give it."""
+    """The message in the body of a refusal, in the formats of various servers."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text[:200].strip()
     for key in ("error", "message", "detail"):
         if isinstance(content, dict) and content.get(key):
@@ -176,8 +193,8 @@ def _advice(status: int, endpoint: Endpoint) -> str:
     if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
         return " Set the server's key: LOCALLLM_REMOTE_KEY, or remote_key_file."
     if status == http.client.NOT_FOUND:
-        address = ", and the address: most servers want /v1 at its end" if endpoint.path else ""
+        address = ", and the address: most servers need /v1 at its end" if endpoint.path else ""
         return f" Check the model's name{address}."
     if status == http.client.SERVICE_UNAVAILABLE:
-        return " It is busy, or loads its model: try again in a while."
+        return " It is busy or still loads its model: try again later."
     return ""

@@ -1,1 +1,1 @@
-"""The REST endpoint: Ollama's protocol, OpenAI's and Anthropic's messages, on one engine."""
+"""The REST server: the protocols of Ollama, OpenAI, Anthropic and llama.cpp in front of local or remote models."""

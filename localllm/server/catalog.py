@@ -1,31 +1,40 @@
-"""Which models requests may name. A request never names a path."""
+"""The models that requests may name, and what their files contain. A request never names a path."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from gguf_io import open_model
+from gguf_io import load_chat_template, load_tokenizer, open_model
 from gguf_io.errors import ModelFileError
+from gguf_io.metadata import MetadataArray
+from gpu_offload.reranker import is_reranker
+from localllm.answer.local import can_think
+from localllm.cli.terminal import human_count
+from localllm.engine.backends import choose_backend
+from localllm.engine.projectors import projector_of
 from localllm.errors import LocalLLMError
 from localllm.library import errors as library_errors
 from localllm.library.behaviour import Behaviour, behaviour_of
-from localllm.library.entry import LibraryModel
+from localllm.library.entry import LibraryModel, ModelDefaults
+from localllm.library.listing import file_type
 from localllm.library.lookup import all_models, find, is_path
 from localllm.library.names import ModelName
 from localllm.library.summary import ModelSummary, summarize
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
+from localllm.server.served import ModelAbout, ModelDescription
 from localllm.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that can be asked for, by name. behaviour: what its manifest adds to requests.
-
-    model: as the library has it.
-    """
+    """A model that requests can name. behaviour: what its manifest adds to requests. model: its library entry."""
 
     name: str
     path: Path
@@ -40,25 +49,25 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a file's header tells. digest: 64 hex digits that name the content."""
+    """Facts from a file's header. digest: 64 hex digits that identify the content."""
 
     summary: ModelSummary
     digest: str
 
 
 class Catalog:
-    """The models that were named when the server started, and those of this machine's library.
+    """The models named when the server started, and those of this machine's library.
 
-    Reading the library looks into folders: off the event loop.
+    Its methods read folders: call them off the event loop.
     """
 
     def __init__(self, served: Sequence[str], settings: Settings) -> None:
-        """served: names or paths. Raises ModelNotFoundError of the library, ModelFileError for what is no model."""
+        """served: names or paths. Raises the library's ModelNotFoundError, ModelFileError for an unreadable file."""
         self.settings = settings
         self._served = [_served(name, settings) for name in served]
 
     def entries(self) -> list[CatalogEntry]:
-        """All models whose files can be read, those named at the start first; what a manifest makes of one, too."""
+        """All models with readable files, those named at the start first, including those derived by manifests."""
         paths = {entry.path for entry in self._served}
         names = {_plain(entry.name) for entry in self._served}
         library = [
@@ -69,7 +78,7 @@ class Catalog:
         return [entry for entry in (*self._served, *library) if _is_model(entry.path)]
 
     def find(self, name: str) -> CatalogEntry:
-        """The model of that name, ":latest" or not. Raises ApiError: 400 for what is no name, 404 for a missing one."""
+        """Find a model by name; ":latest" is optional. Raises ApiError: 400 for an invalid name, 404 if missing."""
         check_name(name)
         for entry in self._served:
             if _plain(entry.name) == _plain(name):
@@ -84,7 +93,7 @@ class Catalog:
 
 
 def check_name(name: str) -> str:
-    """Return the name if it can be a model's; ApiError 400 otherwise, before anything is done with it."""
+    """Return the name if it is valid. Raises ApiError 400."""
     try:
         if len(name) <= MAX_NAME_CHARS:
             ModelName.parse(name)
@@ -95,7 +104,7 @@ def check_name(name: str) -> str:
 
 
 def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
-    """The settings with the adapters and the projector of the model's manifest, where they name none themselves."""
+    """The settings, with the adapters and the projector from the model's manifest where the settings name none."""
     if lora := entry.behaviour.settings.get("lora"):
         settings = replace(settings, lora=settings.lora or str(lora))
     if mmproj := entry.behaviour.settings.get("mmproj"):
@@ -104,7 +113,7 @@ def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
 
 
 def facts_of(path: Path) -> ModelFacts:
-    """Read a file's header, once as long as it does not change. Raises ModelFileError."""
+    """Read a file's header; cached until the file changes. Raises ModelFileError."""
     try:
         status = path.stat()
     except OSError as error:
@@ -120,7 +129,7 @@ def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
 
 def _served(name: str, settings: Settings) -> CatalogEntry:
     model = find(name, settings)
-    facts_of(model.path)  # what was asked for by name must not turn out missing with the first request
+    facts_of(model.path)  # fail at the start rather than at the first request
     shown = model.path.name.removesuffix(".gguf") if is_path(name) else name
     return _entry(shown, model)
 
@@ -130,11 +139,14 @@ def _plain(name: str) -> str:
 
 
 def _listed(model: LibraryModel) -> CatalogEntry:
-    """An entry even where the manifest cannot be followed: asking for the model tells why."""
+    """An entry, also for a manifest that cannot be read: a request for that model reports the error."""
     try:
         return _entry(model.name, model)
     except library_errors.LibraryError:
-        return CatalogEntry(model.name, model.path, model=model)
+        pass
+    except Exception:
+        log.exception("%s: reading its manifest failed", model.name)
+    return CatalogEntry(model.name, model.path, model=model)
 
 
 def _entry(name: str, model: LibraryModel) -> CatalogEntry:
@@ -142,9 +154,133 @@ def _entry(name: str, model: LibraryModel) -> CatalogEntry:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether the header can be read; what else lies in a library is left out of lists."""
+    """Whether the file's header can be read. Lists leave out other files."""
     try:
         facts_of(path)
     except (OSError, LocalLLMError):
         return False
+    except Exception:
+        log.exception("%s: reading its header failed", path)
+        return False
     return True
+
+
+def about(entry: CatalogEntry) -> ModelAbout:
+    """A model's row in lists. Raises ModelFileError and its kin."""
+    path = entry.path
+    facts = facts_of(path)
+    status = path.stat()
+    return ModelAbout(
+        name=entry.name,
+        created=int(status.st_mtime),
+        modified=entry.modified_at,
+        digest=facts.digest,
+        size=facts.summary.file_bytes,
+        family=facts.summary.architecture,
+        parameters=human_count(facts.summary.parameters).replace(" ", ""),
+        quantization=_quantization(path, status.st_mtime_ns),
+        context=facts.summary.context or 0,
+        width=facts.summary.width or 0,
+    )
+
+
+def capabilities(entry: CatalogEntry, settings: Settings) -> list[str]:
+    """What a model can do: completion, embedding or reranking; and tools, thinking, insert, vision.
+
+    From its file and its template; cached until the file changes. Raises ModelFileError and its kin.
+    """
+    found = _capabilities(entry.path, entry.path.stat().st_mtime_ns, entry.behaviour.template)
+    return [*found, *(["vision"] if "completion" in found and projector_for(entry, settings) else [])]
+
+
+def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:
+    """The file of a model's image projector; None where there is none, or where llama.cpp does not run the model.
+
+    Raises RequestError if the named file is missing.
+    """
+    if settings.backend == "native":
+        return None
+    path = entry.path
+    changed = path.stat().st_mtime_ns, path.parent.stat().st_mtime_ns
+    return _projector(path, changed, with_files(settings, entry))
+
+
+def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDescription:
+    """Describe a model. verbose adds arrays, such as the vocabulary, and tensors.
+
+    Raises ModelFileError and its kin, LibraryError.
+    """
+    projector = projector_for(entry, settings)
+    return ModelDescription(
+        about=about(entry),
+        capabilities=capabilities(entry, settings),
+        template=entry.behaviour.template or facts_of(entry.path).summary.chat_template or "",
+        behaviour=entry.behaviour,
+        defaults=entry.model.defaults() if entry.model else ModelDefaults(),
+        info=_info(entry.path, verbose),
+        projector_info=_info(projector, False) if projector else None,
+        tensors=_tensors(entry.path) if verbose else None,
+    )
+
+
+def _info(path: Path, verbose: bool) -> dict[str, Any]:
+    """The file's metadata. Arrays are None unless verbose."""
+    with open_model(path) as file:
+        return {
+            **{key: _json(value, verbose) for key, value in file.metadata.items() if key != "tokenizer.chat_template"},
+            "general.parameter_count": file.parameter_count,
+        }
+
+
+def _tensors(path: Path) -> list[dict[str, Any]]:
+    """Every tensor's name, type and shape, innermost dimension first, as in the file."""
+    with open_model(path) as file:
+        return [
+            {"name": name, "type": tensor.type.name, "shape": list(reversed(tensor.shape))}
+            for name, tensor in file.tensors.items()
+        ]
+
+
+def ranks(entry: CatalogEntry) -> bool:
+    """Whether a model is a reranker. Raises ModelFileError."""
+    with open_model(entry.path) as file:
+        return is_reranker(file)
+
+
+def _json(value: Any, verbose: bool) -> Any:
+    if isinstance(value, MetadataArray):
+        return [_json(item, verbose) for item in value] if verbose else None
+    if isinstance(value, float) and not abs(value) < float("inf"):  # JSON has neither infinity nor NaN
+        return str(value)
+    return value
+
+
+@lru_cache(maxsize=256)
+def _quantization(path: Path, _changed: int) -> str:
+    """The name of `general.file_type`, or else of the block format that most bytes are in."""
+    with open_model(path) as file:
+        return file_type(file) or facts_of(path).summary.quantization
+
+
+@lru_cache(maxsize=256)
+def _capabilities(path: Path, _changed: int, template_source: str | None) -> tuple[str, ...]:
+    with open_model(path) as file:
+        if is_reranker(file):
+            return ("reranking",)
+        if f"{file.architecture}.pooling_type" in file.metadata:  # only embedding models have this key
+            return ("embedding",)
+        template, tokenizer = load_chat_template(file, template_source), load_tokenizer(file)
+        found = {
+            "completion": True,
+            "tools": template.supports_tools,
+            "thinking": can_think(template),
+            "insert": None not in (tokenizer.fim_prefix_id, tokenizer.fim_suffix_id, tokenizer.fim_middle_id),
+        }
+    return tuple(name for name, has in found.items() if has)
+
+
+@lru_cache(maxsize=256)
+def _projector(path: Path, _changed: tuple[int, int], settings: Settings) -> Path | None:
+    with open_model(path) as file:
+        found = projector_of(file, settings)
+        return found if found and choose_backend(file, settings).backend == "llama" else None

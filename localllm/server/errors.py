@@ -1,18 +1,26 @@
-"""Errors as the three protocols write them."""
+"""Errors and their HTTP status. Each protocol has its own format for them: see `ProtocolRoute.error_body`."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from gpu_offload.errors import LlamaCppMemoryError, PictureError
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
 from localllm.library.errors import LibraryError, PullError
-from localllm.remote.errors import RemoteError
+from localllm.remote.connection import RemoteError
+from localllm.remote.openai import unavailable
 
-# What a server elsewhere refuses its client with is passed on; all else, our own key among it, is between us and it.
+# Statuses of a remote server that concern the client. Others, such as 401 for our own key, become 502.
 _PASSED_ON = frozenset({400, 404, 413, 422, 429, 501, 503})
+LONGEST_MESSAGE = 4000
+
+T = TypeVar("T")
+
+# Makes an error's JSON from its status, its message, and OpenAI's code for it.
+ErrorBody = Callable[[int, str, str | None], dict[str, Any]]
 
 
 class ApiError(LocalLLMError):
-    """A refusal with its HTTP status."""
+    """An error with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -20,21 +28,21 @@ class ApiError(LocalLLMError):
 
 
 class ModelNotFoundError(ApiError):
-    """No model goes by that name here."""
+    """No model has this name: 404."""
 
     def __init__(self, name: str) -> None:
         super().__init__(404, f"model '{name}' not found")
 
 
 class ClientGoneError(ApiError):
-    """The client has closed the connection; nobody reads this."""
+    """The client closed the connection; nothing is sent."""
 
     def __init__(self) -> None:
         super().__init__(499, "the client closed the connection")
 
 
 def status_of(error: LocalLLMError) -> int:
-    """The HTTP status that says whose fault an error is."""
+    """The HTTP status of an error."""
     if isinstance(error, ApiError):
         return error.status
     if isinstance(error, RemoteError):
@@ -48,28 +56,22 @@ def status_of(error: LocalLLMError) -> int:
     return 500
 
 
-def error_body(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """The error's JSON in the protocol that the route belongs to. code: OpenAI's name for it."""
-    if path.startswith("/v1/messages"):
-        return {"type": "error", "error": {"type": _anthropic_type(status), "message": message}}
-    if path.startswith("/v1/"):
-        return openai_error(status, message, code)
-    return {"error": message}
+def known(value: T | None, what: str) -> T:
+    """The value. Raises RemoteError 501 for None: a remote server does not provide it."""
+    if value is None:
+        raise unavailable(what)
+    return value
 
 
-def openai_error(status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's shape, which also stands inside of streams."""
-    kinds = {401: "authentication_error", 404: "not_found_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+def message_of(error: LocalLLMError) -> str:
+    """The error's message. Long ones are cut in the middle: some quote a client or a template."""
+    message = str(error)
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    half = LONGEST_MESSAGE // 2
+    return f"{message[:half]} ... {message[-half:]}"
 
 
-def _anthropic_type(status: int) -> str:
-    kinds = {
-        401: "authentication_error",
-        403: "permission_error",
-        404: "not_found_error",
-        413: "request_too_large",
-        503: "overloaded_error",
-    }
+def kind_of(status: int, kinds: dict[int, str]) -> str:
+    """OpenAI's and Anthropic's type of an error. kinds: types of particular statuses."""
     return kinds.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -1,4 +1,4 @@
-"""Request bodies as JSON, whatever their content type says: `curl -d` calls it a form."""
+"""Routes of protocols: bodies are JSON whatever their content type, since `curl -d` sends a form's."""
 
 import json
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -8,9 +8,9 @@ from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
-from localllm.server.limits import MAX_JSON_DEPTH
+from localllm.server.limits import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_VALUES
 
-# Larger bodies are parsed on another thread, so that nobody else waits.
+# Larger bodies are parsed on another thread, so that they do not block the event loop.
 INLINE_BYTES = 64 * 1024
 
 _SHOULD_BE = "Input should be "
@@ -18,7 +18,7 @@ _TOO_DEEP = f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels"
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse strict JSON in UTF-8, at most MAX_JSON_DEPTH levels deep. Raises ValueError saying what is wrong."""
+    """Parse strict JSON in UTF-8, of bounded depth and size. Raises ValueError saying what is wrong."""
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except _NoConstantError:
@@ -31,16 +31,24 @@ def parse_json(body: bytes) -> Any:
         raise ValueError("the body holds a number of too many digits") from error
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
-    _check_depth(parsed)
+    _check_shape(parsed)
     return parsed
 
 
-def _check_depth(parsed: Any) -> None:
-    level = [parsed]
+def _check_shape(parsed: Any) -> None:
+    """Raise ValueError for a body that is nested too deeply, or has too many values or containers."""
+    level, values, containers = [parsed], 1, 0
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [child for node in level if isinstance(node, dict | list) for child in _children(node)]
+        level = [node for node in level if isinstance(node, dict | list)]
         if not level:
             return
+        values += sum(map(len, level))
+        containers += len(level)
+        if values > MAX_JSON_VALUES or containers > MAX_JSON_CONTAINERS:
+            raise ValueError(
+                f"the JSON has more than {MAX_JSON_VALUES:,} values, or {MAX_JSON_CONTAINERS:,} lists and objects"
+            )
+        level = [child for node in level for child in _children(node)]
     raise ValueError(_TOO_DEEP)
 
 
@@ -49,7 +57,7 @@ def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 class _NoConstantError(ValueError):
-    """NaN and infinities, which Python reads and JSON has not."""
+    """NaN or infinity, which Python parses but JSON does not have."""
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -57,9 +65,9 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def what_is_wrong(faults: Sequence[Mapping[str, Any]], body: Any) -> str:
-    """Say where a body has a wrong shape and which would be right, without repeating what was sent.
+    """Say which field of a body is wrong and what it must be, without quoting the body.
 
-    faults: pydantic's. A field that may be of several types has one for each: those that got furthest are told.
+    faults: pydantic's errors. A field of several possible types has one for each; the deepest ones are reported.
     """
     if faults[0]["loc"] == ("body",):
         return "missing request body; send a JSON object" if body is None else "the body must be a JSON object"
@@ -77,7 +85,7 @@ def _steps(body: dict[str, Any] | list[Any]) -> Iterable[int | str]:
 
 
 def _place(fault: Mapping[str, Any], body: Any) -> tuple[int | str, ...]:
-    """Where in the body a fault is. Its own place has the names of types among the steps."""
+    """The path of a fault in the body. pydantic's `loc` also has names of types among its steps."""
     place: list[int | str] = []
     steps = fault["loc"][1:]
     for step in steps:
@@ -98,11 +106,16 @@ class _JsonRequest(Request):
             raise HTTPException(400, str(error)) from error
 
 
-class JsonRoute(APIRoute):
-    """A route whose body is JSON."""
+class ProtocolRoute(APIRoute):
+    """A route of one protocol: its body is JSON, and its errors have the protocol's format."""
+
+    @staticmethod
+    def error_body(_status: int, message: str, _code: str | None = None) -> dict[str, Any]:
+        """An error's JSON. code: OpenAI's name for it. Protocols override this."""
+        return {"error": message}
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Have the body parsed by parse_json."""
+        """Parse the body by parse_json."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:

@@ -1,22 +1,21 @@
-"""The keys that the server asks for: one, or one for each user, who then share no known prefixes.
+"""API keys: a single one, or one for each user. Users do not share the prefix cache.
 
-What a request takes from the cache of another one can be told from its time and its counts. So each of several users
-has a namespace of the cache, named by the key itself: a key that is replaced begins anew, and one that is shared is
-one user.
+A request's timing and token counts reveal whether its prefix was cached, so each user has a cache namespace of their
+own, derived from the key: a new key starts with an empty cache, and clients with the same key share theirs.
 """
 
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
-from contextvars import ContextVar
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from localllm.errors import SettingsError
 from localllm.settings import Settings, read_key
 
-# The namespace of the request that is being answered.
-_namespace: ContextVar[str] = ContextVar("namespace", default="")
+# The ASGI scope's key for the request's cache namespace.
+NAMESPACE = "localllm.namespace"
 
 _NAMED = re.compile(r"([A-Za-z0-9._@-]{1,64}):\s+(\S+)")
 _DIGEST = 16
@@ -24,16 +23,16 @@ _DIGEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key, and whose it is; "" where there is only one."""
+    """A key and its user; "" if there is only one key."""
 
     user: str
     secret: str = field(repr=False)
 
 
 def read_keys(settings: Settings) -> tuple[Key, ...]:
-    """The keys of the settings. Raises SettingsError for a file that cannot be read or holds something else.
+    """Read the keys that the settings name. Raises SettingsError.
 
-    A file has one key, or a line `NAME: KEY` for each user; empty lines and those that begin with # do not count.
+    A key file has one key, or a line `NAME: KEY` for each user; empty lines and lines starting with # are ignored.
     """
     text = read_key(settings.api_key, settings.api_key_file, "api_key_file")
     if text is None:
@@ -52,38 +51,36 @@ def _named(lines: Sequence[tuple[int, str]], where: str) -> tuple[Key, ...]:
     for number, line in lines:
         match = _NAMED.fullmatch(line)
         if match is None:
-            raise SettingsError(f"api_key_file: {where}, line {number}: should be a user's name and key, as NAME: KEY.")
+            raise SettingsError(f"api_key_file: {where}, line {number}: must be a user's name and key, as NAME: KEY.")
         if match[1] in keys or any(key.secret == match[2] for key in keys.values()):
-            raise SettingsError(f"api_key_file: {where}, line {number}: the name or the key stands there twice.")
+            raise SettingsError(f"api_key_file: {where}, line {number}: repeats a name or a key.")
         keys[match[1]] = Key(match[1], match[2])
     if not keys:
-        raise SettingsError(f"api_key_file: {where} has no key.")
+        raise SettingsError(f"api_key_file: {where} contains no key.")
     return tuple(keys.values())
 
 
 class KeyRing:
-    """Finds out whose key a request brings, in a time that tells nothing about the keys."""
+    """Checks keys in constant time."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
-        self._keys = [(key.secret.encode(), _namespace_of(key) if len(keys) > 1 else "") for key in keys]
+        self._keys = [(key.secret.encode(), _namespace(key) if len(keys) > 1 else "") for key in keys]
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key is asked for."""
+        """Whether requests need no key."""
         return not self._keys
 
-    def admit(self, given: bytes) -> bool:
-        """Whether it is one of the keys; what follows in this context is then done for its user."""
+    def admit(self, given: bytes) -> str | None:
+        """The cache namespace of the key's user; "" is shared by all. None for a wrong key."""
         found = [namespace for secret, namespace in self._keys if hmac.compare_digest(given, secret)]
-        if found:
-            _namespace.set(found[0])
-        return bool(found)
+        return found[0] if found else None
 
 
-def current_namespace() -> str:
-    """The namespace of the cache for the request that is being answered; "" is the one that all share."""
-    return _namespace.get()
+def namespace_of(scope: MutableMapping[str, Any]) -> str:
+    """The cache namespace of an HTTP request, set by the gate; "" is shared by all."""
+    return str(scope.get(NAMESPACE, ""))
 
 
-def _namespace_of(key: Key) -> str:
+def _namespace(key: Key) -> str:
     return hashlib.blake2b(key.secret.encode(), digest_size=_DIGEST).hexdigest()

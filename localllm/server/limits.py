@@ -1,8 +1,11 @@
-"""What one request may ask for. Numbers beyond these are refused with status 400 or 413 before any work is done."""
+"""Limits of one request. What exceeds them is refused with status 400 or 413 before any work."""
 
 MAX_BODY_BYTES = 16 * 2**20
 MAX_JSON_DEPTH = 128
-MAX_MESSAGES = 1024  # finding where each one stands in the prompt takes time with the square of it
+MAX_JSON_VALUES = 2_000_000  # enough for a prompt of token ids in the longest contexts
+MAX_JSON_CONTAINERS = 100_000
+MAX_PROMPTS = 256
+MAX_MESSAGES = 1024  # finding each message's position in the prompt is quadratic in their number
 MAX_TOOLS = 256
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256
@@ -16,9 +19,9 @@ MAX_NAME_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_INT = 2**31 - 1
 
-HEADER_SECONDS = 15.0  # from a connection's start to the end of its first request's headers
-DISCARDED_BYTES = 64 * 2**20  # taken in of a body that is refused for its size, so that its sender reads the refusal
+HEADER_SECONDS = 15.0  # to send a request's headers
+DISCARDED_BYTES = 64 * 2**20  # read and dropped of a body that is too large, so that the client reads the response
 DISCARD_SECONDS = 5.0
 BODY_SECONDS = 60.0  # to send a request's body
-STALLED_SECONDS = 120.0  # a reader that takes nothing for so long is cut off
-IDLE_SECONDS = 30  # a kept-alive connection between requests
+STALLED_SECONDS = 120.0  # a client that reads nothing for this long is disconnected
+IDLE_SECONDS = 30  # keep-alive between requests

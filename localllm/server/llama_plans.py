@@ -1,12 +1,11 @@
-"""What models of llama.cpp are granted of main memory and of each device, beside what others hold or were promised."""
+"""Memory grants for models that llama.cpp runs: main memory and each device, given what other models hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gguf_io import ModelFile
-from gpu_offload.devices import gpus
+from gpu_offload.devices import Device, gpus
 from gpu_offload.errors import LlamaCppMissingError
-from gpu_offload.placement import Gpu
 from gpu_offload.planner import DEFAULT_RESERVE, Plan
 from gpu_offload.planner import plan as plan_placement
 from localllm.engine.backends import plan_request
@@ -16,12 +15,12 @@ from localllm.errors import OutOfMemoryError
 from localllm.settings import Settings
 
 MIB = 2**20
-EMBEDDING_BYTES = 256 * MIB  # for the context of one that embeds
+EMBEDDING_BYTES = 256 * MIB  # an embedding model's context
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Bytes of main memory, and of each GPU in llama.cpp's order; settings place the model so."""
+    """main: bytes of main memory; devices: of each GPU in llama.cpp's order; settings: place the model accordingly."""
 
     settings: Settings
     main: int
@@ -31,22 +30,23 @@ class Grant:
 def plan_model(
     settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]], others_on_gpus: bool
 ) -> Grant:
-    """A model that answers. promised: for each load under way what it was granted of each GPU.
+    """Grant memory to a generating model. promised: the GPU grants of each load in progress.
 
-    Where others lie on GPUs, a model that could lie there whole if they went is not given less: they make room first.
-    Raises OutOfMemoryError with the sums.
+    While other models occupy GPUs, a model that would fit whole without them is not split: the others are unloaded
+    first. Raises OutOfMemoryError with the sums.
     """
     found = _gpus(promised)
-    made = plan_placement(file, found, room, plan_request(settings, projector_of(file, settings)))
+    request = replace(plan_request(settings, projector_of(file, settings)), dry_run=True)
+    made = plan_placement(file, found, room, request)
     if not made.uses[0].fits:
         raise _refusal(made, "Close other programs, choose a smaller quantisation, or set the context (ctx) lower.")
     if others_on_gpus and not (made.fits and _is_whole(made, settings)):
-        raise _refusal(made, "Beside the other models the GPUs have too little room for it.")
+        raise _refusal(made, "The GPUs have too little room while the other models are loaded.")
     return Grant(settings, made.uses[0].needed, tuple(use.needed for use in made.uses[1:]))
 
 
 def plan_embedder(settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]]) -> Grant:
-    """A model of vectors or scores: small, so whole on the roomiest GPU, or in main memory where none has room.
+    """Grant memory to an embedding model or reranker: whole on the GPU with most room, else in main memory.
 
     Raises OutOfMemoryError with the sums.
     """
@@ -66,21 +66,21 @@ def plan_embedder(settings: Settings, file: ModelFile, room: int, promised: Sequ
     return Grant(replace(settings, gpu_layers=0), needed)
 
 
-def _gpus(promised: Sequence[Sequence[int]]) -> list[Gpu]:
-    """The GPUs with what is free and promised to nobody. What a load has taken already counts twice until it ends."""
+def _gpus(promised: Sequence[Sequence[int]]) -> list[Device]:
+    """The GPUs with their free memory less all promises. What a load in progress has allocated counts twice."""
     try:
         devices = gpus()
-    except LlamaCppMissingError:  # loading says so
+    except LlamaCppMissingError:  # loading reports it
         return []
     found = []
     for index, gpu in enumerate(devices):
         taken = sum(parts[index] for parts in promised if index < len(parts))
-        found.append(Gpu(gpu.description or gpu.name, gpu.total_bytes, max(gpu.free_bytes - taken, 0)))
+        found.append(replace(gpu, free_bytes=max(gpu.free_bytes - taken, 0)))
     return found
 
 
 def _is_whole(made: Plan, settings: Settings) -> bool:
-    """Whether all that may go to GPUs goes there."""
+    """Whether everything that the settings allow on GPUs is there."""
     if settings.gpu_layers is not None:
         return True
     return made.options.gpu_layers == made.layers and (

@@ -1,4 +1,4 @@
-"""How far a load is, told from its own thread to the event loop, and how it is stopped."""
+"""Progress of a model's load, from its thread to the event loop, and stopping the load."""
 
 import asyncio
 import contextlib
@@ -8,66 +8,69 @@ from dataclasses import dataclass
 
 from localllm.server.errors import ApiError
 
-# A smaller step than this is not told.
+# Smaller steps are not reported.
 _STEP = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """What a load is doing, for people, and which share of that is done, 0 to 1."""
+    """A load's phase, as people read it, and the share of the phase that is done, 0 to 1."""
 
     phase: str
     share: float
 
 
-LoadTold = Callable[[LoadState], None]
+LoadListener = Callable[[LoadState], None]
 
 
 class LoadStoppedError(ApiError):
-    """A load was stopped: nobody waits for it, or the server stops."""
+    """A load was stopped: no request waits for it, or the server stops."""
 
     def __init__(self, why: str) -> None:
         super().__init__(503, why)
 
 
 class LoadWatch:
-    """Between a load and those who wait for it. Made on the event loop; progress and check are for any thread."""
+    """Connects a load with the requests that wait for it.
+
+    Create it on the event loop. `progress` and `check` are thread-safe.
+    """
 
     def __init__(self) -> None:
         self.state = LoadState("waiting for room", 0.0)  # the newest, on the event loop
         self._loop = asyncio.get_running_loop()
-        self._listeners: list[LoadTold] = []
+        self._listeners: list[LoadListener] = []
         self._why: str | None = None
         self._lock = threading.Lock()
         self._sent = self.state
 
     @property
     def stopped(self) -> bool:
-        """Whether the load was told to stop."""
+        """Whether the load was asked to stop."""
         return self._why is not None
 
     def stop(self, why: str) -> None:
-        """Have the load end at its next progress. The first reason counts."""
+        """Make the load end at its next progress report. The first reason counts."""
         with self._lock:
             self._why = self._why or why
 
     def check(self) -> None:
-        """Raise LoadStoppedError if the load was told to stop."""
+        """Raise LoadStoppedError if the load was asked to stop."""
         with self._lock:
             if self._why is not None:
                 raise LoadStoppedError(self._why)
 
     def progress(self, phase: str, share: float) -> None:
-        """Tell the event loop where the load is. Raises LoadStoppedError, which ends the load."""
+        """Report to the event loop. Raises LoadStoppedError, which ends the load."""
         self.check()
         sent = self._sent
         if phase != sent.phase or abs(share - sent.share) >= _STEP:
             self._sent = LoadState(phase, share)
-            self._loop.call_soon_threadsafe(self._tell, self._sent)
+            self._loop.call_soon_threadsafe(self._notify, self._sent)
 
     @contextlib.contextmanager
-    def heard_by(self, listener: LoadTold | None) -> Iterator[None]:
-        """Tell the listener of every state from now on, on the event loop."""
+    def listening(self, listener: LoadListener | None) -> Iterator[None]:
+        """Call the listener with every new state, on the event loop."""
         if listener is None:
             yield
             return
@@ -77,7 +80,7 @@ class LoadWatch:
         finally:
             self._listeners.remove(listener)
 
-    def _tell(self, state: LoadState) -> None:
+    def _notify(self, state: LoadState) -> None:
         self.state = state
         for listener in self._listeners:
             listener(state)

@@ -1,10 +1,9 @@
-"""Planning and loading one model beside others, within memory."""
+"""Planning and loading a model in the memory that other models leave."""
 
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import psutil
 
@@ -12,14 +11,13 @@ from gguf_io import ModelFile, open_model
 from localllm.engine.backends import choose_backend, native_kv_bytes
 from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
 from localllm.engine.memory_plan import plan_memory
-from localllm.engine.runner import Parks
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
-from localllm.server.catalog import CatalogEntry, with_files
-from localllm.server.embedding_model import EmbeddingModel
-from localllm.server.file_details import told_of
+from localllm.server.catalog import CatalogEntry, about, with_files
+from localllm.server.embeddings import EmbeddingModel
 from localllm.server.llama_plans import EMBEDDING_BYTES, MIB, plan_embedder, plan_model
 from localllm.server.options import ServerOptions
+from localllm.server.served import ModelAbout
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
 
@@ -30,9 +28,9 @@ Model = LoadedModel | EmbeddingModel
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What one load was granted. needed: bytes of main memory, keys and values included; room: what there was.
+    """A load's grant. needed: bytes of main memory, KV cache included; room: bytes that were available.
 
-    devices: bytes of each GPU, in llama.cpp's order; empty where none is used.
+    devices: bytes of each GPU, in llama.cpp's order; empty if none is used.
     """
 
     entry: CatalogEntry
@@ -45,11 +43,11 @@ class LoadPlan:
 
 
 class MemoryLoader:
-    """Loads models so that what all of them hold or were promised fits into memory together.
+    """Loads models so that everything they hold or were promised fits into memory.
 
-    A load under way counts with all that it was granted, although part of it may be in memory already: who plans
-    meanwhile gets too little rather than too much. The same holds for each GPU. llama.cpp itself loads one model after
-    the other: what it says of a failure is not told apart by loads.
+    A load in progress counts with its whole grant, although part of it may be allocated already: plans made meanwhile
+    get too little rather than too much. The same holds for each GPU. llama.cpp loads one model at a time, since its
+    error messages do not say which load they belong to.
     """
 
     def __init__(self, settings: Settings, options: ServerOptions) -> None:
@@ -57,17 +55,17 @@ class MemoryLoader:
         self._options = options
         self._llama = threading.Lock()
 
-    def describe(self, entry: CatalogEntry) -> dict[str, Any]:
-        """Size, digest and details of a model's file. Raises ModelFileError and its kin."""
-        return told_of(entry.path)
+    def describe(self, entry: CatalogEntry) -> ModelAbout:
+        """A model's row in lists. Raises ModelFileError and its kin."""
+        return about(entry)
 
-    def plan(self, entry: CatalogEntry, embeds: bool, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
-        """Grant a load its memory beside models that are loaded and loads under way; for one thread at a time.
+    def plan(self, entry: CatalogEntry, embeds: bool, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
+        """Grant a load its memory, given the loaded models and the loads in progress. Not thread-safe.
 
         Raises OutOfMemoryError with the sums, ModelFileError and its kin.
         """
         settings = with_files(self._settings, entry)
-        room = self._room(beside, coming)
+        room = self._room(loaded, coming)
         try:
             with open_model(entry.path) as file:
                 promised = [plan.devices for plan in coming]
@@ -75,21 +73,21 @@ class MemoryLoader:
                     grant = plan_embedder(settings, file, room, promised)
                     return LoadPlan(entry, grant.settings, True, False, grant.main, room, grant.devices)
                 if choose_backend(file, settings).backend == "llama":
-                    on_gpus = any(map(any, promised)) or any(map(_on_gpus, beside))
+                    on_gpus = any(map(any, promised)) or any(map(_on_gpus, loaded))
                     grant = plan_model(settings, file, room, promised, on_gpus)
                     return LoadPlan(entry, grant.settings, False, False, grant.main, room, grant.devices)
                 try:
                     return self._plan_native(entry, settings, file, room, bool(coming))
-                except UnsupportedModelError:  # loading it says so, or takes llama.cpp
+                except UnsupportedModelError:  # loading reports it, or uses llama.cpp
                     return LoadPlan(entry, settings, False, False, file.size_bytes, room)
         except OutOfMemoryError as error:
-            held = (sum(map(_held, beside)) + sum(plan.needed for plan in coming)) // MIB
-            raise OutOfMemoryError(f"{error}\n{len(beside) + len(coming)} other models hold {held:,} MiB.") from error
+            held = (sum(map(_held, loaded)) + sum(plan.needed for plan in coming)) // MIB
+            raise OutOfMemoryError(f"{error}\n{len(loaded) + len(coming)} other models hold {held:,} MiB.") from error
 
     def load(self, plan: LoadPlan, progress: LoadProgress) -> Model:
-        """Load as planned. progress is called on this thread; what it raises ends the load and is raised again.
+        """Load as planned. progress is called on this thread; an exception from it ends the load.
 
-        Raises ModelFileError and its kin, LlamaCppMemoryError where a device has less room than it said.
+        Raises ModelFileError and its kin, LlamaCppMemoryError if a device has less room than it reported.
         """
         with nullcontext() if plan.native else self._llama:
             progress("loading weights", 0.0)
@@ -100,9 +98,9 @@ class MemoryLoader:
     def _plan_native(
         self, entry: CatalogEntry, settings: Settings, file: ModelFile, room: int, others_load: bool
     ) -> LoadPlan:
-        """A budget of keys and values: what is left, halved where more models may be loaded.
+        """Grant a KV cache budget: the memory left, halved where more models may be loaded.
 
-        While others load and the sums are rough, no small budget is granted: the model can wait for them.
+        While others load, the sums are rough and small budgets are refused: the model waits for the loads to end.
         """
         per_token = native_kv_bytes(file, settings)
         weights = file.size_bytes + _draft_bytes(settings)
@@ -114,18 +112,18 @@ class MemoryLoader:
         kv_mib = max(kv // MIB, 1)
         return LoadPlan(entry, replace(settings, kv_mib=kv_mib), False, True, weights + kv_mib * MIB, room)
 
-    def _room(self, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
-        """Bytes that nothing uses or has been promised."""
-        promised = sum(map(_promised, beside)) + sum(plan.needed for plan in coming)
+    def _room(self, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
+        """Bytes that are neither used nor promised."""
+        promised = sum(map(_promised, loaded)) + sum(plan.needed for plan in coming)
         room = psutil.virtual_memory().available - promised
         if self._options.memory_bytes is not None:
-            held = sum(map(_held, beside)) + sum(plan.needed for plan in coming)
+            held = sum(map(_held, loaded)) + sum(plan.needed for plan in coming)
             room = min(room, self._options.memory_bytes - held)
         return room
 
 
 def _draft_bytes(settings: Settings) -> int:
-    """What the draft model takes: its weights, and keys and values of its own."""
+    """Bytes of the draft model: its weights and its KV cache."""
     if not settings.draft:
         return 0
     with open_model(resolve(settings.draft)) as file:
@@ -133,12 +131,12 @@ def _draft_bytes(settings: Settings) -> int:
 
 
 def _promised(model: Model) -> int:
-    """Bytes of keys and values that a model may still store. llama.cpp has taken all of its cells, and parks some."""
+    """Bytes that a model's KV cache and its copies may still grow by. llama.cpp allocates its cells at the start."""
     if isinstance(model, EmbeddingModel):
         return 0
-    runner, stats = model.engine.runner, model.engine.stats()
-    pages = runner.most_parked() - runner.pages_copied() if isinstance(runner, Parks) else stats.pages_free
-    return pages * stats.page_bytes
+    stats = model.engine.stats()
+    allocated = model.backend.backend == "llama"
+    return stats.copies_limit - stats.copies_bytes + (0 if allocated else stats.pages_free * stats.page_bytes)
 
 
 def _on_gpus(model: Model) -> bool:
@@ -146,9 +144,9 @@ def _on_gpus(model: Model) -> bool:
 
 
 def _held(model: Model) -> int:
-    """Bytes of main memory for a model's weights and for all the keys and values that it may store."""
+    """Bytes of main memory for a model's weights and its whole KV cache budget."""
     if isinstance(model, EmbeddingModel):
         return model.file.size_bytes + EMBEDDING_BYTES
-    runner, stats = model.engine.runner, model.engine.stats()
-    pages = stats.pages_total + (runner.most_parked() if isinstance(runner, Parks) else 0)
-    return max(model.file.size_bytes + pages * stats.page_bytes - model.backend.device_bytes, 0)
+    stats = model.engine.stats()
+    stored = stats.pages_total * stats.page_bytes + stats.copies_limit
+    return max(model.file.size_bytes + stored - model.backend.device_bytes, 0)

@@ -1,55 +1,55 @@
-"""Which models are in memory: loaded when asked for, kept for a while, unloaded when others need the room.
+"""Models in memory: loaded on request, kept for a while, unloaded when others need the room.
 
-Everything here runs on the event loop, except that models are planned, loaded and closed on other threads.
+Everything runs on the event loop, except planning, loading and closing models, which run on other threads.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from anyio import to_thread
 
 from gpu_offload.errors import LlamaCppMemoryError
-from localllm.engine.loaded_model import LoadProgress
+from localllm.engine.loaded_model import LoadProgress, release_memory
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError
-from localllm.server.load_watch import LoadState, LoadStoppedError, LoadWatch
+from localllm.server.load_watch import LoadListener, LoadStoppedError, LoadWatch
 from localllm.server.loading import LoadPlan, Model
 from localllm.server.options import FOREVER, ServerOptions
+from localllm.server.served import ModelAbout
 
 log = logging.getLogger(__name__)
 
 # A file may be loaded with more than one chat template or set of adapters, and once more for embeddings.
-Key = tuple[Path, str | None, str, bool]
+Key = tuple[Path, str | None, tuple[str, str], bool]
 
 STOPPING = "the server is shutting down"
 
 
 class Loader(Protocol):
-    """Loads models beside others; see MemoryLoader. Its methods block, and load is called for several at once."""
+    """Loads models; see MemoryLoader. Its methods block. `load` must be thread-safe, `plan` need not be."""
 
-    def describe(self, entry: CatalogEntry) -> dict[str, Any]:
-        """What is to be told of a model's file. Raises ModelFileError and its kin."""
+    def describe(self, entry: CatalogEntry) -> ModelAbout:
+        """A model's row in lists. Raises ModelFileError and its kin."""
 
-    def plan(self, entry: CatalogEntry, embeds: bool, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
-        """Grant a load its memory. Raises OutOfMemoryError where the others leave too little room."""
+    def plan(self, entry: CatalogEntry, embeds: bool, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> LoadPlan:
+        """Grant a load its memory. Raises OutOfMemoryError if the other models leave too little room."""
 
     def load(self, plan: LoadPlan, progress: LoadProgress) -> Model:
-        """Load as planned; what progress raises ends the load."""
+        """Load as planned. An exception from progress ends the load."""
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A model that waits for room, loads (plan), is loaded (model) or is being closed. users are requests that hold it.
+    """A model that waits for room, loads (plan), is loaded (model) or is being closed. users: requests that hold it.
 
-    watch tells how far the load is, and stops it. about: what was found out of the file before it was loaded, since it
-    may change or go afterwards.
+    watch: reports and stops the load. about: read before the load, since the file may change or go afterwards.
     """
 
     entry: CatalogEntry
@@ -58,7 +58,7 @@ class Slot:
     watch: LoadWatch = field(default_factory=LoadWatch)
     plan: LoadPlan | None = None
     model: Model | None = None
-    about: dict[str, Any] = field(default_factory=dict)
+    about: ModelAbout | None = None
     users: int = 0
     last_used: float = field(default_factory=time.monotonic)
     loading: "asyncio.Task[Model] | None" = None
@@ -67,13 +67,13 @@ class Slot:
 
     @property
     def seconds_left(self) -> float:
-        """Until the model is unloaded, if nobody asks for it."""
+        """Seconds until the model is unloaded, unless a request uses it."""
         return self.last_used + self.keep_alive_s - time.monotonic() if not self.users else self.keep_alive_s
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A model that stays loaded while it is held. load_s is how long its user waited for it."""
+    """A model that stays loaded while the lease is held. load_s: how long the request waited for it."""
 
     slot: Slot
     model: Model
@@ -81,7 +81,7 @@ class Lease:
 
 
 class ModelManager:
-    """Several models at once, least recently used out first. Loads go side by side where memory allows it."""
+    """Holds several models and evicts the least recently used. Loads run concurrently where memory allows."""
 
     def __init__(self, options: ServerOptions, loader: Loader) -> None:
         self._options = options
@@ -92,11 +92,11 @@ class ModelManager:
         self._closed = False
 
     def slots(self) -> list[Slot]:
-        """What is loaded now."""
+        """The loaded models."""
         return [slot for slot in self._slots.values() if slot.model]
 
     def coming(self) -> list[Slot]:
-        """What is being loaded now, or waits for room."""
+        """The models that are loading or wait for room."""
         return [slot for slot in self._slots.values() if not slot.model]
 
     @contextlib.asynccontextmanager
@@ -106,12 +106,12 @@ class ModelManager:
         keep_alive_s: float | None = None,
         *,
         embeds: bool = False,
-        told: Callable[[LoadState], None] | None = None,
+        listener: LoadListener | None = None,
     ) -> AsyncIterator[Lease]:
-        """Hold a model, loading it first where needed. keep_alive_s counts from the end; None is the default.
+        """Hold a model, loading it first if needed. keep_alive_s counts from the lease's end; None is the default.
 
-        told hears how far the load is, if there is one. A load that nobody waits for any more is stopped.
-        Raises ModelFileError and its kin, OutOfMemoryError where it cannot fit even alone, ApiError on shutdown.
+        listener: called with the load's states. A load that no request waits for is stopped. Raises ModelFileError and
+        its kin, OutOfMemoryError if the model does not fit even alone, ApiError on shutdown.
         """
         began = time.monotonic()
         slot = await self._slot(entry, embeds)
@@ -121,20 +121,20 @@ class ModelManager:
             slot.timer.cancel()
         try:
             assert slot.loading
-            # Shielded: that one client leaves is no reason for the others to wait anew.
-            with slot.watch.heard_by(told):
+            # Shielded: a client that leaves must not cancel the load for the others.
+            with slot.watch.listening(listener):
                 model = await asyncio.shield(slot.loading)
             yield Lease(slot, model, time.monotonic() - began)
         finally:
             slot.users -= 1
             slot.last_used = time.monotonic()
             if slot.model is None and not slot.users:
-                self._stop_load(slot, f"nobody waits for {entry.name} any more")
+                self._stop_load(slot, f"no request waits for {entry.name} any more")
             self._plan_unload(slot)
             self._changed.set()
 
     def expire(self, entry: CatalogEntry) -> None:
-        """Unload a model as soon as nobody uses it."""
+        """Unload a model as soon as no request uses it."""
         for slot in self._slots.values():
             if slot.entry.path == entry.path:
                 self._expire(slot)
@@ -146,12 +146,12 @@ class ModelManager:
         self._plan_unload(slot)
 
     def discard(self, slot: Slot) -> None:
-        """Stop handing out a model that has broken; the next request loads it anew."""
+        """Lease a broken model no more; the next request loads it again."""
         slot.keep_alive_s = 0.0
         self._begin_close(slot)
 
     def stop_loading(self) -> None:
-        """Hand out nothing from now on, and end what is being loaded; who waits for it gets an ApiError."""
+        """Stop all loads and lease nothing from now on; requests that wait get an ApiError."""
         self._closed = True
         for slot in self.coming():
             self._stop_load(slot, STOPPING)
@@ -176,7 +176,7 @@ class ModelManager:
         if self._closed:
             raise ApiError(503, STOPPING)
         if slot is None:
-            for replaced in self._slots.values():  # made anew under its name: nobody can ask for it any more
+            for replaced in self._slots.values():  # the name has a new manifest: the old model is unreachable
                 if replaced.entry.name == entry.name and replaced.embeds == embeds:
                     self._expire(replaced)
             slot = self._slots[key] = Slot(entry, embeds, self._options.keep_alive_s)
@@ -199,7 +199,7 @@ class ModelManager:
         return slot.model
 
     async def _load_with_room(self, slot: Slot) -> Model:
-        """Load when there is room: loads under way are waited for, then idle models unloaded, busy ones waited for."""
+        """Load once there is room: wait for loads in progress, then unload idle models, then wait for busy ones."""
         while True:
             slot.watch.check()
             try:
@@ -213,7 +213,7 @@ class ModelManager:
             await self._make_room(slot)
 
     async def _planned(self, slot: Slot) -> bool:
-        """Grant the slot its memory; False where there are too many models. One plan after the other."""
+        """Plan the slot's memory, one plan at a time. Returns False if there are too many models."""
         async with self._one_plan:
             loaded, coming = self.slots(), self._under_way()
             if len(loaded) + len(coming) >= self._options.max_models:
@@ -227,7 +227,7 @@ class ModelManager:
         model = self._loader.load(plan, slot.watch.progress)
         try:
             slot.watch.check()
-        except LoadStoppedError:  # too late for the load itself to notice
+        except LoadStoppedError:  # stopped after the load's last check
             model.close()
             raise
         return model
@@ -236,7 +236,7 @@ class ModelManager:
         return [slot for slot in self._slots.values() if slot.plan]
 
     async def _make_room(self, waiting: Slot) -> None:
-        """Return when it is worth planning again."""
+        """Wait until planning again may succeed, unloading the least recently used idle model."""
         while (self.slots() or self._under_way()) and not waiting.watch.stopped:
             self._changed.clear()
             idle = [slot for slot in self.slots() if not slot.users]
@@ -266,30 +266,32 @@ class ModelManager:
 
     def _begin_close(self, slot: Slot) -> None:
         if slot.closing is None and slot.model is not None:
-            slot.closing = asyncio.create_task(self._close_slot(slot, slot.model))
+            slot.closing = asyncio.create_task(self._close_slot(slot))
 
-    async def _close_slot(self, slot: Slot, model: Model) -> None:
+    async def _close_slot(self, slot: Slot) -> None:
+        assert slot.model is not None
         if slot.timer:
             slot.timer.cancel()
         try:
-            await to_thread.run_sync(model.close)
+            await to_thread.run_sync(slot.model.close)
         except LocalLLMError:
-            log.exception("%s could not be closed in good order", slot.entry.name)
+            log.exception("closing %s failed", slot.entry.name)
         finally:
             del self._slots[_key(slot.entry, slot.embeds)]
-            slot.model = None
+            slot.model = slot.loading = None
+            await to_thread.run_sync(release_memory)  # a call of its own: a thread keeps its last result until the next
             self._changed.set()
         log.info("unloaded %s", slot.entry.name)
 
 
 def _key(entry: CatalogEntry, embeds: bool) -> Key:
     if embeds:
-        return entry.path, None, "", True
-    beside = ",".join(str(entry.behaviour.settings.get(name, "")) for name in ("lora", "mmproj"))
-    return entry.path, entry.behaviour.template, beside, False
+        return entry.path, None, ("", ""), True
+    own = entry.behaviour.settings
+    return entry.path, entry.behaviour.template, (str(own.get("lora", "")), str(own.get("mmproj", ""))), False
 
 
 def _retrieve(task: "asyncio.Task[Model]") -> None:
-    """Take note of a failure that all who waited for have left."""
+    """Retrieve a failure; otherwise asyncio logs it if every waiting request has left."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""How the endpoint behaves: from the settings, and from Ollama's variables where ours are silent."""
+"""The server's options: from the settings, and from Ollama's environment variables where ours are not set."""
 
 import re
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ from localllm.settings import PREFIX, KVType, Settings
 FOREVER = float("inf")
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
+_LONGEST_DURATION = 64
+_STEP = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """keep_alive_s and grace_s are seconds; memory_bytes None is what the machine has free.
+    """keep_alive_s and grace_s are seconds; memory_bytes: None is the machine's free memory.
 
-    hosts are further names that the Host header may carry, origins those of foreign pages that may call, where * stands
-    for anything.
+    hosts: further names allowed in the Host header. origins: web pages that may call; * matches anything.
     """
 
     host: str = "127.0.0.1"
@@ -37,31 +37,35 @@ class ServerOptions:
 
     @property
     def api_key(self) -> str | None:
-        """A key that opens the server, for programs that have its settings; None where it asks for none."""
+        """A valid key, for local programs that read the same settings; None if no key is needed."""
         return self.keys[0].secret if self.keys else None
 
 
 def parse_duration(value: str | float) -> float:
-    """Seconds of Ollama's keep_alive: a number of seconds or text such as "5m" or "1h30m"; negative is FOREVER.
+    """Parse Ollama's keep_alive: a number of seconds, or text such as "5m" or "1h30m"; negative is FOREVER.
 
     Raises ValueError.
     """
-    if isinstance(value, str):
-        text = value.strip()
-        sign, digits = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
-        if re.fullmatch(r"[0-9]+", digits):
-            seconds = sign * float(digits)
-        elif re.fullmatch(f"(?:{_DURATION.pattern})+", digits):
-            seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(digits))
-        else:
-            raise ValueError(f"{value!r} is no duration; write 300, 5m or -1")
+    if not isinstance(value, str):
+        return FOREVER if value < 0 else float(value)
+    text = value.strip()
+    digits = text.removeprefix("-")
+    invalid = ValueError(f"invalid duration {value[:32]!r}; write 300, 5m or -1")
+    if not digits or len(digits) > _LONGEST_DURATION:
+        raise invalid
+    if digits.isascii() and digits.isdigit():
+        seconds, at = float(digits), len(digits)
     else:
-        seconds = float(value)
-    return FOREVER if seconds < 0 else seconds
+        seconds, at = 0.0, 0
+        while step := _STEP.match(digits, at):
+            seconds, at = seconds + float(step[1]) * _UNITS[step[2]], step.end()
+    if at < len(digits):
+        raise invalid
+    return FOREVER if text != digits and seconds > 0 else seconds
 
 
 def server_options(settings: Settings) -> ServerOptions:
-    """The server's part of the settings. Raises SettingsError for a duration or a key file that cannot be read."""
+    """The server's options from the settings. Raises SettingsError for an invalid duration or key file."""
     try:
         keep_alive = parse_duration(settings.keep_alive)
     except ValueError as error:
@@ -84,7 +88,7 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
-# Ollama's variables and ours. 0 stands for "automatic" in those marked so.
+# Ollama's variables and ours.
 _SAME = {
     "OLLAMA_KEEP_ALIVE": "KEEP_ALIVE",
     "OLLAMA_MAX_QUEUE": "MAX_QUEUE",
@@ -98,9 +102,9 @@ _ZERO_IS_AUTOMATIC = {
 
 
 def with_ollama_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with our variables set from Ollama's where ours are not set.
+    """The environment, with our variables set from Ollama's where ours are not set.
 
-    Raises SettingsError for a kind of keys and values that is not supported.
+    Raises SettingsError for an unsupported KV cache type or address.
     """
     found = {ours: environment[theirs] for theirs, ours in _SAME.items() if environment.get(theirs)}
     for theirs, ours in _ZERO_IS_AUTOMATIC.items():
@@ -110,18 +114,16 @@ def with_ollama_variables(environment: Mapping[str, str]) -> dict[str, str]:
         found |= _host_and_port(address)
     if kind := environment.get("OLLAMA_KV_CACHE_TYPE"):
         if kind not in get_args(KVType):
-            raise SettingsError(
-                f"OLLAMA_KV_CACHE_TYPE is {kind!r}; keys and values are stored as {' or '.join(get_args(KVType))}."
-            )
+            raise SettingsError(f"OLLAMA_KV_CACHE_TYPE must be {' or '.join(get_args(KVType))} (got {kind!r}).")
         found |= {"KV_TYPE_K": kind, "KV_TYPE_V": kind}
     return {f"{PREFIX}{name}": value for name, value in found.items()} | dict(environment)
 
 
 def _host_and_port(address: str) -> dict[str, str]:
-    """What OLLAMA_HOST says: a host, a port, both, or a URL."""
+    """Parse OLLAMA_HOST: a host, a port, both, or a URL."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise SettingsError(f"OLLAMA_HOST: {address!r} is no address: {error}.") from error
+        raise SettingsError(f"OLLAMA_HOST: invalid address {address!r}: {error}.") from error
     return ({"HOST": host} if host else {}) | ({"PORT": str(port)} if port is not None else {})

@@ -1,14 +1,14 @@
-"""Who may talk to the server, and how much may come in before anybody looks at it.
+"""Access checks and limits on bodies, before any route.
 
-A page on the internet can reach this port through the user's browser. Its Origin gives it away; a page that has
-rebound its own name to this machine is given away by the Host header, which browsers do not let it change.
+A page on the internet can reach this port through the user's browser: the Origin header gives it away. A page that has
+rebound its own name to this machine (DNS rebinding) is recognised by the Host header, which scripts cannot change.
 """
 
 import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from urllib.parse import urlsplit
@@ -16,29 +16,40 @@ from urllib.parse import urlsplit
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.server.errors import error_body
-from localllm.server.keys import KeyRing
+from localllm.server.errors import ErrorBody
+from localllm.server.keys import NAMESPACE, KeyRing
 from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
 
-# What a request that changes nothing and tells nothing needs no key for.
+# Routes that need no API key.
 OPEN_PATHS = frozenset({"/health"})
 UPLOADS = "/api/blobs/"
 
+_TOO_LARGE = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
 _CORS_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 
 
-class Gate:
-    """ASGI middleware: Host, Origin, API key and the size of bodies, in this order."""
+def _plain_error(_status: int, message: str, _code: str | None) -> dict[str, str]:
+    return {"error": message}
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+
+class Gate:
+    """ASGI middleware that checks Host, Origin, API key and the body's size, in this order.
+
+    error_body_at: the error format for a path.
+    """
+
+    def __init__(
+        self, app: ASGIApp, options: ServerOptions, error_body_at: Callable[[str], ErrorBody] = lambda _: _plain_error
+    ) -> None:
         self._app = app
+        self._error_body_at = error_body_at
         self._keys = KeyRing(options.keys)
         self._hosts = frozenset({options.host.lower(), *(host.lower() for host in options.hosts), *_own_names()})
         self._origins = [origin.lower().rstrip("/") for origin in options.origins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on with the body read."""
+        """Refuse the request, or read its body and pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -50,27 +61,30 @@ class Gate:
         if refusal is None and scope["method"] == "OPTIONS" and origin and b"access-control-request-method" in headers:
             await _preflight(headers)(scope, receive, send)
             return
-        if refusal is None and not self._has_key(scope["path"], headers):
-            refusal = (401, "an API key is needed: send it as Authorization: Bearer ...")
+        if refusal is None and not self._admits(scope, headers):
+            refusal = (401, "an API key is required: send it as Authorization: Bearer ...")
         if refusal is None and not scope["path"].startswith(UPLOADS):
-            body, refusal = await _read_body(headers, receive)
+            content, refusal = await _read_body(headers, receive)
             if refusal:
                 await _discard(receive)
-            receive = _replay(body, receive)
+            receive = _replay(content, receive)
         if refusal:
-            await _refuse(scope["path"], *refusal)(scope, receive, send)
+            status, message = refusal
+            body = self._error_body_at(scope["path"])(status, message, None)
+            # The unread rest of a body must not be parsed as the next request.
+            await JSONResponse(body, status, headers={"Connection": "close"})(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str], origin: str | None) -> tuple[int, str] | None:
         if not self._knows_host(headers.get(b"host", ""), scope):
-            return 403, "this Host is not served here; name it with --allow-hosts if it should be"
+            return 403, "this Host is not allowed; allow it with --allow-hosts"
         if origin is not None and not self._knows_origin(origin, headers.get(b"host", "")):
-            return 403, "this Origin may not call; name it with --origins if it should"
+            return 403, "this Origin is not allowed; allow it with --origins"
         return None
 
     def _knows_host(self, header: str, scope: Scope) -> bool:
-        """A name of this machine or an address. Names of others can be rebound to here, addresses cannot."""
+        """Whether Host is a name or an address of this machine. Other names could be rebound, addresses cannot."""
         if not header:
             return True  # HTTP/1.0 without it; browsers always send one
         host = _host_of(header)
@@ -86,22 +100,25 @@ class Gate:
         return address.is_loopback or str(address) == server[0]
 
     def _knows_origin(self, origin: str, host: str) -> bool:
-        """A page of this server itself, or one that the user has named."""
+        """Whether the page is from this server itself, or one that the user has allowed."""
         origin = origin.lower().rstrip("/")
         if host and origin in (f"http://{host.lower()}", f"https://{host.lower()}"):
             return True
         return any(fnmatchcase(origin, pattern) for pattern in self._origins)
 
-    def _has_key(self, path: str, headers: dict[bytes, str]) -> bool:
-        if self._keys.is_empty or path in OPEN_PATHS:
+    def _admits(self, scope: Scope, headers: dict[bytes, str]) -> bool:
+        """Whether the request has a key if one is needed. Writes its user's cache namespace into the scope."""
+        if self._keys.is_empty or scope["path"] in OPEN_PATHS:
             return True
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
-        return self._keys.admit(given.encode("latin-1"))
+        namespace = self._keys.admit(given.encode("latin-1"))
+        scope[NAMESPACE] = namespace or ""
+        return namespace is not None
 
 
 def _host_of(header: str) -> str | None:
-    """The header's host without its port, lower-case; None where it is malformed."""
+    """The header's host in lower case, without its port; None if it is malformed."""
     try:
         parts = urlsplit(f"//{header}")
         host, _ = parts.hostname, parts.port
@@ -117,7 +134,7 @@ def _own_names() -> Iterable[str]:
 
 
 async def _discard(receive: Receive) -> None:
-    """Take in what a refused client still sends, within bounds: closing at once would reset the connection unread."""
+    """Read the rest of a refused body, within bounds: closing at once would reset the connection before it is read."""
     left = DISCARDED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):
@@ -126,14 +143,21 @@ async def _discard(receive: Receive) -> None:
                 left = left - len(message.get("body", b"")) if message.get("more_body") else 0
 
 
-async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
-    """The whole body, or a refusal where it is too large, too slow or compressed."""
-    too_large = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+def _framing(headers: dict[bytes, str]) -> tuple[int, str] | None:
+    """The refusal of a body by its headers, if any."""
     if headers.get(b"content-encoding", "identity").lower() != "identity":
-        return b"", (415, "compressed bodies are not accepted")
+        return 415, "compressed bodies are not accepted"
+    if b"content-length" in headers and b"transfer-encoding" in headers:  # request smuggling: RFC 9112, section 6.1
+        return 400, "Content-Length and Transfer-Encoding exclude each other"
     length = headers.get(b"content-length", "0")
-    if not length.isdigit() or len(length) > 19 or int(length) > MAX_BODY_BYTES:
-        return b"", too_large
+    fits = length.isascii() and length.isdigit() and len(length) <= 19 and int(length) <= MAX_BODY_BYTES
+    return None if fits else _TOO_LARGE
+
+
+async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
+    """The whole body, or a refusal if it is too large, too slow or compressed."""
+    if refusal := _framing(headers):
+        return b"", refusal
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -143,11 +167,11 @@ async def _read_body(headers: dict[bytes, str], receive: Receive) -> tuple[bytes
                     return b"", (400, "the body ended early")
                 body += message.get("body", b"")
                 if len(body) > MAX_BODY_BYTES:
-                    return b"", too_large
+                    return b"", _TOO_LARGE
                 if not message.get("more_body", False):
                     return bytes(body), None
     except TimeoutError:
-        return b"", (408, f"the body did not come within {BODY_SECONDS:g} seconds")
+        return b"", (408, f"the body did not arrive within {BODY_SECONDS:g} seconds")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -161,11 +185,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return replayed
-
-
-def _refuse(path: str, status: int, message: str) -> JSONResponse:
-    # What was not read of a body must not be taken for the next request.
-    return JSONResponse(error_body(path, status, message), status, headers={"Connection": "close"})
 
 
 def _preflight(headers: dict[bytes, str]) -> JSONResponse:

@@ -1,5 +1,6 @@
-"""From options to a listening server."""
+"""Running the server: binding the address, uvicorn with limits on slow clients, graceful shutdown."""
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -8,53 +9,98 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import RequestError
 from localllm.server.app import create_app
-from localllm.server.catalog import Catalog
-from localllm.server.front.catalog import ForeignCatalog
-from localllm.server.limits import IDLE_SECONDS
-from localllm.server.loading import MemoryLoader
+from localllm.server.limits import HEADER_SECONDS, IDLE_SECONDS, STALLED_SECONDS
 from localllm.server.options import ServerOptions
-from localllm.server.protocol import GuardedProtocol
-from localllm.settings import Settings
+from localllm.server.served import ServedModels
 
 BACKLOG = 2048
 _HINTS = {
-    errno.EADDRINUSE: "Stop the program that uses the port (Ollama, say), or choose another with --port.",
-    errno.EACCES: "Choose another port with --port: low ones are the administrator's.",
+    errno.EADDRINUSE: "Stop the program that uses the port (perhaps Ollama), or choose another with --port.",
+    errno.EACCES: "Choose another port with --port: low ports need administrator rights.",
 }
 
 
+class GuardedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol with time limits for sending a request's headers and for reading the response."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock of the first request's headers."""
+        super().connection_made(transport)
+        self._headers_due: asyncio.TimerHandle | None = self._abort_after(HEADER_SECONDS)
+        self._writing_due: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all clocks."""
+        self._headers_arrived()
+        self._caught_up()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a part of a request; its headers must be complete some time after their first byte."""
+        super().data_received(data)
+        waiting = self.cycle is None or self.cycle.response_complete
+        if not waiting:
+            self._headers_arrived()
+        elif self._headers_due is None:
+            self._headers_due = self._abort_after(HEADER_SECONDS)
+
+    def pause_writing(self) -> None:
+        """Start the clock of a slow client."""
+        super().pause_writing()
+        self._writing_due = self._abort_after(STALLED_SECONDS)
+
+    def resume_writing(self) -> None:
+        """Stop the clock: the client has caught up."""
+        super().resume_writing()
+        self._caught_up()
+
+    def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
+        transport: Any = self.transport
+        return self.loop.call_later(seconds, transport.abort)
+
+    def _headers_arrived(self) -> None:
+        if self._headers_due:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+    def _caught_up(self) -> None:
+        if self._writing_due:
+            self._writing_due.cancel()
+            self._writing_due = None
+
+
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends loads as soon as it is to stop: before it waits for what is under way."""
+    """uvicorn's server, which on shutdown stops loads first, then waits for requests in progress."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop."""
-        self._app.state.service.manager.stop_loading()
+        """Stop loads, then the server."""
+        self._app.state.service.models.stop_loading()
         await super().shutdown(sockets)
 
 
-def serve(
-    settings: Settings, options: ServerOptions, catalog: Catalog | ForeignCatalog, ready: Callable[[str], None]
-) -> None:
-    """Serve until SIGINT or SIGTERM: then refuse what is new, end loads, let requests end within the grace
-    time, cancel the rest.
+def serve(options: ServerOptions, models: Callable[[], ServedModels[Any]], ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM: then refuse connections, stop loads, and cancel requests after the grace time.
 
-    ready is told the address before the first request is taken. Raises RequestError where the address cannot be had.
+    models: called on the event loop. ready: called with the URL before the first request is accepted. Raises
+    RequestError if the address cannot be bound.
     """
     _allow_many_connections()
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves while it is written to
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that leaves during a write
     with listen(options) as listener:
         host, port = listener.getsockname()[:2]
-        app = create_app(options, catalog, MemoryLoader(settings, options))
+        app = create_app(options, models)
         config = uvicorn.Config(
             app,
             http=GuardedProtocol,
@@ -67,20 +113,23 @@ def serve(
         )
         server = Server(config, app)
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        # uvicorn raises the signal again once everything is closed; for a user who pressed Ctrl-C that is the end.
+        # uvicorn raises the signal again after a clean shutdown; Ctrl-C is not an error here.
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """Bind the address. Raises RequestError saying why it cannot be had."""
+    """Bind the address. Connections send each chunk at once (TCP_NODELAY). Raises RequestError."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
-        hint = _HINTS.get(error.errno or 0, "Give an address of this machine with --host.")
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # no name: its own words
+        hint = _HINTS.get(error.errno or 0, "Set --host to an address of this machine.")
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # negative: getaddrinfo's
         raise RequestError(f"Cannot listen on {options.host} port {options.port}: {why}. {hint}") from error
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which create_server's do not.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def is_local(host: str) -> bool:
@@ -94,7 +143,7 @@ def is_local(host: str) -> bool:
 
 
 def _allow_many_connections() -> None:
-    """Raise the number of open files to what the system grants: each connection is one."""
+    """Raise the limit of open files to the system's hard limit: each connection is a file."""
     if sys.platform == "win32":
         return
     import resource

@@ -1,82 +1,62 @@
-"""What routes share: the models, the queue in front of them, and the life of one request."""
+"""The service behind the routes: the models, the limit on pending requests, and running a request."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from anyio import to_thread
 from fastapi import Depends, Request
 
-from localllm.engine.loaded_model import LoadedModel
-from localllm.engine.request import GenerationRequest
-from localllm.engine.stream import GenerationStream
-from localllm.errors import EngineStoppedError, QueueFullError
-from localllm.library.behaviour import Behaviour
-from localllm.server.answers import Answer, AnswerReader, Piece, Splitter, collect, pieces
-from localllm.server.catalog import Catalog, CatalogEntry
-from localllm.server.front.catalog import ForeignCatalog, ForeignEntry, ForeignLease
-from localllm.server.front.model import ForeignModel, ForeignRequest
-from localllm.server.keys import current_namespace
-from localllm.server.load_watch import LoadTold
+from localllm.answer.event import Answer, AnswerEvent, AnswerStream, Prompt
+from localllm.answer.request import AnswerRequest
+from localllm.engine.request import FinishReason
+from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
+from localllm.server.contents import check_images
+from localllm.server.errors import ApiError
+from localllm.server.keys import namespace_of
+from localllm.server.load_watch import LoadListener
 from localllm.server.metrics import Metrics
-from localllm.server.models_manager import Lease, ModelManager
 from localllm.server.options import ServerOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request as a route has translated it, and how its answer is to be split. rendered: a conversation's text."""
-
-    request: GenerationRequest | ForeignRequest
-    splitter: Splitter | None = None
-    rendered: str = ""
-
-
-# On another thread, from the model and what its manifest adds.
-Prepare = Callable[[LoadedModel | ForeignModel, Behaviour], Sequence[Prepared]]
+from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, ServedModels
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One or more generations under way on a model that is held for them."""
+    """One or more answers in progress, on a model that is held for them. choices: answers to each prompt."""
 
-    lease: Lease | ForeignLease
-    prepared: Sequence[Prepared]
-    streams: Sequence[GenerationStream]
+    lease: Lease[ServedModel]
+    prompts: Sequence[Prompt]
+    choices: int
+    streams: Sequence[AnswerStream]
     began: float
     metrics: Metrics
-
-    @property
-    def model(self) -> LoadedModel | ForeignModel:
-        """The model that answers."""
-        return cast("LoadedModel | ForeignModel", self.lease.model)
 
     @property
     def total_s(self) -> float:
         """Seconds since the request came in."""
         return time.monotonic() - self.began
 
-    async def pieces(self, index: int = 0) -> AsyncGenerator[Piece, None]:
-        """Read one generation's answer piece by piece."""
-        async with contextlib.aclosing(
-            pieces(self.streams[index], AnswerReader(self.prepared[index].splitter))
-        ) as read:
-            async for piece in read:
-                if piece.last:
-                    self.metrics.observe(piece.last)
-                yield piece
+    def prompt(self, index: int) -> Prompt:
+        """The prompt of an answer."""
+        return self.prompts[index // self.choices]
 
-    async def all_pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Read all generations' answers, each piece with its generation's index, as they come."""
-        ready: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(maxsize=len(self.streams))
+    async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """The events of all answers as they come, each with its answer's index. Raises an answer's error."""
+        if len(self.streams) == 1:
+            async with contextlib.aclosing(self._events(0)) as events:
+                async for event in events:
+                    yield 0, event
+            return
+        ready: asyncio.Queue[tuple[int, AnswerEvent | Exception]] = asyncio.Queue(maxsize=len(self.streams))
 
         async def pump(index: int) -> None:
             try:
-                async for piece in self.pieces(index):
-                    await ready.put((index, piece))
+                async with contextlib.aclosing(self._events(index)) as events:
+                    async for event in events:
+                        await ready.put((index, event))
             except Exception as error:  # raised again by the reader below
                 await ready.put((index, error))
 
@@ -87,7 +67,7 @@ class Run:
                 index, found = await ready.get()
                 if isinstance(found, Exception):
                     raise found
-                left -= found.last is not None
+                left -= found.finish_reason is not None
                 yield index, found
         finally:
             for task in pumps:
@@ -95,31 +75,44 @@ class Run:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     async def answers(self) -> list[Answer]:
-        """Wait for all generations."""
-        found = await asyncio.gather(*map(self._answer, range(len(self.streams))))
-        for answer in found:
-            self.metrics.observe(answer.last)
-        return found
+        """Wait for all answers."""
+        answers = [Answer() for _ in self.streams]
+        async with contextlib.aclosing(self.events()) as events:
+            async for index, event in events:
+                answers[index].add(event)
+        return answers
 
-    async def _answer(self, index: int) -> Answer:
-        return await collect(self.streams[index], AnswerReader(self.prepared[index].splitter))
+    async def _events(self, index: int) -> AsyncGenerator[AnswerEvent, None]:
+        async with contextlib.aclosing(self.streams[index].__aiter__()) as events:
+            async for event in events:
+                check_ending(event)
+                if event.finish_reason is not None:
+                    self.metrics.observe(event)
+                yield event
+
+
+def check_ending(event: AnswerEvent) -> None:
+    """Raise the error that an answer ended with, or ApiError; also if the server cancelled it."""
+    if event.finish_reason is FinishReason.ERROR:
+        if isinstance(event.cause, LocalLLMError):
+            raise event.cause
+        raise ApiError(500, event.error or "the engine stopped without a reason")
+    if event.finish_reason is FinishReason.CANCELLED:
+        raise ApiError(503, "the generation was cancelled because the model or the server stops")
 
 
 class Service:
-    """One server's models and limits."""
+    """A server's models and limits."""
 
-    def __init__(
-        self, options: ServerOptions, catalog: Catalog | ForeignCatalog, manager: ModelManager, metrics: Metrics
-    ) -> None:
+    def __init__(self, options: ServerOptions, models: ServedModels[Any], metrics: Metrics) -> None:
         self.options = options
-        self.catalog = catalog
-        self.manager = manager
+        self.models = models
         self.metrics = metrics
         self._admitted = 0
 
     @contextlib.contextmanager
     def admit(self) -> Iterator[None]:
-        """Count a request that needs a model. Raises QueueFullError where there are too many already."""
+        """Count a request that needs a model. Raises QueueFullError if too many are pending."""
         if self._admitted >= self.options.max_queue:
             raise QueueFullError("server busy, please try again. maximum pending requests exceeded")
         self._admitted += 1
@@ -128,89 +121,95 @@ class Service:
         finally:
             self._admitted -= 1
 
+    async def find(self, name: str) -> Any:
+        """Find a model by name; see ServedModels.find."""
+        return await to_thread.run_sync(self.models.find, name)
+
+    def listed(self) -> list[tuple[Any, ModelAbout]]:
+        """All models with their rows; leaves out those whose files cannot be read. Blocks."""
+        found = []
+        for entry in self.models.entries():
+            with contextlib.suppress(OSError, LocalLLMError):
+                found.append((entry, self.models.about(entry)))
+        return found
+
     @contextlib.asynccontextmanager
     async def lease(
-        self, name: str, keep_alive_s: float | None = None, *, embeds: bool = False, told: LoadTold | None = None
-    ) -> AsyncIterator[Lease | ForeignLease]:
-        """Hold a model by name, loaded. told hears how far that is."""
-        async with self._lease(await self.find(name), keep_alive_s, embeds=embeds, told=told) as lease:
-            yield lease
-
-    def entries(self) -> Sequence[CatalogEntry | ForeignEntry]:
-        """All models. Looks into folders, or asks another server: off the event loop."""
-        return self.catalog.entries()
-
-    async def find(self, name: str) -> CatalogEntry | ForeignEntry:
-        """The model of that name. Raises what Catalog.find raises."""
-        return await to_thread.run_sync(self.catalog.find, name)
-
-    async def expire(self, name: str) -> None:
-        """Unload a model as soon as nobody uses it. Raises what Catalog.find raises."""
+        self, name: str, keep_alive_s: float | None = None, listener: LoadListener | None = None
+    ) -> AsyncIterator[Lease[ServedModel]]:
+        """Hold a generating model by name. listener: called with the load's states."""
         entry = await self.find(name)
-        if isinstance(entry, ForeignEntry):
-            entry.forget()
-        else:
-            self.manager.expire(entry)
+        with self.admit():
+            async with self.models.lease(entry, keep_alive_s, listener) as lease:
+                yield lease
 
     @contextlib.asynccontextmanager
-    async def _lease(
-        self,
-        entry: CatalogEntry | ForeignEntry,
-        keep_alive_s: float | None,
-        *,
-        embeds: bool = False,
-        told: LoadTold | None = None,
-    ) -> AsyncIterator[Lease | ForeignLease]:
+    async def lease_embedder(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[Lease[Embedder]]:
+        """Hold an embedding model or reranker by name."""
+        entry = await self.find(name)
         with self.admit():
-            if isinstance(entry, ForeignEntry):
-                yield ForeignLease(entry.embedder if embeds else entry.model)
-                return
-            async with self.manager.lease(entry, keep_alive_s, embeds=embeds, told=told) as lease:
+            async with self.models.lease_embedder(entry, keep_alive_s) as lease:
                 yield lease
 
     @contextlib.asynccontextmanager
     async def run(
-        self, name: str, keep_alive_s: float | None, prepare: Prepare, told: LoadTold | None = None
+        self,
+        name: str,
+        requests: Sequence[AnswerRequest],
+        keep_alive_s: float | None = None,
+        *,
+        choices: int = 1,
+        listener: LoadListener | None = None,
     ) -> AsyncIterator[Run]:
-        """Load the model, translate the request on another thread, submit it; cancel what is left at the end.
+        """Load the model, prepare the requests on other threads and submit them; cancel them at the end.
 
-        told hears how far the load is.
-        Raises what translating, loading and submitting raise, before anything was answered.
+        choices: answers to each request. Errors of loading, preparing and submitting are raised before any event.
         """
         began = time.monotonic()
-        entry = await self.find(name)
-        async with self._lease(entry, keep_alive_s, told=told) as lease:
-            model = cast("LoadedModel | ForeignModel", lease.model)
-            prepared = await to_thread.run_sync(prepare, model, entry.behaviour)
-            streams = await self._submit(lease, prepared)
+        for request in requests:
+            check_images(request.messages)
+        async with self.lease(name, keep_alive_s, listener) as lease:
+            if len(requests) * choices > lease.model.most_choices:
+                raise ApiError(400, f"one request cannot have {len(requests) * choices} answers; send several requests")
+            prompts = [await to_thread.run_sync(lease.model.prepare, request) for request in requests]
+            streams = await self._submit(lease, prompts, choices)
             try:
-                yield Run(lease, prepared, streams, began, self.metrics)
+                yield Run(lease, prompts, choices, streams, began, self.metrics)
             finally:
                 for stream in streams:
                     stream.cancel()
 
-    async def _submit(self, lease: Lease | ForeignLease, prepared: Sequence[Prepared]) -> Sequence[GenerationStream]:
-        """Submit on another thread: fitting a long prompt takes time. Who leaves meanwhile leaves nothing behind."""
-        if isinstance(lease, ForeignLease):
-            assert isinstance(lease.model, ForeignModel)
-            return await lease.model.submit([cast("ForeignRequest", one.request) for one in prepared])
-        model = cast("LoadedModel", lease.model)
-        work = asyncio.ensure_future(to_thread.run_sync(_submit_all, model, prepared))
+    async def _submit(
+        self, lease: Lease[ServedModel], prompts: Sequence[Prompt], choices: int
+    ) -> Sequence[AnswerStream]:
+        """Submit on another thread, since fitting a long prompt takes time; wait until all are accepted.
+
+        If one is refused or the client leaves meanwhile, all are cancelled.
+        """
+        work = asyncio.ensure_future(to_thread.run_sync(_submit_all, prompts, choices))
         try:
-            return await asyncio.shield(work)
+            streams = await asyncio.shield(work)
         except asyncio.CancelledError:
             work.add_done_callback(_cancel_all)
             raise
         except EngineStoppedError:
-            self.manager.discard(lease.slot)
+            lease.discard()
             raise
+        try:
+            for stream in streams:
+                await asyncio.wrap_future(stream.accepted)
+        except BaseException:
+            for stream in streams:
+                stream.cancel()
+            raise
+        return streams
 
 
-def _submit_all(model: LoadedModel, prepared: Sequence[Prepared]) -> Sequence[GenerationStream]:
-    streams: list[GenerationStream] = []
+def _submit_all(prompts: Sequence[Prompt], choices: int) -> Sequence[AnswerStream]:
+    streams: list[AnswerStream] = []
     try:
-        for one in prepared:
-            streams.append(model.engine.submit(_in_namespace(cast("GenerationRequest", one.request))))
+        for prompt in prompts:
+            streams += (prompt.submit(choice) for choice in range(choices))
     except BaseException:
         for stream in streams:
             stream.cancel()
@@ -218,22 +217,22 @@ def _submit_all(model: LoadedModel, prepared: Sequence[Prepared]) -> Sequence[Ge
     return streams
 
 
-def _in_namespace(request: GenerationRequest) -> GenerationRequest:
-    """The request as its user's: in this thread too, the context is that of the HTTP request."""
-    namespace = current_namespace()
-    return replace(request, namespace=namespace) if namespace else request
-
-
-def _cancel_all(work: "asyncio.Future[Sequence[GenerationStream]]") -> None:
-    """Cancel what was submitted after its reader had left."""
+def _cancel_all(work: "asyncio.Future[Sequence[AnswerStream]]") -> None:
+    """Cancel what was submitted after the client left."""
     if not work.cancelled() and work.exception() is None:
         for stream in work.result():
             stream.cancel()
 
 
+def for_user_of(http: Request, requests: Sequence[AnswerRequest]) -> list[AnswerRequest]:
+    """The requests, in the cache namespace of the HTTP request's user."""
+    namespace = namespace_of(http.scope)
+    return [replace(request, namespace=namespace) for request in requests] if namespace else list(requests)
+
+
 def service_of(request: Request) -> Service:
-    """The service that the application was made with."""
+    """The application's service."""
     return cast("Service", request.app.state.service)
 
 
-TheService = Annotated[Service, Depends(service_of)]
+ServiceDep = Annotated[Service, Depends(service_of)]

@@ -28,7 +28,7 @@ CRASH = """
 import sys, time
 from pathlib import Path
 from gguf_io import load_tokenizer, open_model
-from gpu_offload.library import ggml
+from gpu_offload.library import shared_library
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
@@ -52,7 +52,7 @@ while list(DiskCache(Path(folder) / "kv", runner.kv_identity, 2**26).missing([*p
 second = engine.submit(GenerationRequest(prompt[:9], SamplingParams(temperature=0), max_tokens=400, ignore_eos=True))
 for event in second:
     if event.token_ids:
-        ggml("ggml-base").ggml_abort(b"test_abort.py", 1, b"on purpose")
+        shared_library("ggml-base").ggml_abort(b"test_abort.py", 1, b"on purpose")
 """
 
 

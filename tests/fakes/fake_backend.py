@@ -5,45 +5,46 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
+from localllm.answer.request import AnswerRequest
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
-from tui.backend import AnswerUpdate, ChatRequest, LoadProgress, ModelChoice, ModelInfo, Recipe
+from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
 
 
-def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerUpdate:
+def said(text: str, kind: PartKind = PartKind.CONTENT) -> AnswerEvent:
     """An update that brings some text."""
     counts = Counts(prompt=12, cached_memory=4, generated=len(text.split()))
-    return AnswerUpdate((AnswerPart(kind, text),), counts, Timings(0.0, 0.5, 1.0, 0.5))
+    return AnswerEvent((AnswerPart(kind, text),), counts, Timings(0.0, 0.5, 1.0, 0.5))
 
 
-def ended(reason: FinishReason = FinishReason.STOP, error: str | None = None) -> AnswerUpdate:
+def ended(reason: FinishReason = FinishReason.STOP, error: str | None = None) -> AnswerEvent:
     """The update that ends an answer."""
     counts = Counts(prompt=12, cached_memory=4, generated=41)
-    return AnswerUpdate((), counts, Timings(0.0, 0.5, 2.0, 0.5), finish_reason=reason, error=error, seed=7)
+    return AnswerEvent((), counts, Timings(0.0, 0.5, 2.0, 0.5), finish_reason=reason, error=error, seed=7)
 
 
 class FakeAnswer:
     """Gives its updates one by one; a cancelled one ends at once."""
 
-    def __init__(self, updates: Sequence[AnswerUpdate]) -> None:
+    def __init__(self, updates: Sequence[AnswerEvent]) -> None:
         self.waiting = deque(updates)
         self.cancelled = False
         self._over = False
 
-    def push(self, *updates: AnswerUpdate) -> None:
+    def push(self, *updates: AnswerEvent) -> None:
         self.waiting.extend(updates)
 
-    def poll(self) -> AnswerUpdate | None:
+    def poll(self) -> list[AnswerEvent]:
         if self.cancelled and not self._over:
             self._over = True
-            return ended(FinishReason.CANCELLED)
+            return [ended(FinishReason.CANCELLED)]
         if self._over or not self.waiting:
-            return None
-        update = self.waiting.popleft()
-        self._over = update.finish_reason is not None
-        return update
+            return []
+        event = self.waiting.popleft()
+        self._over = event.finish_reason is not None
+        return [event]
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -54,14 +55,14 @@ class FakeBackend:
 
     def __init__(
         self,
-        *scripts: Sequence[AnswerUpdate],
+        *scripts: Sequence[AnswerEvent],
         converses: bool = False,
         load_error: str | None = None,
         submit_error: str | None = None,
         sees: bool = True,
     ) -> None:
         self.scripts = deque(scripts)
-        self.requests: list[ChatRequest] = []
+        self.requests: list[AnswerRequest] = []
         self.answers: list[FakeAnswer] = []
         self.asked: list[str] = []
         self.loaded: list[str] = []
@@ -89,7 +90,7 @@ class FakeBackend:
         self.info = ModelInfo(name, "fake", 4096, converses=self.converses, can_think=True, sees=self.sees)
         return self.info
 
-    def submit(self, request: ChatRequest) -> FakeAnswer:
+    def submit(self, request: AnswerRequest) -> FakeAnswer:
         self.requests.append(request)
         if self.submit_error:
             raise LocalLLMError(self.submit_error)

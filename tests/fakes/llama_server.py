@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.remote.errors import RemoteError
-from localllm.remote.server import remote_server
+from localllm.remote.connection import RemoteError
+from localllm.remote.openai import OpenAIServer
 from localllm.settings import Settings
 from tests.fakes.ports import free_port
 from tests.waiting import eventually
@@ -83,7 +83,7 @@ def _wait(process: subprocess.Popen[bytes], address: str, key: str) -> None:
     def answers() -> bool:
         assert process.poll() is None, "the server ended"
         try:
-            remote_server(address, Settings(remote_key=key)).models()
+            OpenAIServer.at(address, Settings(remote_key=key)).models()
         except RemoteError:
             return False
         return True

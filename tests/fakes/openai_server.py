@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class OpenAIServer:
+class ScriptedOpenAI:
     """What the server says, and what it was asked. Pieces are deltas of a chat, or whole events."""
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class OpenAIServer:
 
 
 @contextmanager
-def openai_server() -> Iterator[OpenAIServer]:
+def openai_server() -> Iterator[ScriptedOpenAI]:
     """Serve until the block is left."""
-    script = OpenAIServer()
+    script = ScriptedOpenAI()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,12 +1,13 @@
 """llama.cpp's RPC worker on this machine's processor, as its rpc-server is: `python -m tests.fakes.rpc_worker PORT`."""
 
-import ctypes
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import CFUNCTYPE, c_char_p, c_size_t, c_void_p
 
+from gpu_offload.devices import device_handle, devices
 from gpu_offload.library import ggml, llama
 from tests.fakes.ports import free_port
 from tests.waiting import eventually
@@ -40,18 +41,13 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
 def main(port: str) -> None:
     """Serve the first device, the processor, until the process ends."""
     llama()
-    registry, base = ggml("ggml"), ggml("ggml-base")
-    registry.ggml_backend_reg_by_name.restype = ctypes.c_void_p
-    registry.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
-    base.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    base.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
-    function = base.ggml_backend_reg_get_proc_address(
-        registry.ggml_backend_reg_by_name(b"RPC"), b"ggml_backend_rpc_start_server"
+    backend = ggml("ggml_backend_reg_by_name", c_void_p, c_char_p)(b"RPC")
+    find = ggml("ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
+    start = CFUNCTYPE(None, c_char_p, c_char_p, c_size_t, c_size_t, c_void_p)(
+        find(backend, b"ggml_backend_rpc_start_server")
     )
-    kinds = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
-    devices = (ctypes.c_void_p * 1)(registry.ggml_backend_dev_get(0))
-    ctypes.CFUNCTYPE(None, *kinds)(function)(f"127.0.0.1:{port}".encode(), None, 1, 1, devices)
+    served = (c_void_p * 1)(device_handle(devices()[0]))
+    start(f"127.0.0.1:{port}".encode(), None, 1, 1, served)
 
 
 if __name__ == "__main__":

@@ -109,12 +109,10 @@ def test_more_texts_than_one_batch_holds(tmp_path):
 
 def test_bad_texts_and_models_are_refused(tmp_path):
     path = bert(tmp_path / "bert.gguf", gguf.PoolingType.MEAN)
-    with open_model(path) as model:
-        embedder = LlamaEmbedder(model, OPTIONS)
-    for text, problem in [([], "0 tokens"), ([1] * 257, "257 tokens"), ([300], "outside"), ([-1], "outside")]:
-        with pytest.raises(ValueError, match=problem):
-            embedder.embed([[1], text])
-    embedder.close()
+    with open_model(path) as model, LlamaEmbedder(model, OPTIONS) as embedder:
+        for text, problem in [([], "0 tokens"), ([1] * 257, "257 tokens"), ([300], "outside"), ([-1], "outside")]:
+            with pytest.raises(ValueError, match=problem):
+                embedder.embed([[1], text])
     with pytest.raises(ValueError, match="closed"):
         embedder.embed([[1]])
     ranker = bert(tmp_path / "ranker.gguf", gguf.PoolingType.RANK)

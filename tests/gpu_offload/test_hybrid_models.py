@@ -1,5 +1,6 @@
 """Models with attention in some layers and a state in others: the engine keeps their states whole, and reuses them."""
 
+from contextlib import closing
 from pathlib import Path
 
 import gguf
@@ -87,26 +88,23 @@ def answer(engine: Engine, prompt: tuple[int, ...]) -> Completion:
 
 
 def test_turns_compute_what_is_new_also_after_a_restart(path: Path, tmp_path: Path) -> None:
-    engine = new_engine(path, tmp_path)
-    first = answer(engine, PROMPT)
-    assert list(first.token_ids) == llama_oracle.greedy(path, list(PROMPT), 8)
-    turn = (*PROMPT, *first.token_ids, 9, 8, 7)
-    second = answer(engine, turn)
-    assert second.last.counts.cached_memory == len(PROMPT) + 7
-    assert list(second.token_ids) == llama_oracle.greedy(path, list(turn), 8)
-    engine.close()
-    engine = new_engine(path, tmp_path)
-    third = answer(engine, (*turn, *second.token_ids, 5))
-    assert third.last.counts.cached_disk == len(turn) + 7
-    assert list(third.token_ids) == llama_oracle.greedy(path, [*turn, *second.token_ids, 5], 8)
-    engine.close()
+    with closing(new_engine(path, tmp_path)) as engine:
+        first = answer(engine, PROMPT)
+        assert list(first.token_ids) == llama_oracle.greedy(path, list(PROMPT), 8)
+        turn = (*PROMPT, *first.token_ids, 9, 8, 7)
+        second = answer(engine, turn)
+        assert second.last.counts.cached_memory == len(PROMPT) + 7
+        assert list(second.token_ids) == llama_oracle.greedy(path, list(turn), 8)
+    with closing(new_engine(path, tmp_path)) as engine:
+        third = answer(engine, (*turn, *second.token_ids, 5))
+        assert third.last.counts.cached_disk == len(turn) + 7
+        assert list(third.token_ids) == llama_oracle.greedy(path, [*turn, *second.token_ids, 5], 8)
 
 
 def test_a_prompt_with_another_end_begins_at_a_kept_state(path: Path, tmp_path: Path) -> None:
-    engine = new_engine(path, tmp_path)
-    answer(engine, PROMPT)
-    for kept, branch in ((584, (*PROMPT[:-2], 7, 7)), (512, (*PROMPT[:560], 4, 5, 6))):
-        done = answer(engine, branch)
-        assert done.last.counts.cached_memory == kept
-        assert list(done.token_ids) == llama_oracle.greedy(path, list(branch), 8)
-    engine.close()
+    with closing(new_engine(path, tmp_path)) as engine:
+        answer(engine, PROMPT)
+        for kept, branch in ((584, (*PROMPT[:-2], 7, 7)), (512, (*PROMPT[:560], 4, 5, 6))):
+            done = answer(engine, branch)
+            assert done.last.counts.cached_memory == kept
+            assert list(done.token_ids) == llama_oracle.greedy(path, list(branch), 8)

@@ -2,13 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gguf_io.model_file import open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine.engine import Engine
@@ -29,11 +28,8 @@ def path(data_dir: Path) -> Path:
 
 
 @pytest.fixture
-def runner(path: Path) -> Iterator[LlamaCppRunner]:
-    with open_model(path) as model:
-        opened = LlamaCppRunner(model, LlamaOptions(context_tokens=2048, max_sequences=12, gpu_layers=0, threads=2))
-    yield opened
-    opened.close()
+def runner(path: Path, open_runner: Callable[[Path, LlamaOptions], LlamaCppRunner]) -> LlamaCppRunner:
+    return open_runner(path, LlamaOptions(context_tokens=2048, max_sequences=12, gpu_layers=0, threads=2))
 
 
 def rows(sequence: int, start: int, stop: int) -> tuple[tuple[int, ...], range, list[int], list[int]]:
@@ -44,23 +40,24 @@ def test_a_step_that_is_given_up_changes_nothing(runner: LlamaCppRunner, caplog:
     assert runner.can_interrupt
     sequence, other = runner.create_sequence(), runner.create_sequence()
     runner.run(*rows(sequence, 0, 100))
-    free, stop = runner.pages_free(), np.array([1, 0], np.uint8)
+    free, stop = runner.pages_free(), threading.Event()
+    stop.set()
     assert runner.run_unless(stop, *rows(sequence, 100, 300)) is None
     assert (runner.sequence_length(sequence), runner.pages_free()) == (100, free)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    # Without its flag set it does what `run` does, and `run` heeds no flag.
-    stop[0] = 0
+    # Without the event it does what `run` does, and `run` ignores the event.
+    stop.clear()
     logits = runner.run_unless(stop, *rows(sequence, 100, 300))
     assert logits is not None
     logits = logits.copy()
-    stop[0] = 1
+    stop.set()
     runner.run(*rows(other, 0, 100))
     np.testing.assert_allclose(runner.run(*rows(other, 100, 300)), logits, atol=1e-3)
 
 
 def test_other_failures_are_errors(runner: LlamaCppRunner) -> None:
     with pytest.raises(ValueError, match="no sequence 5"):
-        runner.run_unless(np.zeros(2, np.uint8), *rows(5, 0, 10))
+        runner.run_unless(threading.Event(), *rows(5, 0, 10))
 
 
 class Watched:
@@ -76,7 +73,7 @@ class Watched:
 
     can_interrupt = True
 
-    def run_unless(self, stop: np.ndarray, *rows: object) -> np.ndarray | None:
+    def run_unless(self, stop: threading.Event, *rows: object) -> np.ndarray | None:
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         caller = threading.Thread(target=meanwhile)
         caller.start()

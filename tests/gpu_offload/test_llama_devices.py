@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from ctypes import c_size_t, c_void_p
 from pathlib import Path
 
 import psutil
@@ -66,11 +67,11 @@ def test_an_integrated_gpu_counts_once_where_two_backends_see_it(monkeypatch):
 @llama_oracle.needs_llama
 def test_a_device_has_llama_cpps_own_handle():
     found = devices()[0]
-    assert devices_module.device_handle(found) == devices_module._registry().ggml_backend_dev_get(0)
+    assert devices_module.device_handle(found) == library.ggml("ggml_backend_dev_get", c_void_p, c_size_t)(0)
 
 
 def clear() -> None:
-    for cached in (library.llama, library.ggml, devices_module._registry, devices_module._base):
+    for cached in (library.llama, library.ggml, library.shared_library):
         cached.cache_clear()
 
 

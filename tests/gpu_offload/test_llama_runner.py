@@ -2,14 +2,12 @@
 
 import inspect
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gguf_io.model_file import open_model
 from gpu_offload import loading
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
 from gpu_offload.options import LlamaOptions
@@ -26,11 +24,6 @@ SAME = llama_oracle.Setup(threads=1, flash_attention=True)
 OPTIONS = LlamaOptions(
     context_tokens=512, max_sequences=4, batch_rows=128, threads=1, gpu_layers=0, flash_attention=True
 )
-
-
-def open_runner(path: Path, options: LlamaOptions = OPTIONS) -> LlamaCppRunner:
-    with open_model(path) as model:
-        return LlamaCppRunner(model, options)
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +43,14 @@ def story(path) -> list[int]:
 
 
 @pytest.fixture
-def runner(path) -> Iterator[LlamaCppRunner]:
-    opened = open_runner(path)
-    yield opened
-    opened.close()
+def runner(path, open_runner) -> LlamaCppRunner:
+    return open_runner(path, OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def tolerance(path, story) -> float:
+    """What llama.cpp's own logits differ by here when rows are computed together or one by one, and some more."""
+    return 2 * llama_oracle.own_difference(path, tuple(story), SAME) + 1e-3
 
 
 def append(runner: Runner, sequence: int, tokens: list[int], wanted: list[int] | None = None) -> np.ndarray:
@@ -85,15 +82,14 @@ def test_it_has_every_member_of_the_protocol_with_the_same_parameters():
 @pytest.mark.parametrize(
     "name", ["stories260K-F32.gguf", "tinystories656K-Q8_0.gguf", "stories260K-pad256-Q4_K_M.gguf"]
 )
-def test_one_sequence_gives_llama_cpps_logits_to_the_bit(data_dir, name):
+def test_one_sequence_gives_llama_cpps_logits_to_the_bit(data_dir, name, open_runner):
     path = data_dir / "models/gguf" / name
     prompt = llama_oracle.tokenize(path, "Once upon a time, there was a little girl named Lily.")
-    runner = open_runner(path)
+    runner = open_runner(path, OPTIONS)
     sequence = runner.create_sequence()
     prefill = append(runner, sequence, prompt)
     np.testing.assert_array_equal(prefill, llama_oracle.prefill_logits(path, prompt, SAME))
     assert greedy(runner, sequence, prefill[-1:], 40) == llama_oracle.greedy(path, prompt, 40, SAME)
-    runner.close()
 
 
 def test_it_says_what_it_is(runner, path):
@@ -105,7 +101,7 @@ def test_it_says_what_it_is(runner, path):
     assert runner.kv_bytes_per_token == 5 * 2 * 4 * 8 * 2  # layers, K and V, KV heads, head length, float16
 
 
-def test_rows_of_several_sequences_in_one_batch(runner, path, story):
+def test_rows_of_several_sequences_in_one_batch(runner, path, story, tolerance):
     prompts = [story[:9], story[:1] + story[5:17], story[:4]]
     handles = [runner.create_sequence() for _ in prompts]
     tokens = [token for prompt in prompts for token in prompt]
@@ -114,7 +110,7 @@ def test_rows_of_several_sequences_in_one_batch(runner, path, story):
     last = np.cumsum([len(prompt) for prompt in prompts]) - 1
     logits = runner.run(tokens, positions, sequences, list(last))
     alone = np.stack([llama_oracle.prefill_logits(path, prompt, SAME)[-1] for prompt in prompts])
-    np.testing.assert_allclose(logits, alone, atol=0.02)
+    np.testing.assert_allclose(logits, alone, atol=tolerance)
     together = [[int(row.argmax())] for row in logits]
     for _ in range(19):
         lengths = [runner.sequence_length(handle) for handle in handles]
@@ -125,13 +121,14 @@ def test_rows_of_several_sequences_in_one_batch(runner, path, story):
 
 
 def test_wanted_rows_may_be_none_some_or_more_than_one_call_returns(runner, path, story):
+    tolerance = 2 * llama_oracle.own_difference(path, tuple((story * 8)[:120]), SAME) + 1e-3
     long = (story * 8)[:120]
     expected = llama_oracle.prefill_logits(path, long, SAME)
     assert append(runner, runner.create_sequence(), long, wanted=[]).shape == (0, runner.vocab_size)
     some = append(runner, runner.create_sequence(), long, wanted=[3, 119])
-    np.testing.assert_allclose(some, expected[[3, 119]], atol=0.02)
+    np.testing.assert_allclose(some, expected[[3, 119]], atol=tolerance)
     every = append(runner, runner.create_sequence(), long)
-    np.testing.assert_allclose(every, expected, atol=0.02)
+    np.testing.assert_allclose(every, expected, atol=tolerance)
 
 
 @pytest.mark.parametrize("length", [1, 7, 16])
@@ -200,13 +197,13 @@ def test_cells_freed_in_any_order_can_all_be_used_again(runner, story):
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 18), (0, 6), (6, 18), (5, 11)])
-def test_exported_keys_and_values_continue_with_the_same_tokens(path, story, start, stop):
-    runner = open_runner(path)
+def test_exported_keys_and_values_continue_with_the_same_tokens(path, story, start, stop, open_runner):
+    runner = open_runner(path, OPTIONS)
     source = runner.create_sequence()
     append(runner, source, story[:18])
     data = runner.export_kv(source, start, stop)
     runner.close()
-    other = open_runner(path)
+    other = open_runner(path, OPTIONS)
     append(other, other.create_sequence(), story[3:9])  # the cache is not empty when it arrives
     target = other.create_sequence()
     if start:
@@ -217,10 +214,9 @@ def test_exported_keys_and_values_continue_with_the_same_tokens(path, story, sta
     assert other.pages_free() == free - (stop - start)
     logits = append(other, target, [300])
     assert greedy(other, target, logits, 15) == llama_oracle.greedy(path, [*story[:stop], 300], 15, SAME)
-    other.close()
 
 
-def test_an_import_of_anything_else_is_refused_and_changes_nothing(runner, path, story):
+def test_an_import_of_anything_else_is_refused_and_changes_nothing(runner, path, story, open_runner):
     source = runner.create_sequence()
     append(runner, source, story[:12])
     data = runner.export_kv(source, 0, 8)
@@ -228,26 +224,23 @@ def test_an_import_of_anything_else_is_refused_and_changes_nothing(runner, path,
     for start, stop, bad in [(0, 8, data[:-1]), (0, 8, data + b"x"), (0, 8, b""), (0, 7, data), (1, 9, data)]:
         with pytest.raises(ValueError, match="positions"):
             runner.import_kv(target, start, stop, bad)
-    quantised = open_runner(path.with_name("tinystories656K-F32.gguf"))
+    quantised = open_runner(path.with_name("tinystories656K-F32.gguf"), OPTIONS)
     foreign = quantised.create_sequence()
     append(quantised, foreign, story[:8])
     with pytest.raises(ValueError, match="positions"):
         runner.import_kv(target, 0, 8, quantised.export_kv(foreign, 0, 8))
-    quantised.close()
     assert runner.sequence_length(target) == 0
     assert runner.pages_free() == 512 - 12
     runner.import_kv(target, 0, 8, data)
     assert runner.sequence_length(target) == 8
 
 
-def test_identity_tells_models_and_types_apart(runner, path):
+def test_identity_tells_models_and_types_apart(runner, path, open_runner):
     other_type = open_runner(path, LlamaOptions(context_tokens=256, type_k="f32", type_v="f32", gpu_layers=0))
-    other_model = open_runner(path.with_name("tinystories656K-F32.gguf"))
-    again = open_runner(path)
+    other_model = open_runner(path.with_name("tinystories656K-F32.gguf"), OPTIONS)
+    again = open_runner(path, OPTIONS)
     assert len({runner.kv_identity, other_type.kv_identity, other_model.kv_identity}) == 3
     assert again.kv_identity == runner.kv_identity
-    for opened in (other_type, other_model, again):
-        opened.close()
 
 
 @pytest.mark.parametrize(
@@ -278,7 +271,7 @@ def test_bad_handles_and_lengths_are_refused(runner):
     first, second = runner.create_sequence(), runner.create_sequence()
     with pytest.raises(ValueError, match="no sequence 9"):
         runner.run([1], [0], [9], [0])
-    with pytest.raises(ValueError, match="stand together"):
+    with pytest.raises(ValueError, match="are not together"):
         runner.run([1, 1, 1], [0, 0, 1], [first, second, first], [0])
     with pytest.raises(ValueError, match="0 positions, not 1"):
         runner.fork_sequence(first, 1)
@@ -294,14 +287,13 @@ def test_bad_handles_and_lengths_are_refused(runner):
         runner.fork_sequence(first, 0)
 
 
-def test_a_sequence_does_not_outgrow_the_model(path):
+def test_a_sequence_does_not_outgrow_the_model(path, open_runner):
     runner = open_runner(path, LlamaOptions(context_tokens=4096, batch_rows=512, gpu_layers=0))
     sequence = runner.create_sequence()
     while runner.sequence_length(sequence) < runner.max_context:
         append(runner, sequence, [5] * min(512, runner.max_context - runner.sequence_length(sequence)), wanted=[])
     with pytest.raises(ValueError, match="grow beyond"):
         append(runner, sequence, [5])
-    runner.close()
 
 
 def test_a_closed_runner_refuses_and_closes_again(runner):
@@ -314,7 +306,7 @@ def test_a_closed_runner_refuses_and_closes_again(runner):
         runner.run([1], [0], [sequence], [0])
 
 
-def test_quantised_keys_and_values(tmp_path):
+def test_quantised_keys_and_values(tmp_path, open_runner):
     path = sparse_models.write(sparse_models.TINY_QWEN3, tmp_path / "model.gguf")
     options = LlamaOptions(context_tokens=256, gpu_layers=0, type_k="q8_0", type_v="q4_0")
     runner = open_runner(path, options)
@@ -322,10 +314,9 @@ def test_quantised_keys_and_values(tmp_path):
     append(runner, sequence, [1, 2, 3])
     assert runner.kv_bytes_per_token == 2 * 2 * 128 * (34 + 18) // 32  # layers, KV heads, head length, bytes of blocks
     assert abs(len(runner.export_kv(sequence, 0, 3)) - 3 * runner.kv_bytes_per_token) < 300  # positions and headers
-    runner.close()
 
 
-def test_bad_options_and_files_end_in_errors_not_in_the_process(path, data_dir):
+def test_bad_options_and_files_end_in_errors_not_in_the_process(path, data_dir, open_runner):
     with pytest.raises(ValueError, match="max_sequences"):
         open_runner(path, LlamaOptions(max_sequences=256))
     with pytest.raises(ValueError, match="no tensor type"):
@@ -333,17 +324,17 @@ def test_bad_options_and_files_end_in_errors_not_in_the_process(path, data_dir):
     with pytest.raises(LlamaCppError, match="cannot make a context"):
         open_runner(path, LlamaOptions(type_v="q8_0", flash_attention=False, gpu_layers=0))
     with pytest.raises(LlamaCppError, match="cannot load"):
-        open_runner(data_dir / "vocab/ggml-vocab-llama-spm.gguf")
+        open_runner(data_dir / "vocab/ggml-vocab-llama-spm.gguf", OPTIONS)
 
 
-def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
+def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path, open_runner):
     path = sparse_models.write(replace(sparse_models.TINY_QWEN3, architecture="novel"), tmp_path / "model.gguf")
     with pytest.raises(LlamaCppError, match="unknown model architecture: 'novel'"):
-        open_runner(path)
+        open_runner(path, OPTIONS)
 
 
-def test_llama_cpps_log_goes_through_logging(path, caplog):
+def test_llama_cpps_log_goes_through_logging(path, caplog, open_runner):
     caplog.set_level(logging.DEBUG, "localllm.llama_cpp")
-    open_runner(path).close()
+    open_runner(path, OPTIONS)
     assert any("KV buffer size" in record.message for record in caplog.records)
     assert not any("\n" in record.message for record in caplog.records)

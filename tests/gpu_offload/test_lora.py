@@ -1,12 +1,12 @@
 """LoRA adapters on llama.cpp: the logits are those of weights with the adapters merged in."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gguf_io.model_file import open_model
 from gpu_offload import loading
 from gpu_offload.adapters import AdapterSet
 from gpu_offload.errors import LlamaCppError
@@ -47,19 +47,22 @@ def folder(tmp_path_factory, path) -> Path:
     return made
 
 
-def opened(path: Path, *adapters: Path) -> LlamaCppRunner:
-    options = LlamaOptions(
-        context_tokens=512, max_sequences=4, threads=1, gpu_layers=0, flash_attention=True, lora=adapters
-    )
-    with open_model(path) as model:
-        return LlamaCppRunner(model, options)
+@pytest.fixture
+def opened(open_runner) -> Callable[..., LlamaCppRunner]:
+    """Open a model with adapters."""
+    options = LlamaOptions(context_tokens=512, max_sequences=4, threads=1, gpu_layers=0, flash_attention=True)
+    return lambda path, *adapters: open_runner(path, replace(options, lora=adapters))
 
 
 @pytest.fixture
-def runner(path, folder) -> Iterator[LlamaCppRunner]:
-    made = opened(path, folder / "one.gguf", folder / "two.gguf")
-    yield made
-    made.close()
+def runner(path, folder, opened) -> LlamaCppRunner:
+    return opened(path, folder / "one.gguf", folder / "two.gguf")
+
+
+@pytest.fixture(scope="module")
+def tolerance(folder, prompt) -> float:
+    """Rounding of llama.cpp's own, and of adapters applied to results instead of merged into weights."""
+    return 2 * llama_oracle.own_difference(folder / "both.gguf", tuple(prompt), SAME) + 0.02
 
 
 FIRST: AdapterSet = ((0, 1.0),)
@@ -67,18 +70,18 @@ BOTH: AdapterSet = ((0, 0.5), (1, -0.25))
 
 
 @pytest.mark.parametrize(("adapters", "merged"), [(FIRST, "first"), (BOTH, "both"), ((), None)])
-def test_logits_are_those_of_merged_weights(runner, path, folder, prompt, adapters, merged):
+def test_logits_are_those_of_merged_weights(runner, path, folder, prompt, tolerance, adapters, merged):
     sequence = runner.create_sequence(adapters)
     rows = range(len(prompt))
     found = runner.run(prompt, rows, [sequence] * len(prompt), rows)
     expected = llama_oracle.prefill_logits(folder / f"{merged}.gguf" if merged else path, prompt, SAME)
-    np.testing.assert_allclose(found, expected, atol=0.03)
+    np.testing.assert_allclose(found, expected, atol=tolerance)
     if merged:
         plain = llama_oracle.prefill_logits(path, prompt, SAME)
         assert np.abs(expected - plain).max() > 1
 
 
-def test_one_batch_holds_sequences_of_several_sets(runner, path, folder, prompt):
+def test_one_batch_holds_sequences_of_several_sets(runner, path, folder, prompt, tolerance):
     sets = ((), FIRST, BOTH, FIRST)
     handles = [runner.create_sequence(adapters) for adapters in sets]
     count = len(prompt)
@@ -88,16 +91,16 @@ def test_one_batch_holds_sequences_of_several_sets(runner, path, folder, prompt)
     found = runner.run(tokens, positions, sequences, wanted)
     names = (path, folder / "first.gguf", folder / "both.gguf", folder / "first.gguf")
     expected = np.stack([llama_oracle.prefill_logits(name, prompt, SAME)[-1] for name in names])
-    np.testing.assert_allclose(found, expected, atol=0.03)
+    np.testing.assert_allclose(found, expected, atol=tolerance)
 
 
-def test_forks_inherit_and_freed_handles_forget(runner, folder, prompt):
+def test_forks_inherit_and_freed_handles_forget(runner, folder, prompt, tolerance):
     sequence = runner.create_sequence(FIRST)
     runner.run(prompt[:-1], range(len(prompt) - 1), [sequence] * (len(prompt) - 1), [])
     fork = runner.fork_sequence(sequence, len(prompt) - 1)
     expected = llama_oracle.prefill_logits(folder / "first.gguf", prompt, SAME)[-1:]
     found = runner.run(prompt[-1:], [len(prompt) - 1], [fork], [0])
-    np.testing.assert_allclose(found, expected, atol=0.03)
+    np.testing.assert_allclose(found, expected, atol=tolerance)
     runner.free_sequence(sequence)
     again = runner.create_sequence()
     assert again == sequence
@@ -106,21 +109,19 @@ def test_forks_inherit_and_freed_handles_forget(runner, folder, prompt):
     assert np.abs(plain - expected).max() > 1
 
 
-def test_stored_keys_and_values_name_the_adapters(runner, path, folder):
+def test_stored_keys_and_values_name_the_adapters(runner, path, folder, opened):
     plain, other = opened(path), opened(path, folder / "two.gguf")
     assert len({runner.kv_identity, plain.kv_identity, other.kv_identity}) == 3
     assert (plain.adapter_count, other.adapter_count, runner.adapter_count) == (0, 1, 2)
     with pytest.raises(ValueError, match="there are 0 adapters"):
         plain.create_sequence(FIRST)
-    plain.close()
-    other.close()
 
 
-def test_what_is_no_adapter_for_this_model_is_refused(path, folder, tmp_path):
+def test_what_is_no_adapter_for_this_model_is_refused(path, folder, tmp_path, opened):
     made = lora_files.factors(path, 1)
-    with pytest.raises(LlamaCppError, match="is no LoRA adapter"):
+    with pytest.raises(LlamaCppError, match="is not a LoRA adapter"):
         opened(path, path)
-    with pytest.raises(LlamaCppError, match="is no LoRA adapter in GGUF"):
+    with pytest.raises(LlamaCppError, match="is not a LoRA adapter in GGUF"):
         opened(path, lora_files.write(tmp_path / "kind.gguf", made, kind="ia3"))
     with pytest.raises(LlamaCppError, match="is an adapter for 'qwen2'"):
         opened(path, lora_files.write(tmp_path / "architecture.gguf", made, architecture="qwen2"))

@@ -1,4 +1,4 @@
-"""Pictures are looked at before they are decoded: formats, sizes, and files that would unfold to far more."""
+"""Pictures are checked before they are decoded: formats, sizes, and files that decompress to far more."""
 
 import struct
 import zlib
@@ -49,7 +49,7 @@ def test_sizes_are_read_from_headers() -> None:
         (png_header(2**31 - 1, 2**31 - 1), "pixels"),
         (png_header(20000, 1), "16,384 a side"),
         (png_header(8000, 8000), "8000 x 8000"),
-        (png_header(8, 8) + chunk(b"IDAT", zlib.compress(bytes(10**7))) + chunk(b"IEND", b""), "unfolds to more"),
+        (png_header(8, 8) + chunk(b"IDAT", zlib.compress(bytes(10**7))) + chunk(b"IEND", b""), "decompresses to more"),
         (jpeg(65535, 65535), "65535 x 65535"),
         (jpeg(64, 64, scans=100), "more than 64 scans"),
         (b"\xff\xd8\xff\xd9" + bytes(30), "damaged JPEG"),

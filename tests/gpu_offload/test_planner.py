@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from gguf_io.errors import LocalLLMError
 from gguf_io.model_file import ModelFile, open_model
+from gpu_offload import planner
+from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError
+from gpu_offload.estimate import Estimate, Sizes
 from gpu_offload.known_gpus import imagined_gpu, known_gpus
+from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
-from gpu_offload.placement import Gpu
 from gpu_offload.planner import DEFAULT_RESERVE, Plan, PlanRequest, plan
 from tests.gpu_offload import sparse_models
 
@@ -40,8 +43,9 @@ def mixture(folder) -> ModelFile:
     return opened(folder, "QWEN3_30B_A3B")
 
 
-def gpu(gib: float) -> Gpu:
-    return Gpu(f"{gib} GiB", int(gib * GIB), int(gib * GIB))
+def gpu(gib: float, name: str = "") -> Device:
+    label = f"{gib} GiB"
+    return Device(name or label, label, "CUDA", DeviceKind.GPU, int(gib * GIB), int(gib * GIB))
 
 
 def gpu_bytes(found: Plan) -> list[int]:
@@ -72,7 +76,7 @@ def test_without_a_gpu_everything_is_in_main_memory(dense):
     assert found.options.gpu_layers == 0
     (use,) = found.uses
     assert use.weights == sum(tensor.nbytes for tensor in dense.tensors.values())
-    assert use.other == use.kv // 2  # prefixes parked beside the cells
+    assert use.other == use.kv // 2  # copies of prefixes beside the cells
     assert plan(dense, [gpu(24)], RAM).uses[0].other == 0
 
 
@@ -215,7 +219,10 @@ def test_drafts_and_projectors_take_their_part(folder, dense):
 
 def test_a_type_that_does_not_fit_the_heads_is_refused(folder):
     path = sparse_models.write(replace(sparse_models.TINY_QWEN3, head_length=80), folder / "odd.gguf")
-    with open_model(path) as model, pytest.raises(ValueError, match="no multiple of 32"):
+    with (
+        open_model(path) as model,
+        pytest.raises(ValueError, match="heads of 80 numbers do not fit q8_0, which stores 32"),
+    ):
         plan(model, [], RAM, PlanRequest(kv_types=("q8_0", "q8_0")))
 
 
@@ -227,6 +234,61 @@ def test_the_table_has_a_row_a_place_and_adds_up(dense):
     for row in rows:
         *parts, needed = (int(cell.replace(",", "")) for cell in row[1:6])
         assert needed == pytest.approx(sum(parts), abs=2)
+
+
+class Report:
+    """llama.cpp's figures in place of its own: the estimates, and something more on GPUs that hold layers."""
+
+    def __init__(self, more: int, *names: str) -> None:
+        self.more = more
+        self.names = names
+        self.asked: list[LlamaOptions] = []
+
+    def __call__(self, model: ModelFile, options: LlamaOptions) -> dict[str, Sizes] | None:
+        self.asked.append(options)
+        units = options.gpu_layers or 0
+        counts = tuple(map(int, options.tensor_split)) or (units,)
+        estimate = Estimate(ModelNeeds(model), options, counts)
+        found, start = {"": estimate.in_main_memory()}, estimate.first
+        for name, count in zip(self.names, counts, strict=True):
+            guess = estimate.on_gpu(start, start + count)
+            found[name] = replace(guess, compute=guess.compute + self.more) if count else guess
+            start += count
+        return found
+
+
+@pytest.mark.parametrize("more", [-(2**28), 0, 2**28, 2**30])
+@pytest.mark.parametrize("gib", [3, 6, 7.5, 24])
+def test_llama_cpps_figures_correct_the_estimates(dense, monkeypatch, more, gib):
+    report = Report(more, "CUDA0")
+    monkeypatch.setattr(planner, "dry_run", report)
+    found = plan(dense, [gpu(gib, "CUDA0")], RAM, PlanRequest(dry_run=True))
+    assert found.measured and "sizes reported by llama.cpp" in found.notes
+    assert found.fits
+    if found.options.gpu_layers:
+        assert found.uses[1] == replace(found.uses[1], compute=report(dense, found.options)["CUDA0"].compute)
+    # What the estimates would have chosen with so much more or less room.
+    expected = plan(dense, [gpu(gib - more / GIB)], RAM).options
+    assert found.options == expected
+    assert len(report.asked) <= planner._DRY_RUNS + 1
+
+
+def test_figures_for_several_gpus_move_layers_between_them(dense, monkeypatch):
+    report = Report(2**29, "CUDA0", "CUDA1")
+    monkeypatch.setattr(planner, "dry_run", report)
+    found = plan(dense, [gpu(3.5, "CUDA0"), gpu(3.5, "CUDA1")], RAM, PlanRequest(context_tokens=4096, dry_run=True))
+    assert found.measured and found.fits
+    assert found.options.gpu_layers == sum(found.options.tensor_split) < 33
+    expected = plan(dense, [gpu(3), gpu(3)], RAM, PlanRequest(context_tokens=4096))
+    assert found.options == expected.options
+
+
+def test_without_figures_of_these_devices_the_estimates_hold(dense, monkeypatch):
+    for report in (lambda *_: None, Report(0, "CUDA7")):
+        monkeypatch.setattr(planner, "dry_run", report)
+        found = plan(dense, [gpu(24, "CUDA0")], RAM, PlanRequest(dry_run=True))
+        assert not found.measured and "sizes estimated from the file's header" in found.notes
+        assert found.uses == plan(dense, [gpu(24)], RAM).uses
 
 
 @pytest.mark.parametrize(
@@ -242,12 +304,12 @@ def test_the_table_has_a_row_a_place_and_adds_up(dense):
 )
 def test_gpus_that_are_not_here(text, name, gib):
     found = imagined_gpu(text)
-    assert found.name == name
+    assert (found.label, found.backend) == (name, "")
     assert 0.95 * gib * GIB <= found.free_bytes == found.total_bytes <= gib * GIB
 
 
 def test_every_known_gpu_is_found_by_its_name():
-    assert all(imagined_gpu(name).name == name for name in known_gpus())
+    assert all(imagined_gpu(name).label == name for name in known_gpus())
 
 
 def test_an_unknown_gpu_names_the_nearest():
@@ -257,5 +319,5 @@ def test_an_unknown_gpu_names_the_nearest():
 
 @pytest.mark.parametrize("text", ["", "8", "???"])
 def test_what_resembles_none_is_told_all(text):
-    with pytest.raises(LocalLLMError, match=r"like 8GiB, or one of: RTX 5090, .*Arc B580"):
+    with pytest.raises(LocalLLMError, match=r"like 8GiB, or one of: RTX 3070, .*Instinct MI300X"):
         imagined_gpu(text)

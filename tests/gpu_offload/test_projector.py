@@ -12,7 +12,14 @@ from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError, PictureError
 from gpu_offload.image_rows import ImageRows
 from gpu_offload.runner import LlamaCppRunner
 from tests.gpu_offload.projector_files import PATCHES, png, write_projector
-from tests.gpu_offload.projector_runs import append, opened, oracle_logits, whole_prompt
+from tests.gpu_offload.projector_runs import (
+    append,
+    batch_difference,
+    close_sequences,
+    opened,
+    oracle_logits,
+    whole_prompt,
+)
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
@@ -34,12 +41,18 @@ def projector(request, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runner(path, projector) -> Iterator[LlamaCppRunner]:
+def loaded(path, projector) -> Iterator[LlamaCppRunner]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "can_repack", lambda: False)
         made = opened(path, projector)
     yield made
     made.close()
+
+
+@pytest.fixture
+def runner(loaded) -> Iterator[LlamaCppRunner]:
+    yield loaded
+    close_sequences(loaded)
 
 
 def test_logits_after_an_image_are_llama_cpps(path, projector, runner):
@@ -53,17 +66,15 @@ def test_logits_after_an_image_are_llama_cpps(path, projector, runner):
     sequence = runner.create_sequence()
     found = append(runner, sequence, whole_prompt(path, pieces), wanted=True)[-1]
     expected = oracle_logits(path, projector, image)
-    np.testing.assert_allclose(found, expected, atol=2e-3)
+    tolerance = 2 * batch_difference(runner, whole_prompt(path, pieces)) + 1e-3
+    np.testing.assert_allclose(found, expected, atol=tolerance)
     assert np.abs(oracle_logits(path, projector, png(4)) - expected).max() > 0.05
 
     # The keys and values of an image are shared like any others, and exported whole.
     prefix = len(whole_prompt(path, pieces)[0]) + sum(len(getattr(piece, "ids", piece)) for piece in pieces)
     fork = runner.fork_sequence(sequence, prefix)
     again = append(runner, fork, whole_prompt(path, pieces)[-1:], wanted=True)[-1]
-    np.testing.assert_allclose(again, expected, atol=2e-3)
-    for one in (sequence, fork):
-        runner.free_sequence(one)
-    assert runner.pages_free() == runner.pages_total()
+    np.testing.assert_allclose(again, expected, atol=tolerance)
 
 
 def test_an_image_has_its_own_ids_and_is_encoded_once(runner):
@@ -95,8 +106,6 @@ def test_rows_that_cannot_be_appended_change_nothing(path, projector, runner):
     with pytest.raises(LlamaCppMemoryError, match="do not fit"):
         runner.append_image(sequence, zeros(300, False))
     assert runner.sequence_length(sequence) == 0
-    runner.free_sequence(sequence)
-    runner.free_sequence(other)
     with pytest.raises(PictureError, match="is a GIF"):
         runner.projector.see(b"GIF89a")
 
@@ -104,7 +113,7 @@ def test_rows_that_cannot_be_appended_change_nothing(path, projector, runner):
 def test_files_that_are_no_projector_of_this_model_are_refused(path, tmp_path):
     wide = write_projector(tmp_path / "wide.gguf", width=96)
     other = write_projector(tmp_path / "other.gguf", architecture="llama")
-    for file, problem in [(wide, "mismatch"), (other, "no projector"), (path, "no projector")]:
+    for file, problem in [(wide, "mismatch"), (other, "not a projector"), (path, "not a projector")]:
         with pytest.raises(LlamaCppError, match=problem):
             opened(path, file)
     with pytest.raises(ModelFileError):

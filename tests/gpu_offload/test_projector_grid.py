@@ -6,11 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_offload import loading, parking
+from gpu_offload import loading
 from gpu_offload.image_rows import ImageRows
 from gpu_offload.runner import LlamaCppRunner
 from tests.gpu_offload.projector_files import png, write_projector, write_qwen2vl
-from tests.gpu_offload.projector_runs import AFTER, append, opened, oracle_logits, whole_prompt
+from tests.gpu_offload.projector_runs import (
+    AFTER,
+    append,
+    batch_difference,
+    close_sequences,
+    opened,
+    oracle_logits,
+    whole_prompt,
+)
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
@@ -33,12 +41,24 @@ def files(data_dir, tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def runner(files) -> Iterator[LlamaCppRunner]:
+def loaded(files) -> Iterator[LlamaCppRunner]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "can_repack", lambda: False)
         made = opened(*files, batch_rows=16)  # WIDE takes two steps
     yield made
     made.close()
+
+
+@pytest.fixture
+def runner(loaded) -> Iterator[LlamaCppRunner]:
+    yield loaded
+    close_sequences(loaded)
+
+
+@pytest.fixture(scope="module")
+def tolerance(files, loaded) -> float:
+    """What rounding may come to on this processor, far below what another image changes (0.05)."""
+    return 2 * batch_difference(loaded, whole_prompt(files[0], loaded.projector.see(WIDE))) + 1e-3
 
 
 def rows_of(runner: LlamaCppRunner, image: bytes) -> ImageRows:
@@ -56,58 +76,39 @@ def test_rows_stand_in_a_grid_that_takes_fewer_positions(runner):
     assert x.tolist() == [10 + row % width for row in range(width * height)]
 
 
-def test_logits_after_an_image_are_llama_cpps(files, runner):
+def test_logits_after_an_image_are_llama_cpps(files, runner, tolerance):
     sequence = runner.create_sequence()
     prompt = whole_prompt(files[0], runner.projector.see(WIDE))
     found = append(runner, sequence, prompt, wanted=True)[-1]
     expected = oracle_logits(*files, WIDE)
-    np.testing.assert_allclose(found, expected, atol=2e-3)
+    np.testing.assert_allclose(found, expected, atol=tolerance)
     assert np.abs(oracle_logits(*files, png(4, width=96, height=48)) - expected).max() > 0.05
 
     # A fork behind the image, one before it, and one that is cut back, all go on at the right positions.
     text, mark = len(prompt[0]), len(prompt[1])  # the mark stands before the image
     stored = runner.sequence_length(sequence)
     fork = runner.fork_sequence(sequence, stored - len(prompt[-1]))
-    np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=2e-3)
+    np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=tolerance)
     runner.truncate_sequence(fork, stored - len(prompt[-1]))
-    np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=2e-3)
+    np.testing.assert_allclose(append(runner, fork, prompt[-1:], wanted=True)[-1], expected, atol=tolerance)
     before = runner.fork_sequence(sequence, text)
-    np.testing.assert_allclose(append(runner, before, prompt[1:], wanted=True)[-1], expected, atol=2e-3)
+    np.testing.assert_allclose(append(runner, before, prompt[1:], wanted=True)[-1], expected, atol=tolerance)
     with pytest.raises(ValueError, match="within an image"):
         runner.fork_sequence(sequence, text + mark + 1)
-    for one in (sequence, fork, before):
-        runner.free_sequence(one)
-    assert runner.pages_free() == runner.pages_total()
 
 
-def test_text_around_images_is_saved_and_restored_at_its_positions(files, runner):
+def test_text_around_images_is_saved_and_restored_at_its_positions(files, runner, tolerance):
     sequence, other = runner.create_sequence(), runner.create_sequence()
     prompt = whole_prompt(files[0], (*runner.projector.see(WIDE), *runner.projector.see(png(5))))
-    expected = append(runner, sequence, prompt, wanted=True)[-1]
+    append(runner, sequence, prompt)
     stored, tail = runner.sequence_length(sequence), len(prompt[-1])
     data = runner.export_kv(sequence, stored - tail, stored)
     append(runner, other, prompt[:-1])
     runner.import_kv(other, stored - tail, stored, data)
-    runner.truncate_sequence(other, stored - 1)
-    again = append(runner, other, (prompt[-1][-1:],), wanted=True)[-1]
-    np.testing.assert_allclose(again, expected, atol=2e-3)
-    assert len(AFTER) > tail > 1
+    # The last row is computed alone, in the sequence that was restored and in the one that was not.
+    found = []
     for one in (sequence, other):
-        runner.free_sequence(one)
-
-
-def test_images_stay_in_their_cells_while_the_text_behind_them_is_parked(files, runner, monkeypatch):
-    monkeypatch.setattr(parking, "LEAST_TOKENS", 1)
-    sequence, other = runner.create_sequence(), runner.create_sequence()
-    prompt = whole_prompt(files[0], runner.projector.see(WIDE))
-    expected = append(runner, sequence, prompt, wanted=True)[-1]
-    runner.park_sequence(sequence)
-    append(runner, other, ((prompt[0] * 4)[: parking.PROMPT_ROWS],))
-    (image,) = (at for at, piece in enumerate(prompt) if isinstance(piece, ImageRows))
-    assert runner.pages_parked() == sum(map(len, prompt[image + 1 :]))
-    runner.check_parked()
-    fork = runner.fork_sequence(sequence, runner.sequence_length(sequence) - 1)
-    again = append(runner, fork, (prompt[-1][-1:],), wanted=True)[-1]
-    np.testing.assert_allclose(again, expected, atol=2e-3)
-    for one in (sequence, other, fork):
-        runner.free_sequence(one)
+        runner.truncate_sequence(one, stored - 1)
+        found.append(append(runner, one, (prompt[-1][-1:],), wanted=True)[-1])
+    np.testing.assert_allclose(found[1], found[0], atol=tolerance)
+    assert len(AFTER) > tail > 1

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gguf_io.model_file import open_model
+from gpu_offload.estimate import Estimate
 from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
-from gpu_offload.placement import Placement
 from gpu_offload.runner import LlamaCppRunner
 from tests.oracle import llama_oracle
 
@@ -63,11 +63,8 @@ def path(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def runner(path):
-    with open_model(path) as model:
-        opened = LlamaCppRunner(model, LlamaOptions(context_tokens=256, max_sequences=3, gpu_layers=0, threads=1))
-    yield opened
-    opened.close()
+def runner(path, open_runner) -> LlamaCppRunner:
+    return open_runner(path, LlamaOptions(context_tokens=256, max_sequences=3, gpu_layers=0, threads=1))
 
 
 def continued(runner: LlamaCppRunner, sequence: int, token: int, count: int) -> list[int]:
@@ -126,7 +123,7 @@ def test_whole_sequences_can_be_saved_and_restored(runner, path):
 def test_the_state_is_counted_a_sequence_not_a_token(runner, path):
     assert runner.kv_bytes_per_token == 0
     with open_model(path) as model:
-        use = Placement(ModelNeeds(model), LlamaOptions(context_tokens=256, max_sequences=3), ()).main_memory(0)
+        use = Estimate(ModelNeeds(model), LlamaOptions(context_tokens=256, max_sequences=3), ()).in_main_memory()
     with llama_oracle.recorded_log() as log, llama_oracle.context(path, 64):
         pass
     line = next(line for line in "".join(log).split("\n") if "llama_memory_recurrent: size" in line)

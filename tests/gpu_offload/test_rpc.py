@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
+from gpu_offload.library import ABORTED
 from gpu_offload.rpc import add_workers, can_reach_workers
 from tests.fakes.rpc_worker import rpc_worker
 from tests.oracle import llama_oracle
@@ -64,8 +67,53 @@ def test_nobody_there_does_not_end_the_process(built_in: None) -> None:
 def test_somebody_else_there_does_not_end_it_either(built_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_offload.rpc._TRY_SECONDS", 3)
     silent = socket.create_server(("127.0.0.1", 0))
-    with silent, pytest.raises(DeviceRequestError, match="says nothing for 3 s"):
+    with silent, pytest.raises(DeviceRequestError, match="does not answer within 3 s"):
         add_workers([f"127.0.0.1:{silent.getsockname()[1]}"])
+
+
+def test_a_worker_that_sends_nonsense_is_refused(built_in: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as liar:
+        threading.Thread(target=_send_nonsense, args=(liar,), daemon=True).start()
+        with pytest.raises(DeviceRequestError, match="cannot be used"):
+            add_workers([f"127.0.0.1:{liar.getsockname()[1]}"])
+
+
+def _send_nonsense(liar: socket.socket) -> None:
+    connection, _ = liar.accept()
+    with connection:
+        connection.recv(1)
+        connection.sendall(bytes(range(256)) * 16)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_answer_with_one_line_that_says_so(
+    built_in: None, model: str, tmp_path: Path
+) -> None:
+    """llama.cpp ends the process; what is stored is whole (tests/e2e/test_abort.py)."""
+    with rpc_worker() as address:
+        command = [
+            sys.executable,
+            "-c",
+            "from localllm.cli.main import main; main()",
+            "run",
+            model,
+            "Once upon",
+            "--raw",
+        ]
+        environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+        answer = subprocess.Popen(
+            [*command, "--rpc", address, "--max-tokens", "400"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert answer.stdout is not None
+        assert answer.stdout.read(8)
+    _, said = answer.communicate()
+    assert answer.returncode == -signal.SIGABRT
+    last = said.decode().splitlines()[-1]
+    assert last.startswith(ABORTED) and "Remote RPC server" in last
 
 
 @pytest.mark.slow

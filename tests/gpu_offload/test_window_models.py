@@ -8,6 +8,7 @@ import pytest
 from gguf_io.model_file import open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from localllm.engine.backends import LLAMA_SEQUENCES
 from tests.gpu_offload import sparse_models
 from tests.oracle import llama_oracle
 
@@ -22,16 +23,9 @@ def path(tmp_path_factory) -> Path:
     return sparse_models.write(sparse_models.TINY_GEMMA3, tmp_path_factory.mktemp("models") / "gemma.gguf", seed=3)
 
 
-def opened(path: Path, *, full: bool) -> LlamaCppRunner:
-    with open_model(path) as model:
-        return LlamaCppRunner(model, replace(OPTIONS, full_window_cache=full))
-
-
 @pytest.fixture
-def runner(path):
-    made = opened(path, full=True)
-    yield made
-    made.close()
+def runner(path, open_runner) -> LlamaCppRunner:
+    return open_runner(path, OPTIONS)
 
 
 def prefilled(runner: LlamaCppRunner, tokens: list[int]) -> int:
@@ -92,17 +86,8 @@ def test_windows_leave_numbers_for_half_the_sequences(path):
         LlamaCppRunner(model, replace(OPTIONS, max_sequences=128))
 
 
-def test_a_cache_of_the_window_alone_cannot_be_cut(path):
-    runner = opened(path, full=False)
-    assert not runner.can_truncate
-    sequence = prefilled(runner, PROMPT)
-    assert runner.most_parked() == 0
-    with pytest.raises(ValueError, match="cannot be cut"):
-        runner.truncate_sequence(sequence, 30)
-    data = runner.export_kv(sequence, 0, 100)
-    target = runner.create_sequence()
-    runner.import_kv(target, 0, 100, data)
-    expected = llama_oracle.greedy(path, [*PROMPT, 9], 12)
-    assert continued(runner, runner.fork_sequence(sequence, 100), 9) == expected
-    assert continued(runner, target, 9) == expected
-    runner.close()
+def test_the_engines_number_of_sequences_and_more_open(path):
+    """Twice as many in llama.cpp: it aborts the process where it may return fewer rows of logits than sequences."""
+    for sequences in (LLAMA_SEQUENCES, 127):
+        with open_model(path) as model:
+            LlamaCppRunner(model, replace(OPTIONS, max_sequences=sequences, batch_rows=16)).close()

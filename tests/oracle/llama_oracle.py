@@ -154,6 +154,17 @@ def decode_logits(path: Path | str, tokens: Sequence[int], setup: Setup = DEFAUL
         return np.concatenate([_decode(handle, [token], position) for position, token in enumerate(tokens)])
 
 
+@functools.cache
+def own_difference(path: Path | str, tokens: tuple[int, ...], setup: Setup = DEFAULT) -> float:
+    """Return the largest difference between logits of one batch and of one token at a time.
+
+    llama.cpp's kernels round differently for other batches, and each processor has its own kernels. What is computed in
+    other batches than an expected value may differ by a small multiple of this.
+    """
+    whole, single = prefill_logits(path, tokens, setup), decode_logits(path, tokens, setup)
+    return float(np.abs(whole - single).max())
+
+
 def hidden_states(path: Path | str, tokens: Sequence[int]) -> NDArray[np.float32]:
     """Return the last hidden state after every token of one text, unpooled: float32[len(tokens), embedding]."""
     llama = api()

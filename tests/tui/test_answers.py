@@ -4,13 +4,12 @@ import asyncio
 
 from textual.widgets import Collapsible, Markdown, Static
 
-from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
+from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
-from localllm.engine.tool_calls import ToolCall
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.backend import AnswerUpdate
 from tui.sessions import SessionStore
 from tui.widgets.answer_view import AnswerView
 
@@ -39,7 +38,7 @@ def test_an_answer_streams_and_is_kept(make_app: MakeApp, store: SessionStore) -
     assert (question.content, answer.content) == ("Hi there", "Hello **world**")
     assert answer.finish_reason == "stop"
     assert answer.stats["speed"] == 20.0  # 40 tokens after the first in 2 s
-    assert [(turn.role, turn.content) for turn in backend.requests[0].turns] == [("user", "Hi there")]
+    assert backend.requests[0].messages == [{"role": "user", "content": "Hi there"}]
 
 
 def test_escape_stops_and_the_partial_answer_stays(make_app: MakeApp, store: SessionStore) -> None:
@@ -123,7 +122,7 @@ def test_thinking_is_folded_and_kept_apart(make_app: MakeApp) -> None:
 
 def test_tools_that_are_asked_for_stand_apart_and_go_back_as_calls(make_app: MakeApp, store: SessionStore) -> None:
     call = ToolCall("weather", {"city": "Köln"})
-    asks = AnswerUpdate((AnswerPart(PartKind.TOOL_CALLS, "<tool_call>...", (call,)),))
+    asks = AnswerEvent((AnswerPart(PartKind.TOOL_CALLS, "<tool_call>...", (call,)),))
     backend = FakeBackend([said("I look."), asks, ended()], [said("Rain."), ended()])
 
     async def flow() -> None:
@@ -137,9 +136,9 @@ def test_tools_that_are_asked_for_stand_apart_and_go_back_as_calls(make_app: Mak
 
     asyncio.run(flow())
     assert store.path(store.sessions()[0].id)[1].calls == (call,)
-    turn = backend.requests[1].turns[1]
     function = {"name": "weather", "arguments": {"city": "Köln"}}
-    assert (turn.content, turn.call_objects()) == ("I look.", [{"type": "function", "function": function}])
+    calls = [{"type": "function", "function": function}]
+    assert backend.requests[1].messages[1] == {"role": "assistant", "content": "I look.", "tool_calls": calls}
 
 
 def test_control_characters_of_a_model_do_not_reach_the_terminal(make_app: MakeApp) -> None:
@@ -180,6 +179,6 @@ def test_keys_that_come_in_one_burst_are_all_sent(make_app: MakeApp) -> None:
             await loaded(pilot)
             await pilot.press(*"burst", "enter")
             await answered(pilot)
-            assert backend.requests[0].turns[-1].content == "burst"
+            assert backend.requests[0].messages[-1]["content"] == "burst"
 
     asyncio.run(flow())

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from textual.events import Paste
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from localllm.engine.request import SamplingParams
+from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from tests.fakes.fake_backend import FakeBackend, ended, said
@@ -21,7 +20,6 @@ from tests.oracle import llama_oracle
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of
-from tui.backend import ChatRequest, Turn
 from tui.engine_backend import EngineBackend
 from tui.sessions import SessionStore
 from tui.sessions.export import as_json, as_markdown
@@ -66,9 +64,8 @@ def test_a_picture_goes_with_its_token_count_and_is_kept(make_app: MakeApp, stor
 
     asyncio.run(flow())
     for request in backend.requests:
-        (turn,) = request.turns
-        assert (turn.content, turn.pictures) == ("What is @fox.png?", (png(1),))
-        assert turn.parts == [{"type": "image", "data": png(1)}, {"type": "text", "text": "What is @fox.png?"}]
+        parts = [{"type": "image", "data": png(1)}, {"type": "text", "text": "What is @fox.png?"}]
+        assert request.messages == [{"role": "user", "content": parts}]
     (session,) = store.sessions()
     messages = store.path(session.id)
     assert messages[0].pictures() == (png(1),)
@@ -117,13 +114,12 @@ def test_a_chat_with_a_picture_goes_on_with_a_model_that_reads_text_only(
 
     asyncio.run(flow())
     blind = backend.requests[1]
-    assert [turn.content for turn in blind.turns] == [
+    assert [message["content"] for message in blind.messages] == [
         "Picture fox.png: it cannot be shown to you.\n\nWhat is @fox.png?",
         "A fox.",
         "Are you sure?",
     ]
-    assert not any(turn.pictures for turn in blind.turns)
-    assert backend.requests[2].turns[0].pictures == (png(1),)
+    assert backend.requests[2].messages[0]["content"][0] == {"type": "image", "data": png(1)}
     (session,) = store.sessions()
     assert [message.stats.get("unseen") for message in store.path(session.id)[1::2]] == [[], ["fox.png"], []]
 
@@ -161,10 +157,9 @@ def test_an_edited_message_keeps_what_it_still_names(make_app: MakeApp, folder: 
             await resend(pilot, backend)
 
     asyncio.run(flow())
-    (turn,) = backend.requests[1].turns
-    assert not turn.pictures
-    assert "File a note.txt:\n```\nthree short words" in turn.content
-    assert "File new.txt:\n```\nnew" in turn.content
+    (message,) = backend.requests[1].messages
+    assert "File a note.txt:\n```\nthree short words" in message["content"]
+    assert "File new.txt:\n```\nnew" in message["content"]
 
 
 def test_a_path_that_is_pasted_becomes_a_mention(make_app: MakeApp, folder: Path) -> None:
@@ -199,7 +194,7 @@ def test_a_long_text_that_is_pasted_becomes_an_attachment(make_app: MakeApp) -> 
             assert f"▤ {name} · 80 tokens" in str(chat.query_one(".attachment", Static).content)
 
     asyncio.run(flow())
-    assert f"```\n{text}\n```" in backend.requests[0].turns[0].content
+    assert f"```\n{text}\n```" in backend.requests[0].messages[0]["content"]
 
 
 @llama_oracle.needs_llama
@@ -213,12 +208,12 @@ def test_a_real_model_sees_the_picture(data_dir: Path, tmp_path: Path) -> None:
         taken = backend.picture_tokens(png(1))
         prompts = []
         for pictures in ((), (png(1),)):
-            turn = Turn("user", "Once upon a time", pictures=pictures)
-            answer = backend.submit(ChatRequest((turn,), SamplingParams(temperature=0), max_tokens=4))
-            while (update := answer.poll()) is None or update.finish_reason is None:
-                time.sleep(0.005)
-            assert update.error is None
-            prompts.append(update.counts.prompt)
+            parts = [*({"type": "image", "data": data} for data in pictures), {"type": "text", "text": "Once upon"}]
+            messages = [{"role": "user", "content": parts}]
+            request = AnswerRequest(messages=messages, continues_text=True, sampling={"temperature": 0}, max_tokens=4)
+            last = list(backend.submit(request))[-1]
+            assert last.error is None
+            prompts.append(last.counts.prompt)
     finally:
         backend.close()
     assert taken is not None

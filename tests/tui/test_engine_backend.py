@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from localllm.engine.answer_parts import PartKind
+from localllm.answer.event import PartKind
+from localllm.answer.local import LocalModel
+from localllm.answer.request import AnswerRequest
 from localllm.engine.backends import BackendChoice
-from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
 from localllm.library.behaviour import Behaviour
 from localllm.settings import Settings
-from tui.backend import ChatRequest, Turn
+from tui.backend import ModelInfo
 from tui.engine_backend import EngineBackend, _place
 
 THINK = (("<think>", "</think>"),)
@@ -48,6 +49,7 @@ class Model:
             tool_call_markers=(),
             stop_strings=("[",),
             render=render,
+            supports_thinking=False,
             starts_in_reasoning=lambda _rendered: starts_in_reasoning,
         )
         self.tokenizer = SimpleNamespace(
@@ -55,24 +57,24 @@ class Model:
             markup=lambda _text: [],
             add_bos=False,
             bos_id=None,
+            token_bytes=lambda token: bytes([token]),
         )
 
-    chat_prompt = LoadedModel.chat_prompt
 
-
-def ask(model: Any, request: ChatRequest, behaviour: Behaviour | None = None) -> tuple[str, list[tuple[str, str]]]:
+def ask(model: Any, messages: list[Any], behaviour: Behaviour | None = None) -> tuple[str, list[tuple[str, str]]]:
     """The prompt as text, and the answer's parts."""
     backend = EngineBackend(lambda _: Settings())
-    backend._model, backend._behaviour = model, behaviour or Behaviour()
-    answer = backend.submit(request)
+    backend._model, backend._info = LocalModel("m", model, behaviour or Behaviour()), ModelInfo("m", "here", 512)
+    answer = backend.submit(AnswerRequest(messages=messages, continues_text=True))
     parts = []
-    while (update := answer.poll()) is not None:
-        parts += [(str(part.kind), part.text) for part in update.parts]
+    while events := answer.poll():
+        parts += [(str(part.kind), part.text) for event in events for part in event.parts]
     return "".join(map(chr, model.engine.requests[0].prompt)), parts
 
 
-def cut(content: str, reasoning: str) -> ChatRequest:
-    return ChatRequest((Turn("user", "2+2?"), Turn("assistant", content, reasoning)), continues=True)
+def cut(content: str, reasoning: str) -> list[Any]:
+    answer = {"role": "assistant", "content": content, "reasoning_content": reasoning}
+    return [{"role": "user", "content": "2+2?"}, answer]
 
 
 @pytest.mark.parametrize(
@@ -98,14 +100,14 @@ def test_a_cut_answer_goes_on_where_it_was(
 def test_what_a_manifest_says_is_followed() -> None:
     behaviour = Behaviour(system="Be a pirate.", stop=("END",), messages=({"role": "user", "content": "Ahoy"},))
     model = Model("Arr")
-    asked, _ = ask(model, ChatRequest((Turn("user", "Hi"),)), behaviour)
+    asked, _ = ask(model, [{"role": "user", "content": "Hi"}], behaviour)
     assert asked == "[system]Be a pirate.[user]Ahoy[user]Hi"
-    assert model.engine.requests[0].stop == ("[", "END")
+    assert set(model.engine.requests[0].stop) == {"[", "END"}
 
 
 def test_the_users_system_prompt_replaces_the_manifests() -> None:
-    turns = (Turn("system", "Be brief."), Turn("user", "Hi"))
-    asked, _ = ask(Model("Arr"), ChatRequest(turns), Behaviour(system="Be a pirate."))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    asked, _ = ask(Model("Arr"), messages, Behaviour(system="Be a pirate."))
     assert asked == "[system]Be brief.[user]Hi"
 
 

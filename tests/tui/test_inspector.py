@@ -1,18 +1,19 @@
 """The inspector's pictures, from figures counted by hand, and the screen that shows them."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import numpy as np
 from textual.widgets import Static
 
+from localllm.answer.event import AnswerEvent, Logprob
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
 from localllm.engine.request import Counts, Timings
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
 from tui import drawings
-from tui.backend import AnswerUpdate, TokenChoice
 from tui.latency import Latency
 from tui.screens.inspector import InspectorScreen
 
@@ -66,19 +67,19 @@ def test_a_histogram_counts_by_powers_of_two() -> None:
 def test_latency_comes_from_the_events() -> None:
     latency = Latency()
     for generated, decode_s in ((1, 0.0), (3, 0.2), (4, 0.5)):
-        latency.observe(AnswerUpdate(counts=Counts(generated=generated), timings=Timings(0, 0, decode_s, 0.75)))
+        latency.observe(AnswerEvent(counts=Counts(generated=generated), timings=Timings(0, 0, decode_s, 0.75)))
     assert list(latency.ttft) == [0.75]
     assert [round(seconds, 6) for seconds in latency.itl] == [0.1, 0.1, 0.3]
 
 
 def test_tokens_show_their_rivals() -> None:
-    token = TokenChoice(" cat", 0.75, ((" cat", 0.75), (" dog", 0.2)))
+    token = Logprob(b" cat", math.log(0.75), ((b" cat", math.log(0.75)), (b" dog", math.log(0.2))))
     assert str(drawings.choices([token])).split() == ["␣cat", "75.0%", "␣dog", "20%"]
 
 
 def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
-    token = TokenChoice(" cat", 0.75, ((" dog", 0.2),))
-    backend = FakeBackend([said("One."), ended()], [replace(said("Two."), choices=(token,)), ended()])
+    token = Logprob(b" cat", math.log(0.75), ((b" dog", math.log(0.2)),))
+    backend = FakeBackend([said("One."), ended()], [replace(said("Two."), logprobs=(token,)), ended()])
     backend.snapshot = SNAPSHOT
 
     async def flow() -> None:
@@ -99,7 +100,7 @@ def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
             await until(pilot, lambda: "␣cat" in str(tokens.content))
 
     asyncio.run(flow())
-    assert [request.sampling.logprobs for request in backend.requests] == [None, 5]
+    assert [request.sampling.get("logprobs") for request in backend.requests] == [None, 5]
 
 
 def test_without_an_engine_the_screen_says_so(make_app: MakeApp) -> None:

@@ -8,14 +8,14 @@ from concurrent.futures import Future
 import numpy as np
 from textual.pilot import Pilot
 
-from localllm.engine.answer_parts import AnswerPart, PartKind
+from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
+from localllm.answer.tool_calls import ToolCall
 from localllm.engine.inspection import EngineSnapshot
-from localllm.engine.tool_calls import ToolCall
 from localllm.errors import LocalLLMError
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.backend import AnswerUpdate, ModelChoice
+from tui.backend import ModelChoice
 from tui.screens.inspector import InspectorScreen
 from tui.screens.models import ModelsScreen
 from tui.sessions import SessionStore
@@ -28,7 +28,7 @@ LOOK = EngineSnapshot(
 class Slow(FakeBackend):
     """Looks into the engine and lists of models come when the test lets them."""
 
-    def __init__(self, *scripts: Sequence[AnswerUpdate], fails: bool = False) -> None:
+    def __init__(self, *scripts: Sequence[AnswerEvent], fails: bool = False) -> None:
         super().__init__(*scripts)
         self.look: Future[EngineSnapshot] = Future()
         self.listed = threading.Event()
@@ -88,7 +88,7 @@ def test_an_answer_comes_late(make_app: MakeApp, store: SessionStore) -> None:
             await say(pilot, "Go")
             await until(pilot, lambda: chat.conversation.messages and chat.conversation.messages[-1].content)
             await widgets_leave(pilot)
-            backend.answers[0].push(said("Hm.", PartKind.REASONING), said("an answer"), AnswerUpdate((call,)), ended())
+            backend.answers[0].push(said("Hm.", PartKind.REASONING), said("an answer"), AnswerEvent((call,)), ended())
             await until(pilot, lambda: not chat.busy)
 
     asyncio.run(flow())

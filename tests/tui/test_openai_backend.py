@@ -5,76 +5,77 @@ from collections.abc import Iterator
 
 import pytest
 
-from localllm.engine.request import FinishReason, SamplingParams
+from localllm.answer.event import AnswerEvent, AnswerStream
+from localllm.answer.request import AnswerRequest
+from localllm.engine.request import FinishReason
 from localllm.errors import RequestError
-from localllm.remote.errors import RemoteError
-from localllm.remote.server import remote_server
+from localllm.remote.connection import RemoteError
+from localllm.remote.openai import OpenAIServer
 from localllm.settings import Settings
-from tests.fakes.openai_server import OpenAIServer, openai_server
-from tui.backend import AnswerUpdate, ChatRequest, Turn
-from tui.openai_backend import OpenAIAnswer, OpenAIBackend
+from tests.fakes.openai_server import ScriptedOpenAI, openai_server
+from tui.server_backend import OpenAIBackend
+
+HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def script() -> Iterator[OpenAIServer]:
+def script() -> Iterator[ScriptedOpenAI]:
     with openai_server() as server:
         yield server
 
 
 @pytest.fixture
-def backend(script: OpenAIServer) -> OpenAIBackend:
-    return OpenAIBackend(remote_server(script.address, Settings()))
+def backend(script: ScriptedOpenAI) -> OpenAIBackend:
+    return OpenAIBackend(OpenAIServer.at(script.address, Settings()))
 
 
-def read(answer: OpenAIAnswer) -> list[AnswerUpdate]:
+def read(answer: AnswerStream) -> list[AnswerEvent]:
     """Every update up to the last."""
-    updates: list[AnswerUpdate] = []
+    updates: list[AnswerEvent] = []
     end = time.monotonic() + 20
     while not updates or updates[-1].finish_reason is None:
         assert time.monotonic() < end
-        update = answer.poll()
-        if update is None:
-            time.sleep(0.005)
-        else:
-            updates.append(update)
+        time.sleep(0.005)
+        updates += answer.poll()
     return updates
 
 
-def test_an_answer_and_what_was_asked_for(backend: OpenAIBackend, script: OpenAIServer) -> None:
+def test_an_answer_and_what_was_asked_for(backend: OpenAIBackend, script: ScriptedOpenAI) -> None:
     info = backend.load("tiny", lambda what, share: None)
     assert (info.context, info.place) == (512, f"{script.address}/v1")
     assert backend.info is info
     script.says("Hel", "lo", finish="length", prompt_tokens=9, completion_tokens=2)
-    turns = (Turn("user", "Hi"), Turn("assistant", "Wel", reasoning="Hm."))
-    sampling = SamplingParams(temperature=0.5, seed=3, min_p=0.2)
-    updates = read(backend.submit(ChatRequest(turns, sampling, max_tokens=40, thinking=False, continues=True)))
+    messages = [*HI, {"role": "assistant", "content": "Wel", "reasoning_content": "Hm."}]
+    sampling = {"temperature": 0.5, "seed": 3, "min_p": 0.2}
+    asking = AnswerRequest(messages=messages, sampling=sampling, max_tokens=40, think=False, continues_text=True)
+    updates = read(backend.submit(asking))
     assert "".join(part.text for update in updates for part in update.parts) == "Hello"
     last = updates[-1]
     assert (last.finish_reason, last.counts.prompt, last.counts.generated) == (FinishReason.LENGTH, 9, 2)
     asked = script.asked[0]
-    assert asked["messages"] == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wel"}]
+    assert asked["messages"] == messages
     assert asked.items() >= {"temperature": 0.5, "seed": 3, "min_p": 0.2, "max_tokens": 40}.items()
     assert "top_k" not in asked
     assert asked["chat_template_kwargs"] == {"enable_thinking": False}
     assert asked["continue_final_message"] is True
 
 
-def test_cancel_and_errors(backend: OpenAIBackend, script: OpenAIServer) -> None:
+def test_cancel_and_errors(backend: OpenAIBackend, script: ScriptedOpenAI) -> None:
     with pytest.raises(RequestError, match="No model is chosen"):
-        backend.submit(ChatRequest((Turn("user", "Hi"),)))
+        backend.submit(AnswerRequest(messages=HI))
     with pytest.raises(RemoteError, match=r"has no model 'else'\. It has: tiny, other, third"):
         backend.load("else", lambda what, share: None)
     backend.load("tiny", lambda what, share: None)
     script.pieces = [{"content": "Half"}]
     script.hold.clear()
-    answer = backend.submit(ChatRequest((Turn("user", "Hi"),)))
-    while answer.poll() is None:
+    answer = backend.submit(AnswerRequest(messages=HI))
+    while not answer.poll():
         time.sleep(0.005)
     answer.cancel()
     assert read(answer)[-1].finish_reason is FinishReason.CANCELLED
     assert script.gone.wait(20)
     script.refusal = (500, {"error": {"message": "boom"}})
-    assert "boom" in (read(backend.submit(ChatRequest((Turn("user", "Hi"),))))[-1].error or "")
+    assert "boom" in (read(backend.submit(AnswerRequest(messages=HI)))[-1].error or "")
 
 
 def test_the_servers_models_are_the_choice(backend: OpenAIBackend) -> None:

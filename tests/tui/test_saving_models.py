@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import RequestError
+from localllm.library.behaviour import behaviour_of
+from localllm.library.lookup import find
 from localllm.settings import Settings
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.backend import Recipe, Turn
+from tui.backend import Recipe
 from tui.engine_backend import EngineBackend
 
-RECIPE = Recipe("You are terse.", {"temperature": 0.1, "num_predict": 7}, (Turn("user", "Hi"), Turn("assistant", "Yo")))
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+RECIPE = Recipe("You are terse.", {"temperature": 0.1, "num_predict": 7}, MESSAGES)
 
 
 def test_what_was_said_and_changed_is_saved(make_app: MakeApp) -> None:
@@ -52,12 +55,12 @@ def test_a_saved_model_is_there_and_is_not_replaced(data_dir: Path, tmp_path: Pa
     try:
         backend.load(str(data_dir / "models" / "gguf" / "stories260K-F32.gguf"), lambda what, share: None)
         backend.save("mine", RECIPE)
-        with pytest.raises(RequestError, match="a model mine already"):
+        with pytest.raises(RequestError, match="Model mine already exists"):
             backend.save("mine", RECIPE)
         assert "mine" in {choice.name.partition(":")[0] for choice in backend.models(None)}
         backend.load("mine", lambda what, share: None, pull=False)
-        assert backend._behaviour is not None
-        assert (backend._behaviour.system, list(backend._behaviour.messages)) == ("You are terse.", RECIPE.messages)
-        assert backend._behaviour.settings == {"temperature": 0.1, "max_tokens": 7}
+        behaviour = behaviour_of(find("mine", settings))
+        assert (behaviour.system, list(behaviour.messages)) == ("You are terse.", RECIPE.messages)
+        assert behaviour.settings == {"temperature": 0.1, "max_tokens": 7}
     finally:
         backend.close()

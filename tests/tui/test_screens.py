@@ -16,7 +16,7 @@ from pytest_textual_snapshot import normalize_svg
 from textual.pilot import Pilot
 from textual.widgets import OptionList
 
-from localllm.engine.answer_parts import PartKind
+from localllm.answer.event import PartKind
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
 from localllm.library.suggestions import SUGGESTIONS
 from tests.fakes.fake_backend import FakeBackend, ended, said

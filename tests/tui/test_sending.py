@@ -93,7 +93,7 @@ def test_what_looks_like_a_command_goes_to_nobody(make_app: MakeApp) -> None:
             await answered(pilot)
 
     asyncio.run(flow())
-    assert backend.requests[0].turns[0].content == "/exprot chat.md"
+    assert backend.requests[0].messages[0]["content"] == "/exprot chat.md"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_names_with_blanks_complete_in_quotes(
             await ask(pilot, "")
 
     asyncio.run(flow())
-    assert backend.requests[0].turns[0].content.startswith("File my notes/on foxes.txt:\n```\nred\n```\n")
+    assert backend.requests[0].messages[0]["content"].startswith("File my notes/on foxes.txt:\n```\nred\n```\n")
 
 
 def test_joiners_are_letters(make_app: MakeApp) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from localllm.engine.answer_parts import PartKind
-from localllm.engine.request import FinishReason, Progress, SamplingParams
+from localllm.answer.event import AnswerEvent, AnswerStream, PartKind, merged
+from localllm.answer.request import AnswerRequest
+from localllm.engine.request import FinishReason, Progress
 from localllm.errors import RequestError
-from localllm.remote.errors import RemoteError
-from tui.backend import AnswerUpdate, ChatRequest, LoadStoppedError, Recipe, Turn
-from tui.server_backend import ServerAnswer, ServerBackend
+from localllm.remote.connection import RemoteError
+from localllm.remote.ollama import OllamaServer
+from localllm.remote.stream import NO_REASON
+from tui.backend import LoadStoppedError, Recipe
+from tui.server_backend import OllamaBackend
 
 LAST = {"done": True, "done_reason": "stop", "prompt_eval_count": 9, "eval_count": 3, "eval_duration": 1_500_000_000}
 
@@ -41,7 +44,7 @@ def script() -> Script:
 
 
 @pytest.fixture
-def backend(script: Script) -> Iterator[ServerBackend]:
+def backend(script: Script) -> Iterator[OllamaBackend]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             tags = {"name": "tiny:latest", "size": 7, "details": {"parameter_size": "1M", "quantization_level": "Q8_0"}}
@@ -93,33 +96,32 @@ def backend(script: Script) -> Iterator[ServerBackend]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    yield ServerBackend(f"127.0.0.1:{server.server_address[1]}")
+    yield OllamaBackend(OllamaServer(f"127.0.0.1:{server.server_address[1]}"))
     script.hold.set()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def read(answer: ServerAnswer) -> list[AnswerUpdate]:
+def read(answer: AnswerStream) -> list[AnswerEvent]:
     """Every update up to the last."""
-    updates: list[AnswerUpdate] = []
+    updates: list[AnswerEvent] = []
     end = time.monotonic() + 20
     while not updates or updates[-1].finish_reason is None:
         assert time.monotonic() < end
-        update = answer.poll()
-        if update is None:
-            time.sleep(0.005)
-        else:
-            updates.append(update)
+        time.sleep(0.005)
+        updates += answer.poll()
     return updates
 
 
-def asked() -> ChatRequest:
-    sampling = SamplingParams(temperature=0.5, seed=3)
-    return ChatRequest((Turn("user", "Hi"),), sampling, max_tokens=40, thinking=True)
+HI = [{"role": "user", "content": "Hi"}]
 
 
-def test_an_answer_with_thinking_and_the_servers_own_figures(backend: ServerBackend, script: Script) -> None:
+def asked() -> AnswerRequest:
+    return AnswerRequest(messages=HI, sampling={"temperature": 0.5, "seed": 3}, max_tokens=40, think=True)
+
+
+def test_an_answer_with_thinking_and_the_servers_own_figures(backend: OllamaBackend, script: Script) -> None:
     script.lines = [{"message": {"thinking": "Hm."}}, {"message": {"content": "Hello"}}, {"message": {}, **LAST}]
     info = backend.load("tiny:latest", lambda what, share: None)
     assert (info.context, info.can_think) == (512, True)
@@ -138,19 +140,19 @@ def test_an_answer_with_thinking_and_the_servers_own_figures(backend: ServerBack
     assert body["options"] == {"temperature": 0.5, "seed": 3, "num_predict": 40}
 
 
-def test_cancelling_ends_the_connection(backend: ServerBackend, script: Script) -> None:
+def test_cancelling_ends_the_connection(backend: OllamaBackend, script: Script) -> None:
     script.lines = [{"message": {"content": "Half"}}]
     script.hold.clear()
     backend.load("tiny:latest", lambda what, share: None)
     answer = backend.submit(asked())
-    while answer.poll() is None:
+    while not answer.poll():
         time.sleep(0.005)
     answer.cancel()
     assert read(answer)[-1].finish_reason is FinishReason.CANCELLED
     assert script.gone.wait(20)
 
 
-def test_errors_say_what_the_server_said(backend: ServerBackend, script: Script) -> None:
+def test_errors_say_what_the_server_said(backend: OllamaBackend, script: Script) -> None:
     with pytest.raises(RemoteError, match=r"refuses: model not found\. Check the model's name"):
         backend.load("other", lambda what, share: None)
     backend.load("tiny:latest", lambda what, share: None)
@@ -159,25 +161,31 @@ def test_errors_say_what_the_server_said(backend: ServerBackend, script: Script)
     assert (last.finish_reason, last.error) == (FinishReason.ERROR, "out of memory")
     script.lines = [{"message": {"content": "So"}}]
     last = read(backend.submit(asked()))[-1]
-    assert (last.finish_reason, last.error) == (FinishReason.ERROR, "The server ended the answer without saying why.")
+    assert (last.finish_reason, last.error) == (FinishReason.ERROR, NO_REASON)
 
 
-def test_a_server_that_asks_for_a_key(backend: ServerBackend, script: Script) -> None:
+def test_a_server_that_asks_for_a_key(backend: OllamaBackend, script: Script) -> None:
     script.key = "secret"
     with pytest.raises(RemoteError, match=r"an API key is needed\. Set .*LOCALLLM_REMOTE_KEY"):
         backend.load("tiny:latest", lambda what, share: None)
-    assert ServerBackend(str(backend._server), "secret").load("tiny:latest", lambda what, share: None).context == 512
+    assert (
+        OllamaBackend(OllamaServer(str(backend._server.endpoint), "secret"))
+        .load("tiny:latest", lambda what, share: None)
+        .context
+        == 512
+    )
 
 
-def test_how_far_the_prompt_is_read_and_what_was_cached(backend: ServerBackend, script: Script) -> None:
+def test_how_far_the_prompt_is_read_and_what_was_cached(backend: OllamaBackend, script: Script) -> None:
     reading = {"message": {"content": ""}, "progress": {"queue_position": 0, "completed": 512, "total": 2048}}
     cached = {"prompt_eval_cached_count": 7, "dropped_messages": 2}
     script.lines = [reading]
     script.hold.clear()
     backend.load("tiny:latest", lambda what, share: None)
     answer = backend.submit(asked())
-    while (update := answer.poll()) is None:
+    while not (events := answer.poll()):
         time.sleep(0.005)
+    update = merged(events)
     assert script.asked[-1]["progress"] is True
     assert update.progress == Progress(0, 512, 2048)
     assert update.timings.prefill_s > 0
@@ -188,7 +196,7 @@ def test_how_far_the_prompt_is_read_and_what_was_cached(backend: ServerBackend, 
     assert (last.progress, last.counts.cached, last.counts.dropped_messages) == (None, 7, 2)
 
 
-def test_a_load_tells_how_far_it_is_and_why_it_fails(backend: ServerBackend, script: Script) -> None:
+def test_a_load_tells_how_far_it_is_and_why_it_fails(backend: OllamaBackend, script: Script) -> None:
     told: list[tuple[str, float]] = []
     script.loading = [{"progress": {"phase": "reading weights", "share": 0.25}, "done": False}]
     backend.load("tiny:latest", lambda what, share: told.append((what, share)))
@@ -206,19 +214,19 @@ def test_a_load_tells_how_far_it_is_and_why_it_fails(backend: ServerBackend, scr
         backend.load("tiny:latest", stop)
 
 
-def test_an_answer_can_be_cancelled_before_the_server_has_said_anything(backend: ServerBackend, script: Script) -> None:
+def test_an_answer_can_be_cancelled_before_the_server_has_said_anything(backend: OllamaBackend, script: Script) -> None:
     backend.load("tiny:latest", lambda what, share: None)
     script.mute.clear()
     answer = backend.submit(asked())
     try:
-        assert answer.poll() is None
+        assert not answer.poll()
         answer.cancel()
         assert read(answer)[-1].finish_reason is FinishReason.CANCELLED
     finally:
         script.mute.set()
 
 
-def test_pictures_go_to_a_model_that_sees(backend: ServerBackend, script: Script) -> None:
+def test_pictures_go_to_a_model_that_sees(backend: OllamaBackend, script: Script) -> None:
     backend.load("tiny:latest", lambda what, share: None)
     with pytest.raises(RequestError, match="tiny:latest reads text only"):
         backend.picture_tokens(b"\x89PNG")
@@ -226,21 +234,22 @@ def test_pictures_go_to_a_model_that_sees(backend: ServerBackend, script: Script
     backend.load("tiny:latest", lambda what, share: None)
     assert backend.picture_tokens(b"\x89PNG") is None
     script.lines = [{"message": {"content": "A fox"}, **LAST}]
-    read(backend.submit(ChatRequest((Turn("user", "What is it?", pictures=(b"\x89PNG",)),))))
+    parts = [{"type": "image", "data": b"\x89PNG"}, {"type": "text", "text": "What is it?"}]
+    read(backend.submit(AnswerRequest(messages=[{"role": "user", "content": parts}])))
     assert script.asked[-1]["messages"] == [{"role": "user", "content": "What is it?", "images": ["iVBORw=="]}]
 
 
-def test_a_line_of_another_shape_ends_the_answer(backend: ServerBackend, script: Script) -> None:
+def test_a_line_of_another_shape_ends_the_answer(backend: OllamaBackend, script: Script) -> None:
     backend.load("tiny:latest", lambda what, share: None)
     script.lines = [{"message": {"tool_calls": [{"name": "oops"}]}}]
     last = read(backend.submit(asked()))[-1]
     assert last.error is not None
-    assert "another shape than Ollama's" in last.error
+    assert "does not follow its protocol" in last.error
 
 
-def test_a_model_is_saved_at_the_server(backend: ServerBackend, script: Script) -> None:
+def test_a_model_is_saved_at_the_server(backend: OllamaBackend, script: Script) -> None:
     backend.load("tiny:latest", lambda what, share: None)
-    backend.save("tiny:latest", Recipe("", {"temperature": 0.1}, (Turn("user", "Hi"),)))
+    backend.save("tiny:latest", Recipe("", {"temperature": 0.1}, HI))
     assert script.asked[-1] == {
         "model": "tiny:latest",
         "from": "tiny:latest",
@@ -250,10 +259,10 @@ def test_a_model_is_saved_at_the_server(backend: ServerBackend, script: Script) 
     }
 
 
-def test_models_and_addresses(backend: ServerBackend) -> None:
+def test_models_and_addresses(backend: OllamaBackend) -> None:
     (choice,) = backend.models(None)
     assert (choice.name, choice.size, choice.quantization, choice.loaded) == ("tiny:latest", 7, "Q8_0", True)
     with pytest.raises(RemoteError, match="cannot be reached"):
-        ServerBackend("127.0.0.1:9").models(None)
-    with pytest.raises(RemoteError, match="not the address"):
-        ServerBackend("ftp://host")
+        OllamaBackend(OllamaServer("127.0.0.1:9")).models(None)
+    with pytest.raises(RemoteError, match="not a server's address"):
+        OllamaServer("ftp://host")

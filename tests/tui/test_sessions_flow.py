@@ -104,7 +104,7 @@ def test_regenerate_keeps_both_answers_as_variants(make_app: MakeApp) -> None:
             await until(pilot, lambda: len(backend.requests) == 2)
             await answered(pilot)
             await until(pilot, lambda: on_screen(pilot) == ["A colour?", "Blue."])
-            assert [turn.content for turn in backend.requests[1].turns] == ["A colour?"]
+            assert [message["content"] for message in backend.requests[1].messages] == ["A colour?"]
             assert "2/2" in str(chat.transcript.views[-1].query_one(".figures", Static).content)
             await pilot.press("ctrl+up", "left")
             await until(pilot, lambda: on_screen(pilot) == ["A colour?", "Red."])
@@ -141,8 +141,8 @@ def test_a_cut_answer_goes_on_in_the_same_message(make_app: MakeApp) -> None:
             await ask(pilot, "Count")
             await pilot.press("ctrl+g")
             await until(pilot, lambda: contents(pilot) == ["Count", "One, two, three."])
-            assert backend.requests[1].continues
-            assert backend.requests[1].turns[-1].content == "One, two,"
+            assert backend.requests[1].goes_on
+            assert backend.requests[1].messages[-1]["content"] == "One, two,"
 
     asyncio.run(flow())
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from localllm.answer.event import AnswerEvent
 from localllm.engine.request import Counts, Progress, Timings
 from localllm.errors import RequestError
 from localllm.settings import Settings
-from tui.backend import AnswerUpdate
 from tui.parameters import Parameters
 from tui.status import SpeedMeter, Status, bar, human_seconds
 
@@ -63,7 +63,7 @@ def test_what_did_not_fit_is_told() -> None:
 def test_speed_is_that_of_the_last_seconds() -> None:
     meter = SpeedMeter()
     speeds = [
-        meter.observe(AnswerUpdate(counts=Counts(generated=tokens), timings=Timings(decode_s=seconds)))
+        meter.observe(AnswerEvent(counts=Counts(generated=tokens), timings=Timings(decode_s=seconds)))
         for tokens, seconds in ((1, 0.0), (11, 1.0), (21, 2.0), (121, 4.0), (321, 6.0))
     ]
     assert speeds[:3] == [0.0, 10.0, 10.0]

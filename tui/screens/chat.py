@@ -13,12 +13,13 @@ from textual.screen import Screen
 from textual.widgets import Footer
 from textual.worker import Worker
 
+from localllm.answer.event import AnswerStream, merged
 from localllm.cli.terminal import harmless
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
 from tui.answering import FLUSH_S, follow, note_end
 from tui.attachments import find_attachments
-from tui.backend import Answer, ModelInfo
+from tui.backend import ModelInfo
 from tui.background import in_thread
 from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
@@ -78,7 +79,7 @@ class ChatScreen(Screen[None]):
         self.editing: Message | None = None
         self.deleted: int | None = None
         self.loader = ModelLoader(self)
-        self._answer: Answer | None = None
+        self._answer: AnswerStream | None = None
         self._writing: Message | None = None
         self._begun = self._stopping = False
         self._work: Worker[None] | None = None
@@ -266,10 +267,13 @@ class ChatScreen(Screen[None]):
         try:
             answer = await in_thread(lambda: self.app.backend.submit(request))
             text = ""
-            while (update := answer.poll()) is None or update.finish_reason is None:
-                text += "".join(part.text for part in update.parts if part.kind == "content") if update else ""
+            while True:
+                if events := answer.poll():
+                    update = merged(events)
+                    text += update.content
+                    if update.finish_reason is not None:
+                        break
                 await asyncio.sleep(0.1)
-            text += "".join(part.text for part in update.parts if part.kind == "content")
             title = " ".join(harmless(text).split()).strip("\"'*#.")[:60]
             if update.finish_reason == FinishReason.STOP and title:
                 self.conversation.store.rename(session_id, title)

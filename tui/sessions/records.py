@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from localllm.engine.tool_calls import ToolCall
+from localllm.answer.tool_calls import ToolCall
 
 
 class Role(StrEnum):

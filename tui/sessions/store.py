@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from localllm.engine.tool_calls import ToolCall
+from localllm.answer.tool_calls import ToolCall
 from tui.sessions.database import connect, explained
 from tui.sessions.records import Attachment, Message, Role, SessionSummary
 

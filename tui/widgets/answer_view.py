@@ -8,8 +8,8 @@ from textual.content import Content
 from textual.widgets import Collapsible, Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
+from localllm.answer.event import AnswerPart, PartKind
 from localllm.cli.terminal import harmless
-from localllm.engine.answer_parts import AnswerPart, PartKind
 from tui.sessions import Message
 from tui.status import human_seconds
 from tui.widgets.message_views import MessageView

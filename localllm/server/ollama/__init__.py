@@ -1,1 +1,1 @@
-"""Ollama's protocol: what its routes take and give."""
+"""Ollama's protocol."""

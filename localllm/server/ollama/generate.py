@@ -1,157 +1,197 @@
 """/api/generate and /api/chat."""
 
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
-from localllm.engine.loaded_model import LoadedModel
-from localllm.engine.request import GenerationRequest
+from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.request import AnswerRequest
+from localllm.engine.request import ContextPolicy
 from localllm.errors import LocalLLMError
-from localllm.server.answers import Answer, Piece
-from localllm.server.front.catalog import ForeignLease
-from localllm.server.front.model import not_told
-from localllm.server.json_body import JsonRoute
-from localllm.server.models_manager import Lease
-from localllm.server.ollama import translate
+from localllm.server.answering import answer
+from localllm.server.bodies import keep_alive_s, offered_tools
+from localllm.server.errors import ApiError, known
+from localllm.server.load_watch import LoadState
+from localllm.server.ollama import wire
+from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
-from localllm.server.ollama.translate import load_progress
-from localllm.server.responses import NDJSON, LoadLines, connected, ndjson, respond, with_errors
-from localllm.server.service import Prepare, Run, Service, TheService
+from localllm.server.service import Run, Service, ServiceDep
+from localllm.server.streams import connected, held_lines, streamed
+from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
-router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
+router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
 
-# How much of an answer is said: its pieces in, the object's own fields out.
-Say = Callable[[Piece | Answer, int], dict[str, Any]]
+Object = dict[str, Any]
+# Makes the fields of an answer's text, from an event or a whole answer and the number of earlier tool calls.
+Fields = Callable[[AnswerEvent | Answer, int], Object]
 
 
 @router.post("/api/generate")
-async def generate(body: GenerateBody, request: Request, service: TheService) -> Response:
-    """Continue a prompt. An empty one loads the model, or unloads it where keep_alive is 0."""
-    translate.check_generate(body)
+async def generate(body: GenerateBody, http: Request, service: ServiceDep) -> Response:
+    """Continue a prompt. An empty prompt loads the model, or unloads it if keep_alive is 0."""
+    _check(body)
     if not body.prompt and not body.suffix and not body.context:
-        return await _load(body, {"response": ""}, request, service)
-    return await _answer(
-        body,
-        _said_in_generate,
-        lambda model, behaviour: translate.prepare_generate(model, behaviour, body),
-        request,
-        service,
-    )
+        return await _load(body, {"response": ""}, http, service)
+    request = await to_thread.run_sync(generate_request, body)
+    return await _answer(body, request, _generate_fields, http, service)
 
 
 @router.post("/api/chat")
-async def chat(body: ChatBody, request: Request, service: TheService) -> Response:
-    """Answer a conversation. An empty one loads the model, or unloads it where keep_alive is 0."""
-    asked = await to_thread.run_sync(translate.chat_of, body)
+async def chat(body: ChatBody, http: Request, service: ServiceDep) -> Response:
+    """Answer a conversation. An empty one loads the model, or unloads it if keep_alive is 0."""
+    request = await to_thread.run_sync(chat_request, body)
     if not body.messages:
-        return await _load(body, {"message": {"role": "assistant", "content": ""}}, request, service)
-    return await _answer(
-        body,
-        _said_in_chat,
-        lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body, asked),
-        request,
-        service,
+        return await _load(body, {"message": {"role": "assistant", "content": ""}}, http, service)
+    return await _answer(body, request, _chat_fields, http, service)
+
+
+def chat_request(body: ChatBody) -> AnswerRequest:
+    """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError.
+
+    Whole old messages are dropped if they do not fit, unless truncate is false.
+    """
+    return AnswerRequest(
+        messages=[wire.conversation_message(message) for message in body.messages or []],
+        tools=offered_tools(body.tools),
+        policy=ContextPolicy.REFUSE if body.truncate is False else ContextPolicy.DROP_MESSAGES,
+        **_common(body),
     )
 
 
-def _said_in_generate(piece: Piece | Answer, _calls_before: int) -> dict[str, Any]:
-    return {"response": piece.content, **({"thinking": piece.reasoning} if piece.reasoning else {})}
+def generate_request(body: GenerateBody) -> AnswerRequest:
+    """Convert a generate body: a raw prompt, a gap to fill, or a user's message. Raises as chat_request does."""
+    keeps = body.truncate is False or body.shift is False
+    common = {**_common(body), "policy": ContextPolicy.REFUSE if keeps else ContextPolicy.ROLLING}
+    prompt = body.prompt or ""
+    if body.suffix or body.raw or body.context:
+        if body.system:
+            raise ApiError(400, "system cannot be used with suffix, context or raw; put its text into the prompt")
+        return AnswerRequest(prompt=prompt, suffix=body.suffix or None, before=body.context or (), **common)
+    messages = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": wire.content_of(prompt, body.images)})
+    return AnswerRequest(messages=messages, continues_text=True, **common)
 
 
-def _said_in_chat(piece: Piece | Answer, calls_before: int) -> dict[str, Any]:
-    return {"message": translate.message_of(piece.content, piece.reasoning, piece.calls, calls_before)}
+def _check(body: GenerateBody) -> None:
+    """Raise ApiError 400 for fields that exclude each other."""
+    if body.images and (body.raw or body.suffix or body.context):
+        raise ApiError(400, "images cannot be used with raw, suffix or context; leave those out")
+    if body.template:
+        raise ApiError(400, "template cannot be set by a request; leave it out to use the model's")
+    if body.raw and (body.system or body.context):
+        raise ApiError(400, "raw mode does not support template, system, or context")
 
 
-async def _load(body: Common, empty: dict[str, Any], request: Request, service: Service) -> Response:
-    """Load or unload a model, and say which."""
-    keep_alive = translate.keep_alive(body.keep_alive)
+def _common(body: Common) -> Object:
+    fields = read_options(body.options)
+    if body.logprobs or body.top_logprobs:
+        fields["sampling"]["logprobs"] = body.top_logprobs or 0
+    think = body.think or None if isinstance(body.think, str) else body.think
+    return {**fields, "think": think, "thinks_before_format": True, "format": body.format}
+
+
+def _generate_fields(part: AnswerEvent | Answer, _calls_before: int) -> Object:
+    return {"response": part.content, **({"thinking": part.reasoning} if part.reasoning else {})}
+
+
+def _chat_fields(part: AnswerEvent | Answer, calls_before: int) -> Object:
+    return {"message": wire.answer_message(part.content, part.reasoning, part.calls, calls_before)}
+
+
+class _Writer:
+    """See answering.Writer."""
+
+    media_type = NDJSON
+
+    def __init__(self, body: Common, fields: Fields) -> None:
+        self._body = body
+        self._fields = fields
+        self._empty = fields(AnswerEvent(), 0)
+
+    def begin(self, _run: Run) -> Iterable[bytes]:
+        return ()
+
+    def progress(self, progress: Object) -> bytes:
+        return ndjson(wire.line(self._body.model, self._empty, progress=progress))
+
+    def event(self, _run: Run, _index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
+        if event.parts or event.logprobs:
+            yield ndjson(wire.line(self._body.model, self._content(event, len(before.calls))))
+
+    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+        yield ndjson(self._final(run, answers[0], self._empty))
+
+    def error(self, error: LocalLLMError) -> bytes:
+        return wire.error_line(error)
+
+    def whole(self, run: Run, answers: Sequence[Answer]) -> Object:
+        return self._final(run, answers[0], self._content(answers[0], 0))
+
+    def _content(self, part: AnswerEvent | Answer, calls_before: int) -> Object:
+        fields = self._fields(part, calls_before)
+        return {**fields, "logprobs": logprob_entries(part.logprobs)} if part.logprobs else fields
+
+    def _final(self, run: Run, answer: Answer, content: Object) -> Object:
+        body, tokens = self._body, run.prompts[0].tokens
+        if isinstance(body, GenerateBody) and not body.raw and not body.images and tokens is not None:
+            content = {**content, "context": [*tokens, *answer.token_ids]}
+        return wire.final(body.model, content, answer.last, run.total_s, run.lease.load_s)
+
+
+async def _answer(body: Common, request: AnswerRequest, fields: Fields, http: Request, service: Service) -> Response:
+    if body.debug_render_only:
+        return JSONResponse(await connected(http, _rendered(body, request, fields, service)))
+    return await answer(
+        http,
+        service,
+        body.model,
+        [request],
+        _Writer(body, fields),
+        stream=body.stream is not False,
+        progress=body.progress,
+        keep_alive_s=keep_alive_s(body.keep_alive),
+    )
+
+
+async def _rendered(body: Common, request: AnswerRequest, fields: Fields, service: Service) -> Object:
+    """The prompt's text, for debugging a template. Generates nothing."""
+    async with service.lease(body.model, keep_alive_s(body.keep_alive)) as lease:
+        prompt = await to_thread.run_sync(lease.model.prepare, request)
+    info = {
+        "rendered_template": known(prompt.text, "the text of a prompt"),
+        **({"image_count": prompt.images} if prompt.images else {}),
+    }
+    return wire.line(body.model, fields(AnswerEvent(), 0), _debug_info=info)
+
+
+async def _load(body: Common, empty: Object, http: Request, service: Service) -> Response:
+    """Load or unload a model."""
+    keep_alive = keep_alive_s(body.keep_alive)
     if keep_alive == 0:
-        await service.expire(body.model)
+        service.models.release(await service.find(body.model))
         return JSONResponse(_loaded(body, empty, "unload"))
 
-    async def whole(_lease: Lease | ForeignLease) -> dict[str, Any]:
-        return _loaded(body, empty, "load")
+    loaded = _loaded(body, empty, "load")
+    if not body.progress or body.stream is False:
+        return JSONResponse(await connected(http, _held(body, keep_alive, loaded, service)))
 
-    async def lines(_lease: Lease | ForeignLease) -> AsyncGenerator[bytes, None]:
-        yield ndjson(_loaded(body, empty, "load"))
+    async def lines(_lease: object) -> AsyncGenerator[bytes, None]:
+        yield ndjson(loaded)
 
-    load_lines = _load_lines(body, empty)
-    running = service.lease(body.model, keep_alive, told=load_lines.told)
-    streams = body.progress and body.stream is not False
-    return await respond(
-        request, running, whole=whole, lines=lines if streams else None, media_type=NDJSON, load_lines=load_lines
-    )
+    def state_line(state: LoadState) -> bytes:
+        return ndjson(wire.line(body.model, empty, progress=load_progress(state)))
 
-
-def _loaded(body: Common, empty: dict[str, Any], reason: str) -> dict[str, Any]:
-    return {**translate.line(body.model, empty), "done": True, "done_reason": reason}
+    loading = held_lines(lambda listener: service.lease(body.model, keep_alive, listener), lines, state_line)
+    return await streamed(http, loading, wire.error_line, NDJSON)
 
 
-def _load_lines(body: Common, empty: dict[str, Any]) -> LoadLines:
-    """Lines that tell how far the model's load is."""
-    return LoadLines(
-        lambda state: ndjson(translate.line(body.model, empty, progress=load_progress(state))), _error_line
-    )
+async def _held(body: Common, keep_alive: float | None, loaded: Object, service: Service) -> Object:
+    async with service.lease(body.model, keep_alive):
+        return loaded
 
 
-async def _answer(body: Common, say: Say, prepare: Prepare, request: Request, service: Service) -> Response:
-    async def whole(run: Run) -> dict[str, Any]:
-        (answer,) = await run.answers()
-        said = say(answer, 0)
-        if answer.logprobs:
-            said["logprobs"] = translate.logprobs_of(answer.logprobs, run.model.tokenizer)
-        return _final(body, run, answer, said)
-
-    def lines(run: Run) -> AsyncGenerator[bytes, None]:
-        return with_errors(_lines(body, say, run), _error_line)
-
-    if body.debug_render_only:
-        return JSONResponse(await connected(request, _rendered(body, say, prepare, service)))
-    load_lines = _load_lines(body, say(Piece(), 0)) if body.progress else None
-    told = load_lines.told if load_lines else None
-    running = service.run(body.model, translate.keep_alive(body.keep_alive), prepare, told)
-    streams = body.stream is not False
-    return await respond(
-        request, running, whole=whole, lines=lines if streams else None, media_type=NDJSON, load_lines=load_lines
-    )
-
-
-async def _rendered(body: Common, say: Say, prepare: Prepare, service: Service) -> dict[str, Any]:
-    """The prompt's text, for who looks for a mistake in a template; nothing is computed."""
-    async with service.lease(body.model, translate.keep_alive(body.keep_alive)) as lease:
-        model = lease.model
-        if not isinstance(model, LoadedModel):
-            raise not_told("the text of a prompt")
-        (prepared,) = await to_thread.run_sync(prepare, model, (await service.find(body.model)).behaviour)
-    request = cast("GenerationRequest", prepared.request)
-    text = prepared.rendered or model.tokenizer.decode(request.prompt)
-    told = {"rendered_template": text, **({"image_count": len(request.images)} if request.images else {})}
-    return translate.line(body.model, say(Piece(), 0), _debug_info=told)
-
-
-async def _lines(body: Common, say: Say, run: Run) -> AsyncGenerator[bytes, None]:
-    answer = Answer()
-    async for piece in run.pieces():
-        if piece.progress and body.progress:
-            progress = translate.progress_of(piece.progress)
-            yield ndjson(translate.line(body.model, say(Piece(), 0), progress=progress))
-        if piece.says_something:
-            said = say(piece, len(answer.calls))
-            if piece.logprobs:
-                said["logprobs"] = translate.logprobs_of(piece.logprobs, run.model.tokenizer)
-            yield ndjson(translate.line(body.model, said))
-        answer.add(piece)
-    yield ndjson(_final(body, run, answer, say(Piece(), 0)))
-
-
-def _final(body: Common, run: Run, answer: Answer, said: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(body, GenerateBody) and not body.raw and not body.images:
-        said["context"] = [*run.prepared[0].request.prompt, *answer.token_ids]
-    return translate.final(body.model, said, answer.last, run.total_s, run.lease.load_s)
-
-
-def _error_line(error: LocalLLMError) -> bytes:
-    return ndjson({"error": str(error)})
+def _loaded(body: Common, empty: Object, reason: str) -> Object:
+    return {**wire.line(body.model, empty), "done": True, "done_reason": reason}

@@ -1,129 +1,204 @@
-"""Which models there are, what they are, and which are loaded."""
+"""Listing and describing models, and embeddings."""
 
 import contextlib
+import json
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse
 
 from localllm.errors import LocalLLMError
-from localllm.server.catalog import Catalog
-from localllm.server.embedding_model import EmbeddingModel
-from localllm.server.file_details import told_of
-from localllm.server.front.catalog import ForeignCatalog, ForeignEntry
-from localllm.server.json_body import JsonRoute
-from localllm.server.model_details import capabilities_of, projector_for
-from localllm.server.models_manager import Slot
-from localllm.server.ollama import foreign
-from localllm.server.ollama.schema import ShowBody
-from localllm.server.ollama.showing import shown
-from localllm.server.ollama.translate import load_progress
+from localllm.library.behaviour import Behaviour
+from localllm.library.entry import ModelDefaults
+from localllm.server.bodies import keep_alive_s, stop_strings
+from localllm.server.embeddings import embed_all
+from localllm.server.ollama.options import read_options
+from localllm.server.ollama.schema import EmbedBody, EmbeddingsBody, ShowBody
+from localllm.server.ollama.wire import NANOSECONDS, OllamaRoute
 from localllm.server.options import FOREVER
-from localllm.server.service import TheService
+from localllm.server.served import ModelAbout, ResidentModel
+from localllm.server.service import Service, ServiceDep
+from localllm.server.streams import connected
+from localllm.server.wire import load_progress
 
-router = APIRouter(route_class=JsonRoute, tags=["Ollama"])
+router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
 
-# How long a list of models is held up by finding out what they can do; what is known stays known for the next one.
-_LIST_SECONDS = 2.0
+Object = dict[str, Any]
 
-# A date that no program takes for near, where a model stays for good.
-_NEVER = datetime(2318, 1, 1, tzinfo=UTC)
+_LIST_SECONDS = 2.0  # for reading the capabilities of models in one list; they are cached for the next list
+_NEVER = datetime(2318, 1, 1, tzinfo=UTC)  # the expiry of a model that stays
 
 
 @router.get("/", response_class=PlainTextResponse)
 @router.head("/", include_in_schema=False)
 async def root() -> str:
-    """Say that a server is there, in the words that Ollama's clients look for."""
+    """The text by which Ollama's clients recognise a server."""
     return "Ollama is running"
 
 
 @router.get("/api/version")
 @router.head("/api/version", include_in_schema=False)
-async def tell_version() -> dict[str, str]:
-    """This program's version."""
+async def server_version() -> dict[str, str]:
+    """localllm's version."""
     return {"version": version("localllm")}
 
 
 @router.get("/api/tags")
 @router.head("/api/tags", include_in_schema=False)
-async def tags(service: TheService) -> dict[str, Any]:
+async def tags(service: ServiceDep) -> Object:
     """List the models that requests may name."""
-    catalog = service.catalog
-    if isinstance(catalog, ForeignCatalog):
-        return {"models": await to_thread.run_sync(foreign.tags, catalog)}
-    return {"models": await to_thread.run_sync(_tags, catalog)}
+    return {"models": await to_thread.run_sync(_tags, service)}
 
 
 @router.post("/api/show")
-async def show(body: ShowBody, service: TheService) -> dict[str, Any]:
-    """Tell what a model is."""
-    entry = await service.find(body.model)
-    if isinstance(entry, ForeignEntry):
-        return foreign.show(entry)
-    assert isinstance(service.catalog, Catalog)
-    return await to_thread.run_sync(shown, entry, service.catalog.settings, body)
+async def show(body: ShowBody, service: ServiceDep) -> Object:
+    """Describe a model."""
+    return await to_thread.run_sync(_shown, service, await service.find(body.model), body)
 
 
 @router.get("/api/ps")
 @router.head("/api/ps", include_in_schema=False)
-async def ps(service: TheService) -> dict[str, Any]:
-    """List the loaded models, those that stay longest first, and those that load."""
-    if isinstance(service.catalog, ForeignCatalog):
-        return {"models": await to_thread.run_sync(foreign.ps, service.catalog, service.options.keep_alive_s)}
-    slots = sorted(service.manager.slots(), key=lambda slot: -slot.seconds_left)
-    return {"models": [_loaded(slot) for slot in (*slots, *service.manager.coming()) if slot.about]}
+async def ps(service: ServiceDep) -> Object:
+    """List the loaded models, those that stay longest first, then the loading ones."""
+    return {"models": [_resident(model) for model in await service.models.resident()]}
 
 
-def _tags(catalog: Catalog) -> list[dict[str, Any]]:
-    """All models. What a file and its template can do is only known by trying: the list does not wait long for it."""
-    entries = catalog.entries()
+@router.post("/api/embed")
+async def embed(body: EmbedBody, request: Request, service: ServiceDep) -> Object:
+    """Embed texts as normalised vectors."""
+    texts = [body.input] if isinstance(body.input, str) else body.input or []
+    return await connected(request, _embed(body, texts, service))
+
+
+@router.post("/api/embeddings")
+async def embeddings(body: EmbeddingsBody, request: Request, service: ServiceDep) -> Object:
+    """Embed one text: the older form. An empty text loads the model."""
+    newer = EmbedBody(model=body.model, keep_alive=body.keep_alive)
+    answer = await connected(request, _embed(newer, [body.prompt] if body.prompt else [], service))
+    return {"embedding": answer["embeddings"][0] if answer["embeddings"] else []}
+
+
+async def _embed(body: EmbedBody, texts: list[str], service: Service) -> Object:
+    began = time.monotonic()
+    async with service.lease_embedder(body.model, keep_alive_s(body.keep_alive)) as lease:
+        rows, tokens = [], 0
+        if texts:
+            truncate = body.truncate is not False
+            found, tokens = await embed_all(lease.model, texts, truncate=truncate, dimensions=body.dimensions or None)
+            rows = found.tolist()
+    return {
+        "model": body.model,
+        "embeddings": rows,
+        "total_duration": round((time.monotonic() - began) * NANOSECONDS),
+        "load_duration": round(lease.load_s * NANOSECONDS),
+        "prompt_eval_count": tokens,
+    }
+
+
+def _tags(service: Service) -> list[Object]:
+    """All models. Capabilities need each file's template compiled, so a first list may leave some out."""
+    listed = service.listed()
     patience_ends = time.monotonic() + _LIST_SECONDS
     rows = []
-    for entry in entries:
-        names = {"name": entry.name, "model": entry.name}
-        row: dict[str, Any] = {**names, "modified_at": entry.modified_at, **told_of(entry.path)}
+    for entry, about in listed:
+        row = _row(about)
         if time.monotonic() < patience_ends:
-            with contextlib.suppress(LocalLLMError):  # a request for this model is told what is wrong with it
-                row["capabilities"] = capabilities_of(entry, projector_for(entry, catalog.settings))
+            with contextlib.suppress(LocalLLMError):  # a request for this model reports the error
+                row["capabilities"] = list(service.models.capabilities(entry))
         rows.append(row)
     return rows
 
 
-def _loaded(slot: Slot) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": slot.entry.name,
-        "model": slot.entry.name,
-        **slot.about,
-        "expires_at": _expiry(slot),
-        "size_vram": 0,
+def _row(about: ModelAbout) -> Object:
+    return {
+        "name": about.name,
+        "model": about.name,
+        "modified_at": about.modified,
+        "size": about.size,
+        "digest": about.digest,
+        "details": _details(about),
     }
-    row["context_length"] = row["details"]["context_length"]
-    if slot.model is None:
-        row["loading"] = load_progress(slot.watch.state)
-    elif isinstance(slot.model, EmbeddingModel):
-        row["context_length"] = slot.model.max_tokens
-    else:
-        stats = slot.model.engine.stats()
-        used = (stats.pages_total - stats.pages_free) * stats.page_bytes
-        row |= {
-            # Clients show one as a share of the other.
-            "size": max(row["size"] + used, slot.model.backend.device_bytes),
-            "size_vram": slot.model.backend.device_bytes,
-            "backend": slot.model.backend.name,
-            "backend_reason": slot.model.backend.why,
-            "context_length": slot.model.engine.context,
-            "cached_tokens": stats.cached_tokens,
-            "running": stats.running,
-            "waiting": stats.waiting,
-        }
-    return row
 
 
-def _expiry(slot: Slot) -> str:
-    left = slot.seconds_left
+def _details(about: ModelAbout) -> Object:
+    return {
+        "parent_model": "",
+        "format": about.format,
+        "family": about.family,
+        "families": [about.family],
+        "parameter_size": about.parameters,
+        "quantization_level": about.quantization,
+        "context_length": about.context,
+        "embedding_length": about.width,
+    }
+
+
+def _resident(model: ResidentModel) -> Object:
+    left = model.seconds_left
     never = left == FOREVER or left > timedelta.max.total_seconds() / 10**4
-    return (_NEVER if never else datetime.now(UTC) + timedelta(seconds=left)).isoformat().replace("+00:00", "Z")
+    expires = _NEVER if never else datetime.now(UTC) + timedelta(seconds=left)
+    row = _row(model.about)
+    del row["modified_at"]
+    loading = {} if model.loading is None else {"loading": load_progress(model.loading)}
+    return row | {
+        "size": model.size,
+        "expires_at": expires.isoformat().replace("+00:00", "Z"),
+        "size_vram": model.device_bytes,
+        "context_length": model.context,
+        **loading,
+        **model.more,
+    }
+
+
+def _shown(service: Service, entry: Any, body: ShowBody) -> Object:
+    """Raises ModelFileError and its kin, LibraryError for a bad manifest, ApiError 400 for bad options."""
+    found = service.models.describe(entry, bool(body.verbose))
+    behaviour = replace(found.behaviour, system=body.system or found.behaviour.system)
+    parameters = _parameters(behaviour, body.options or {})
+    optional: Object = {
+        "license": "\n".join(found.defaults.licenses),
+        "system": behaviour.system,
+        "messages": list(behaviour.messages),
+        "projector_info": found.projector_info,
+    }
+    return {
+        "modelfile": _modelfile(found.about.name, behaviour, found.defaults, parameters),
+        "parameters": "\n".join(parameters),
+        "template": found.template or "{{ .Prompt }}",
+        **{name: value for name, value in optional.items() if value},
+        "details": _details(found.about),
+        "model_info": found.info,
+        "tensors": found.tensors or [],
+        "capabilities": list(found.capabilities),
+        "modified_at": found.about.modified,
+    }
+
+
+def _modelfile(name: str, behaviour: Behaviour, defaults: ModelDefaults, parameters: Sequence[str]) -> str:
+    """A Modelfile from which `create` would make the same model."""
+    lines = [f"FROM {name}"]
+    if defaults.template:
+        lines.append(f'TEMPLATE """{defaults.template}"""')
+    lines += [f"PARAMETER {line}" for line in parameters]
+    lines += [f"ADAPTER {Path(path).name}" for path in defaults.adapters]
+    if behaviour.system:
+        lines.append(f'SYSTEM """{behaviour.system}"""')
+    lines += [f'MESSAGE {message["role"]} """{message["content"]}"""' for message in behaviour.messages]
+    lines += [f'LICENSE """{text}"""' for text in defaults.licenses]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _parameters(behaviour: Behaviour, options: Mapping[str, Any]) -> list[str]:
+    """The manifest's parameters, overridden by options, as lines of a Modelfile. Raises ApiError 400."""
+    read_options(options)
+    values = behaviour.parameters | {name: value for name, value in options.items() if name != "stop"}
+    stops = stop_strings(options["stop"]) if "stop" in options else behaviour.stop
+    lines = [f"{name} {value}" for name, value in sorted(values.items())]
+    return [*lines, *(f"stop {json.dumps(stop, ensure_ascii=False)}" for stop in stops)]

@@ -1,24 +1,18 @@
-"""Bodies of Ollama's requests. Fields that Ollama does not have are marked; unknown ones are ignored, as it does."""
+"""Bodies of Ollama's requests. Unknown fields are ignored, as Ollama does."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
-from localllm.server.limits import MAX_EMBED_TEXTS, MAX_INT, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS
+from localllm.server.bodies import Body, Tokens, Tools
+from localllm.server.limits import MAX_EMBED_TEXTS, MAX_IMAGES, MAX_INT, MAX_MESSAGES, MAX_TOP_LOGPROBS
 
 ModelName = Annotated[str, Field(validation_alias=AliasChoices("model", "name"), max_length=1024)]
 KeepAlive = Annotated[float, Field(allow_inf_nan=False)] | str | None
-Token = Annotated[int, Field(ge=0, le=MAX_INT)]
-
-
-class Body(BaseModel):
-    """A request's body."""
-
-    model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
 
 
 class Common(Body):
-    """What generating and chatting share. progress, which Ollama lacks, asks for lines before the first token."""
+    """Fields of generate and chat. progress, our addition, asks for lines before the first token."""
 
     model: ModelName = ""
     stream: bool | None = None
@@ -41,16 +35,16 @@ class GenerateBody(Common):
     suffix: str | None = None
     system: str | None = None
     template: str | None = None
-    context: list[Token] | None = None
+    context: Tokens | None = None
     raw: bool | None = None
-    images: list[str] | None = None
+    images: Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES)] | None = None
 
 
 class Function(Body):
     """The function of a tool call."""
 
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     index: int | None = None
 
 
@@ -62,46 +56,29 @@ class Call(Body):
 
 
 class Message(Body):
-    """One message of a chat."""
+    """A message of a chat."""
 
     role: str
     content: str | None = None
     thinking: str | None = None
-    images: list[str] | None = None
+    images: Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES)] | None = None
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-
-
-class ToolFunction(Body):
-    """What a tool is. Everything else about it goes to the template as it is."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-
-
-class Tool(Body):
-    """A tool that the model may call."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal["function"] = "function"
-    function: ToolFunction
 
 
 class ChatBody(Common):
     """/api/chat."""
 
     messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
 
 
 class EmbedBody(Body):
     """/api/embed."""
 
     model: ModelName = ""
-    input: str | Annotated[list[str], Field(max_length=MAX_EMBED_TEXTS)] | None = None
+    input: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_EMBED_TEXTS)] | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     options: dict[str, Any] | None = None
@@ -118,7 +95,7 @@ class EmbeddingsBody(Body):
 
 
 class ShowBody(Body):
-    """/api/show. system, options: told as if the model had them."""
+    """/api/show. system, options: described as if they were the model's."""
 
     model: ModelName = ""
     verbose: bool | None = None

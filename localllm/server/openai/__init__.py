@@ -1,1 +1,1 @@
-"""OpenAI's protocol: chat completions, completions, embeddings, responses, models."""
+"""OpenAI's protocol."""

@@ -1,180 +1,113 @@
 """/v1/chat/completions."""
 
-import json
-import secrets
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from localllm.engine.request import FinishReason, TokenEvent
-from localllm.errors import LocalLLMError
-from localllm.server.answers import Answer, Piece
-from localllm.server.errors import openai_error, status_of
-from localllm.server.json_body import JsonRoute
-from localllm.server.ollama.translate import load_progress, logprobs_of, progress_of
-from localllm.server.openai import translate
+from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.request import AnswerRequest
+from localllm.server.answering import answer
+from localllm.server.bodies import keep_alive_s, offered_tools
+from localllm.server.contents import openai_message
 from localllm.server.openai.schema import ChatBody
-from localllm.server.responses import SSE, LoadLines, respond, sse, with_errors
-from localllm.server.service import Run, TheService
+from localllm.server.openai.wire import (
+    ChunkWriter,
+    Object,
+    OpenAIRoute,
+    finish_reason,
+    format_of,
+    think_of,
+    tool_calls,
+    tool_choice_of,
+)
+from localllm.server.service import Run, ServiceDep
+from localllm.server.wire import logprob_entries, sse
 
-router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
-
-DONE = b"data: [DONE]\n\n"
-FINGERPRINT = "fp_localllm"
+router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(body: ChatBody, request: Request, service: TheService) -> Response:
+async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
-    asked = await to_thread.run_sync(translate.chat_of, body)
-    head = _head(body.model, "chat.completion.chunk", f"chatcmpl-{secrets.token_hex(12)}")
-    load_lines = load_chunks(head) if body.progress else None
-    running = service.run(
+    request = await to_thread.run_sync(chat_request, body)
+    return await answer(
+        http,
+        service,
         body.model,
-        translate.keep_alive(body),
-        lambda model, behaviour: translate.prepare_chat_body(model, behaviour, body, asked),
-        load_lines.told if load_lines else None,
+        [request],
+        _Writer(body, "chatcmpl", "chat.completion.chunk"),
+        stream=bool(body.stream),
+        progress=body.progress,
+        keep_alive_s=keep_alive_s(body.keep_alive),
+        choices=body.n or 1,
     )
 
-    async def whole(run: Run) -> dict[str, Any]:
-        answers = await run.answers()
-        return {
-            **_head(body.model, "chat.completion", f"chatcmpl-{secrets.token_hex(12)}"),
-            "choices": [_choice(run, index, answer) for index, answer in enumerate(answers)],
-            "usage": _usage(answers),
-        }
 
-    chunks = (lambda run: _chunks(body, head, run)) if body.stream else None
-    return await respond_openai(request, running, whole, chunks, load_lines)
-
-
-async def respond_openai(
-    request: Request,
-    running: AbstractAsyncContextManager[Run],
-    whole: Callable[[Run], Awaitable[dict[str, Any]]],
-    chunks: Callable[[Run], AsyncGenerator[bytes, None]] | None,
-    load_lines: LoadLines | None,
-) -> Response:
-    """Answer with chunks as server-sent events, errors among them, or with one object where chunks is None."""
-    lines = (lambda run: with_errors(chunks(run), error_event)) if chunks else None
-    return await respond(request, running, whole=whole, lines=lines, media_type=SSE, load_lines=load_lines)
+def chat_request(body: ChatBody) -> AnswerRequest:
+    """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
+    effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
+    switch = body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None
+    wanted = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None
+    return AnswerRequest(
+        messages=[openai_message(message) for message in body.messages],
+        tools=[] if body.tool_choice == "none" else offered_tools(body.tools),
+        tool_choice=tool_choice_of(body.tool_choice),
+        think=switch if effort is None else think_of(effort),
+        format=format_of(body.response_format),
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        **body.request_fields(body.stop, wanted),
+    )
 
 
-def load_chunks(head: dict[str, Any]) -> LoadLines:
-    """Chunks without choices that tell how far the model's load is."""
-    return LoadLines(lambda state: sse({**head, "choices": [], "progress": load_progress(state)}), error_event)
+class _Writer(ChunkWriter):
+    """See answering.Writer."""
+
+    def begin(self, run: Run) -> Iterator[bytes]:
+        for index in range(len(run.streams)):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def event(self, _run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
+        if event.parts or event.logprobs:
+            yield self._chunk(index, _delta(event, len(before.calls)), logprobs=_logprobs(event))
+        if event.finish_reason is not None:
+            reason = finish_reason(event, bool(before.calls or event.calls))
+            yield self._chunk(index, {}, finish_reason=reason)
+
+    def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
+        choices = [_choice(index, answer) for index, answer in enumerate(answers)]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage(answers)}
+
+    def _chunk(self, index: int, delta: Object, **more: object) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return sse({**self._head, "choices": [choice]})
 
 
-def _choice(run: Run, index: int, answer: Answer) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": answer.content if not answer.calls else answer.content or None,
-    }
+def _choice(index: int, answer: Answer) -> Object:
+    message: Object = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
     if answer.reasoning:
         message["reasoning"] = answer.reasoning
     if answer.calls:
         message["tool_calls"] = tool_calls(answer)
-    logprobs = {"content": logprobs_of(answer.logprobs, run.model.tokenizer)} if answer.logprobs else None
     return {
         "index": index,
         "message": message,
-        "logprobs": logprobs,
+        "logprobs": _logprobs(answer),
         "finish_reason": finish_reason(answer.last, bool(answer.calls)),
     }
 
 
-async def _chunks(body: ChatBody, head: dict[str, Any], run: Run) -> AsyncGenerator[bytes, None]:
-    answers = [Answer() for _ in run.streams]
-    for index in range(len(answers)):
-        yield _chunk(head, index, {"role": "assistant", "content": ""})
-    async for index, piece in run.all_pieces():
-        answer = answers[index]
-        if piece.progress and body.progress:
-            yield sse({**head, "choices": [], "progress": progress_of(piece.progress)})
-        if piece.says_something:
-            logprobs = {"content": logprobs_of(piece.logprobs, run.model.tokenizer)} if piece.logprobs else None
-            yield _chunk(head, index, _delta(piece, len(answer.calls)), logprobs=logprobs)
-        answer.add(piece)
-        if piece.last:
-            yield _chunk(head, index, {}, finish_reason=finish_reason(piece.last, bool(answer.calls)))
-    if body.stream_options and body.stream_options.include_usage:
-        yield sse({**head, "choices": [], "usage": _usage(answers)})
-    yield DONE
-
-
-def _chunk(head: dict[str, Any], index: int, delta: dict[str, Any], **more: Any) -> bytes:
-    return sse({**head, "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}]})
-
-
-def _delta(piece: Piece, calls_before: int) -> dict[str, Any]:
-    delta: dict[str, Any] = {}
-    if piece.content:
-        delta["content"] = piece.content
-    if piece.reasoning:
-        delta["reasoning"] = piece.reasoning
-    if piece.calls:
-        delta["tool_calls"] = [
-            {"index": index, **call} for index, call in enumerate(tool_calls(piece), start=calls_before)
-        ]
+def _delta(event: AnswerEvent, calls_before: int) -> Object:
+    delta: Object = {}
+    if event.content:
+        delta["content"] = event.content
+    if event.reasoning:
+        delta["reasoning"] = event.reasoning
+    if event.calls:
+        calls = enumerate(tool_calls(event), start=calls_before)
+        delta["tool_calls"] = [{"index": index, **call} for index, call in calls]
     return delta
 
 
-def tool_calls(answer: Answer | Piece) -> list[dict[str, Any]]:
-    """Calls with fresh ids, their arguments as JSON text."""
-    return [
-        {
-            "id": f"call_{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
-        }
-        for call in answer.calls
-    ]
-
-
-def finish_reason(last: TokenEvent, calls: bool) -> str:
-    """Why an answer ended, in OpenAI's words."""
-    if calls:
-        return "tool_calls"
-    return "length" if last.finish_reason is FinishReason.LENGTH else "stop"
-
-
-def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    reasoning = sum(answer.reasoning_tokens for answer in answers)
-    details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
-    return {**usage([answer.last for answer in answers]), **details}
-
-
-def usage(lasts: list[TokenEvent]) -> dict[str, Any]:
-    """Tokens read and written; the prompt of several choices counts once.
-
-    dropped_messages and dropped_tokens, which OpenAI lacks, tell what did not fit into the context.
-    """
-    counts = [last.counts for last in lasts]
-    prompt, generated = counts[0].prompt, sum(count.generated for count in counts)
-    dropped = {"dropped_messages": counts[0].dropped_messages, "dropped_tokens": counts[0].dropped_tokens}
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": counts[0].cached},
-        **{name: count for name, count in dropped.items() if count},
-    }
-
-
-def _head(model: str, kind: str, identity: str) -> dict[str, Any]:
-    return {
-        "id": identity,
-        "object": kind,
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
-    }
-
-
-def error_event(error: LocalLLMError) -> bytes:
-    """An error in the middle of a stream."""
-    return sse(openai_error(status_of(error), str(error)))
+def _logprobs(part: AnswerEvent | Answer) -> Object | None:
+    return {"content": logprob_entries(part.logprobs)} if part.logprobs else None

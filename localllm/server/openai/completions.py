@@ -1,112 +1,110 @@
 """/v1/completions."""
 
-import secrets
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from localllm.engine.request import TokenEvent, TokenLogprob
-from localllm.server.front.model import ForeignModel
-from localllm.server.json_body import JsonRoute
-from localllm.server.ollama.translate import progress_of
-from localllm.server.openai import translate
-from localllm.server.openai.chat import (
-    DONE,
-    FINGERPRINT,
-    finish_reason,
-    load_chunks,
-    respond_openai,
-    usage,
-)
+from localllm.answer.event import Answer, AnswerEvent, Logprob
+from localllm.answer.request import AnswerRequest
+from localllm.server.answering import answer
+from localllm.server.bodies import keep_alive_s
+from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
-from localllm.server.responses import sse
-from localllm.server.service import Run, TheService
+from localllm.server.openai.wire import ChunkWriter, Object, OpenAIRoute, finish_reason
+from localllm.server.service import Run, ServiceDep
+from localllm.server.wire import finite, sse
 
-router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
 
 @router.post("/v1/completions")
-async def completions(body: CompletionBody, request: Request, service: TheService) -> Response:
+async def completions(body: CompletionBody, http: Request, service: ServiceDep) -> Response:
     """Continue one or several prompts."""
-    head = _head(body.model)
-    load_lines = load_chunks(head) if body.progress else None
-    running = service.run(
+    requests = await to_thread.run_sync(completion_requests, body)
+    return await answer(
+        http,
+        service,
         body.model,
-        translate.keep_alive(body),
-        lambda model, behaviour: translate.prepare_completion(model, behaviour, body),
-        load_lines.told if load_lines else None,
+        requests,
+        _Writer(body),
+        stream=bool(body.stream),
+        progress=body.progress,
+        keep_alive_s=keep_alive_s(body.keep_alive),
+        choices=body.n or 1,
     )
 
-    async def whole(run: Run) -> dict[str, Any]:
-        answers = await run.answers()
-        found = [
-            _choice(run, index, _echo(body, run, index) + answer.content, answer.logprobs)
-            | {"finish_reason": finish_reason(answer.last, False)}
+
+def completion_requests(body: CompletionBody) -> list[AnswerRequest]:
+    """A request for each prompt of a body. Raises ApiError 400."""
+    if body.best_of not in (None, body.n or 1):
+        raise ApiError(400, "best_of is not supported; leave it out or set it to n")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(400, "echo with logprobs is not supported; use one of them")
+    prompt: Any = body.prompt
+    if body.suffix and not isinstance(prompt, str):
+        raise ApiError(400, "suffix requires a single prompt of text")
+    several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+    if several and not prompt:
+        raise ApiError(400, "prompt is empty")
+    fields = body.request_fields(body.stop, body.logprobs) | {"max_tokens": body.max_tokens}
+    prompts = prompt if several else [prompt]
+    return [AnswerRequest(prompt=one, suffix=body.suffix or None, **fields) for one in prompts]
+
+
+class _Writer(ChunkWriter):
+    """See answering.Writer."""
+
+    def __init__(self, body: CompletionBody) -> None:
+        super().__init__(body, "cmpl", "text_completion")
+        self._echo = bool(body.echo)
+
+    def begin(self, run: Run) -> Iterator[bytes]:
+        if self._echo:
+            for index in range(len(run.streams)):
+                yield self._chunk(index, _prompt_text(run, index))
+
+    def event(self, _run: Run, index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+        if event.parts or event.logprobs:
+            yield self._chunk(index, event.content, logprobs=_logprobs(event.logprobs))
+        if event.finish_reason is not None:
+            yield self._chunk(index, "", finish_reason=finish_reason(event, False))
+
+    def whole(self, run: Run, answers: Sequence[Answer]) -> Object:
+        choices = [
+            _choice(
+                index,
+                (_prompt_text(run, index) if self._echo else "") + answer.content,
+                logprobs=_logprobs(answer.logprobs),
+                finish_reason=finish_reason(answer.last, False),
+            )
             for index, answer in enumerate(answers)
         ]
-        return {**head, "choices": found, "usage": _usage(body, [answer.last for answer in answers])}
+        return {**self._head, "choices": choices, "usage": self._usage(answers)}
 
-    chunks = (lambda run: _chunks(body, head, run)) if body.stream else None
-    return await respond_openai(request, running, whole, chunks, load_lines)
-
-
-async def _chunks(body: CompletionBody, head: dict[str, Any], run: Run) -> AsyncGenerator[bytes, None]:
-    lasts: list[TokenEvent] = [TokenEvent() for _ in run.streams]
-    if body.echo:
-        for index in range(len(run.streams)):
-            yield sse({**head, "choices": [_choice(run, index, _echo(body, run, index), ())]})
-    async for index, piece in run.all_pieces():
-        if piece.progress and body.progress:
-            yield sse({**head, "choices": [], "progress": progress_of(piece.progress)})
-        if piece.says_something:
-            yield sse({**head, "choices": [_choice(run, index, piece.content, piece.logprobs)]})
-        if piece.last:
-            lasts[index] = piece.last
-            reason = finish_reason(piece.last, False)
-            yield sse({**head, "choices": [_choice(run, index, "", ()) | {"finish_reason": reason}]})
-    if body.stream_options and body.stream_options.include_usage:
-        yield sse({**head, "choices": [], "usage": _usage(body, lasts)})
-    yield DONE
+    def _chunk(self, index: int, text: str, **more: object) -> bytes:
+        return sse({**self._head, "choices": [_choice(index, text, **more)]})
 
 
-def _usage(body: CompletionBody, lasts: list[TokenEvent]) -> dict[str, Any]:
-    """The usage of all prompts together."""
-    choices = body.n or 1
-    each = [usage(lasts[first : first + choices]) for first in range(0, len(lasts), choices)]
-    total = {name: sum(one[name] for one in each) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
-    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in each)
-    return {**total, "prompt_tokens_details": {"cached_tokens": cached}}
+def _prompt_text(run: Run, index: int) -> str:
+    tokens = run.prompt(index).tokens
+    if tokens is None:
+        raise ApiError(400, "echo is not supported for models of a remote server")
+    return run.lease.model.tokenizer.decode(tokens, skip_special=True)
 
 
-def _echo(body: CompletionBody, run: Run, index: int) -> str:
-    if not body.echo or isinstance(run.model, ForeignModel):
-        return ""
-    return run.model.tokenizer.decode(run.prepared[index].request.prompt, skip_special=True)
+def _choice(index: int, text: str, **more: object) -> Object:
+    return {"text": text, "index": index, "logprobs": None, "finish_reason": None, **more}
 
 
-def _choice(run: Run, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-    told = _logprobs(run, logprobs) if logprobs else None
-    return {"text": text, "index": index, "logprobs": told, "finish_reason": None}
-
-
-def _logprobs(run: Run, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-    def spelt(token: int) -> str:
-        return run.model.tokenizer.token_bytes(token).decode("utf-8", "replace")
-
+def _logprobs(logprobs: Sequence[Logprob]) -> Object | None:
+    if not logprobs:
+        return None
     return {
-        "tokens": [spelt(entry.token_id) for entry in logprobs],
-        "token_logprobs": [max(entry.logprob, -9999.0) for entry in logprobs],
-        "top_logprobs": [{spelt(token): max(value, -9999.0) for token, value in entry.top} for entry in logprobs],
-    }
-
-
-def _head(model: str) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{secrets.token_hex(12)}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
+        "tokens": [entry.text for entry in logprobs],
+        "token_logprobs": [finite(entry.logprob) for entry in logprobs],
+        "top_logprobs": [
+            {token.decode("utf-8", "replace"): finite(value) for token, value in entry.top} for entry in logprobs
+        ],
     }

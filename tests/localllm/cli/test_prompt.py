@@ -36,7 +36,7 @@ def test_file_and_stdin_are_appended(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_no_prompt_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for data, terminal in ((b"", False), (b"\n", False), (b"", True)):
         with_stdin(monkeypatch, data, terminal)
-        with pytest.raises(RequestError, match="There is no prompt"):
+        with pytest.raises(RequestError, match="No prompt"):
             read_prompt(None, None)
 
 

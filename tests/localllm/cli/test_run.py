@@ -35,8 +35,23 @@ class ScriptedModel:
 
     def __init__(self, events: Sequence[TokenEvent] = ANSWER, has_template: bool = True) -> None:
         self.events = list(events)
-        self.template = SimpleNamespace(is_default=not has_template)
-        self.engine = SimpleNamespace(submit=self.submit)
+        self.template = SimpleNamespace(
+            is_default=not has_template,
+            reasoning_markers=(),
+            tool_call_markers=(),
+            supports_thinking=False,
+            stop_strings=("<end>",),
+            render=self.render,
+            starts_in_reasoning=lambda _text: False,
+        )
+        self.tokenizer = SimpleNamespace(
+            encode=lambda text, **_options: list(text.encode()),
+            markup=lambda _text: [],
+            token_bytes=lambda token: bytes([token]),
+            add_bos=False,
+            bos_id=None,
+        )
+        self.engine = SimpleNamespace(submit=self.submit, context=512)
         self.backend = BackendChoice("native", "the script says so")
         self.request = GenerationRequest(prompt=())
         self.messages: list[dict[str, str]] = []
@@ -57,12 +72,9 @@ class ScriptedModel:
         progress("loading", 0.5)
         return self
 
-    def tokenise(self, text: str) -> tuple[int, ...]:
-        return tuple(text.encode())
-
-    def chat_prompt(self, messages: list[dict[str, str]]) -> Any:
+    def render(self, messages: list[dict[str, str]], **_options: Any) -> str:
         self.messages = messages
-        return SimpleNamespace(tokens=(1, 2, 3), stop=("<end>",), images={})
+        return "rendered"
 
     def submit(self, request: GenerationRequest) -> GenerationStream:
         if self.refusal:
@@ -97,7 +109,7 @@ def test_the_answer_is_all_that_goes_to_stdout(run: Callable[..., int], capsys: 
     assert capsys.readouterr() == ("Once é\n", "")
     assert model.closed
     assert model.messages == [{"role": "user", "content": "Hello"}]
-    assert model.request.prompt == (1, 2, 3)
+    assert model.request.prompt == tuple(b"rendered")
     assert model.request.stop == ("<end>",)
 
 
@@ -266,7 +278,7 @@ def test_a_bad_sampling_value_is_refused_before_a_model_is_loaded(
 
 def test_system_needs_a_template(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(ScriptedModel(has_template=False), "Hi", "--system", "x") == 2
-    assert "this model has no chat template" in capsys.readouterr().err
+    assert "the model has no chat template for system text" in capsys.readouterr().err
 
 
 def test_an_engine_that_fails_exits_1(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,25 +8,19 @@ import pytest
 from typer.testing import CliRunner
 
 from localllm.cli.main import app
-from localllm.cli.prompt import Asked, check_images, read_image
+from localllm.cli.prompt import read_image
 from localllm.errors import RequestError
 from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
 
 
-def asked(*images: bytes, raw: bool = False) -> Asked:
-    return Asked("What is it?", None, raw, (), False, images)
-
-
-def test_a_prompt_with_images_is_made_of_parts(tmp_path: Path) -> None:
-    assert asked().content == "What is it?"
+def test_images_are_read_and_have_no_place_in_raw_prompts(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(1))
-    image = read_image(tmp_path / "a.png")
-    assert asked(image).content == [{"type": "image", "data": png(1)}, {"type": "text", "text": "What is it?"}]
+    assert read_image(tmp_path / "a.png") == png(1)
     with pytest.raises(RequestError, match="cannot be read"):
         read_image(tmp_path / "missing.png")
-    with pytest.raises(RequestError, match="--raw"):
-        check_images(asked(image, raw=True))
+    refused = CliRunner().invoke(app, ["run", "m.gguf", "Hi", "--raw", "--image", str(tmp_path / "a.png")])
+    assert isinstance(refused.exception, RequestError) and "--image cannot be used with --raw" in str(refused.exception)
 
 
 @llama_oracle.needs_llama

@@ -11,18 +11,18 @@ from types import SimpleNamespace
 import pytest
 
 from localllm.cli.main import main
-from tests.fakes.openai_server import OpenAIServer, openai_server
+from tests.fakes.openai_server import ScriptedOpenAI, openai_server
 from tests.gpu_offload.projector_files import png
 
 
 @pytest.fixture
-def script() -> Iterator[OpenAIServer]:
+def script() -> Iterator[ScriptedOpenAI]:
     with openai_server() as server:
         yield server
 
 
 @pytest.fixture
-def run(script: OpenAIServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+def run(script: ScriptedOpenAI, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """Run the command line with --remote and return the exit code."""
     monkeypatch.setattr("localllm.settings.config_path", lambda: tmp_path / "config.toml")
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO()))
@@ -37,7 +37,7 @@ def run(script: OpenAIServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_the_answer_comes_as_from_here(
-    run: Callable[..., int], script: OpenAIServer, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], script: ScriptedOpenAI, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.says("Hel", "lo", prompt_tokens=9, completion_tokens=2)
     assert run("tiny", "Hi", "--system", "Be short.", "--seed", "3", "--stop", "END", "--stats") == 0
@@ -53,7 +53,7 @@ def test_the_answer_comes_as_from_here(
 
 
 def test_reasoning_is_set_apart_and_json_is_whole(
-    run: Callable[..., int], script: OpenAIServer, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], script: ScriptedOpenAI, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.says("Yes.", prompt_tokens=9, completion_tokens=4)
     script.pieces.insert(0, {"reasoning_content": "Hm."})
@@ -63,7 +63,7 @@ def test_reasoning_is_set_apart_and_json_is_whole(
     assert (result["backend"], result["completion_tokens"], result["finish_reason"]) == ("remote", 4, "stop")
 
 
-def test_images_go_along(run: Callable[..., int], script: OpenAIServer, tmp_path: Path) -> None:
+def test_images_go_along(run: Callable[..., int], script: ScriptedOpenAI, tmp_path: Path) -> None:
     script.says("A fox.")
     picture = tmp_path / "fox.png"
     picture.write_bytes(png(1))
@@ -75,7 +75,7 @@ def test_images_go_along(run: Callable[..., int], script: OpenAIServer, tmp_path
 
 
 def test_errors_and_what_a_server_cannot_follow(
-    run: Callable[..., int], script: OpenAIServer, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], script: ScriptedOpenAI, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.refusal = (404, {"error": {"message": "no such model"}})
     assert run("other", "Hi") == 2

@@ -126,7 +126,7 @@ def test_a_model_loaded_with_adapters_answers_as_the_merged_one(data_dir: Path, 
     with load_model(path, settings) as model:
         assert model.backend.name == "llama.cpp"
         assert "lora set" in model.backend.why
-        prompt = model.tokenise("Once upon a time")
+        prompt = tuple(model.tokenizer.encode("Once upon a time"))
         answers = [
             model.engine.submit(GenerationRequest(prompt, GREEDY, max_tokens=12, adapters=adapters)).collect().token_ids
             for adapters in (None, (), ((0, 0.5),))

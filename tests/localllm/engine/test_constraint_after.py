@@ -7,8 +7,8 @@ import pytest
 
 from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
+from localllm.answer.harmony import ANALYSIS, before_answer
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
-from localllm.engine.harmony import ANALYSIS, before_answer
 from localllm.errors import RequestError
 from tests.fakes.byte_vocabulary import ByteVocabulary
 

@@ -13,6 +13,7 @@ from gpu_offload import loading
 from gpu_offload.image_rows import ImagePieces, ImageRows
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from localllm.answer.rendering import render
 from localllm.engine.backends import BackendChoice
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
@@ -193,7 +194,7 @@ def test_conversations_with_images(path: Path, runner: LlamaCppRunner, tokenizer
             {"role": "assistant", "content": "A dog. " * 20},
             {"role": "user", "content": [{"type": "image", "data": png(2)}, {"type": "text", "text": "And this?"}]},
         ]
-        prompt = model.chat_prompt(messages)
+        prompt = render(model, messages)
         pieces = [piece for seed in (1, 2) for piece in seen(runner, seed) if isinstance(piece, ImageRows)]
         assert set(prompt.images) == {piece.ids[0] for piece in pieces}
         assert [token for token in prompt.tokens if token >= 2**62] == [
@@ -211,5 +212,5 @@ def test_conversations_with_images(path: Path, runner: LlamaCppRunner, tokenizer
         )
         counts = engine.submit(shorter).collect().last.counts
         assert counts.dropped_messages == 2
-        alone = model.chat_prompt(messages[2:])
+        alone = render(model, messages[2:])
         assert counts.prompt == len(alone.tokens)

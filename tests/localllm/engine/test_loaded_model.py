@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from localllm.answer.rendering import render
 from localllm.engine.constraint import ConstraintKind
 from localllm.engine.context_policy import fit_prompt
 from localllm.engine.loaded_model import LoadedModel, load_model
@@ -37,7 +38,7 @@ def conversation(turns: int) -> list[dict[str, str]]:
 def test_a_long_chat_drops_its_oldest_messages_and_keeps_the_cut(model: LoadedModel) -> None:
     cuts = []
     for turns in range(8, 30):
-        prompt = model.chat_prompt(conversation(turns))
+        prompt = render(model, conversation(turns))
         request = GenerationRequest(
             prompt.tokens, max_tokens=1, messages=prompt.messages, context_policy=ContextPolicy.DROP_MESSAGES
         )
@@ -46,7 +47,7 @@ def test_a_long_chat_drops_its_oldest_messages_and_keeps_the_cut(model: LoadedMo
         assert counts.prompt + counts.dropped_tokens == len(prompt.tokens)
         cuts.append(counts.dropped_messages)
         kept = conversation(turns)[:1] + conversation(turns)[1 + counts.dropped_messages :]
-        assert tuple(fit_prompt(request, model.engine.context).tokens) == model.chat_prompt(kept).tokens
+        assert tuple(fit_prompt(request, model.engine.context).tokens) == render(model, kept).tokens
     assert cuts[-1] > 0 and cuts == sorted(cuts)
     # The cut moves now and then, not at every turn, so that the prefix stays cached.
     assert len(set(cuts)) <= len(cuts) // 2
@@ -56,7 +57,9 @@ def test_answers_keep_to_a_constraint(model: LoadedModel) -> None:
     constraint = model.constraint(ConstraintKind.REGEX, r"(Lily|Tom) has [1-9][0-9]{0,3} cats\.")
     for seed in range(4):
         sampling = SamplingParams(temperature=seed / 2, seed=seed)
-        request = GenerationRequest(model.tokenise("Once"), sampling, constraint=constraint, max_tokens=60)
+        request = GenerationRequest(
+            tuple(model.tokenizer.encode("Once")), sampling, constraint=constraint, max_tokens=60
+        )
         done = model.engine.submit(request).collect()
         assert done.last.finish_reason is FinishReason.STOP
         assert re.fullmatch(r"(Lily|Tom) has [1-9][0-9]{0,3} cats\.", done.text)

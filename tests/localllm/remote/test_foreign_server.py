@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
-from localllm.remote.server import RemoteServer, remote_server
+from localllm.remote.openai import OpenAIServer
+from localllm.remote.stream import NO_REASON, RemoteStream
 from localllm.settings import Settings
 from tests.fakes.llama_server import llama_server, needs_server
 from tests.oracle import llama_oracle
@@ -19,6 +21,7 @@ from tests.oracle import llama_oracle
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_server]
 PROMPT = "Once upon a time"
 KEY = "sesame"
+HI = [{"role": "user", "content": "Tell me a story"}]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +36,8 @@ def address(model: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def server(address: str) -> RemoteServer:
-    return remote_server(address, Settings(remote_key=KEY))
+def server(address: str) -> OpenAIServer:
+    return OpenAIServer.at(address, Settings(remote_key=KEY))
 
 
 def run(address: str, folder: Path, *arguments: str) -> dict[str, Any]:
@@ -58,25 +61,28 @@ def test_run_gives_what_the_model_says_here(address: str, model: Path, tmp_path:
     assert found["completion_tokens"] > 0
 
 
-def test_a_chat_streams_and_can_be_stopped(server: RemoteServer) -> None:
+def ask(server: OpenAIServer, **asked: Any) -> RemoteStream:
+    return server.model("stories").prepare(AnswerRequest(**asked)).submit()
+
+
+def test_a_chat_streams_and_can_be_stopped(server: OpenAIServer) -> None:
     assert [model.name for model in server.models()] == ["stories"]
-    messages = [{"role": "user", "content": "Tell me a story"}]
-    updates = list(server.chat("stories", messages, {"max_tokens": 12, "seed": 1}))
+    updates = list(ask(server, messages=HI, max_tokens=12, sampling={"seed": 1}))
     assert updates[-1].finish_reason is FinishReason.LENGTH
     assert len([update for update in updates if update.parts]) > 2
-    answer = server.chat("stories", messages, {"max_tokens": 400})
+    answer = ask(server, messages=HI, max_tokens=400)
     updates = []
     for update in answer:
         updates.append(update)
         answer.cancel()
     assert updates[-1].finish_reason is FinishReason.CANCELLED
     # The server has let go of its one model, and answers again.
-    assert list(server.chat("stories", messages, {"max_tokens": 2}))[-1].finish_reason is FinishReason.LENGTH
+    assert list(ask(server, messages=HI, max_tokens=2))[-1].finish_reason is FinishReason.LENGTH
 
 
-def test_errors_come_in_its_words(address: str, server: RemoteServer) -> None:
-    (refused,) = remote_server(address, Settings(remote_key="wrong")).chat("stories", [], {})
+def test_errors_come_in_its_words(address: str, server: OpenAIServer) -> None:
+    (refused,) = ask(OpenAIServer.at(address, Settings(remote_key="wrong")), messages=HI)
     assert refused.error is not None and "LOCALLLM_REMOTE_KEY" in refused.error
     # It refuses a prompt that is too long, but streams an empty answer where it was to stream.
-    (too_long,) = server.complete("stories", "long " * 900, {})
-    assert too_long.error is not None and "a prompt beyond its context" in too_long.error
+    (too_long,) = ask(server, prompt="long " * 900)
+    assert too_long.error == NO_REASON

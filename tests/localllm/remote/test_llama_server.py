@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from localllm.engine.answer_parts import PartKind
+from localllm.answer.event import AnswerEvent, PartKind
+from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
 from localllm.remote.connection import Call, Endpoint
-from localllm.remote.server import RemoteServer, RemoteUpdate, remote_server
+from localllm.remote.openai import OpenAIServer
+from localllm.remote.stream import RemoteStream
 from localllm.settings import Settings
 from tests.fakes.llama_server import CALL, SLOT_TOKENS, llama_stories, needs_program
 from tests.gpu_offload.projector_files import PATCHES, png, write_projector
@@ -21,9 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, ne
 PROMPT = "Once upon a time"
 KEY = "sesame"
 HI = [{"role": "user", "content": "Tell me a story"}]
-GREEDY = {"temperature": 0, "max_tokens": 24}
+COLD = {"temperature": 0}
+GREEDY: dict[str, Any] = {"sampling": COLD, "max_tokens": 24}
 ARGUMENTS = {"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"]}
-QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": ARGUMENTS}}
 
 
@@ -34,11 +36,15 @@ def address(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture
-def server(address: str) -> RemoteServer:
-    return remote_server(address, Settings(remote_key=KEY))
+def server(address: str) -> OpenAIServer:
+    return OpenAIServer.at(address, Settings(remote_key=KEY))
 
 
-def text_of(updates: list[RemoteUpdate], kind: PartKind = PartKind.CONTENT) -> str:
+def ask(server: OpenAIServer, **asked: Any) -> RemoteStream:
+    return server.model("stories").prepare(AnswerRequest(**asked)).submit()
+
+
+def text_of(updates: list[AnswerEvent], kind: PartKind = PartKind.CONTENT) -> str:
     return "".join(part.text for update in updates for part in update.parts if part.kind is kind)
 
 
@@ -48,71 +54,68 @@ def working(address: str) -> int:
     return sum(slot["is_processing"] for slot in json.loads(b"".join(slots.lines())))
 
 
-def test_a_completion_is_what_the_model_says_here(server: RemoteServer, data_dir: Path) -> None:
+def test_a_completion_is_what_the_model_says_here(server: OpenAIServer, data_dir: Path) -> None:
     model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
-    updates = list(server.complete("stories", PROMPT, GREEDY))
+    updates = list(ask(server, prompt=PROMPT, **GREEDY))
     expected = llama_oracle.detokenize(model, llama_oracle.greedy(model, llama_oracle.tokenize(model, PROMPT), 24))
     assert text_of(updates).strip() == expected.decode().strip()
     last = updates[-1]
     assert (last.finish_reason, last.counts.generated) == (FinishReason.LENGTH, 24)
     assert last.counts.prompt == len(llama_oracle.tokenize(model, PROMPT))
-    again = list(server.complete("stories", PROMPT, GREEDY))[-1]
+    again = list(ask(server, prompt=PROMPT, **GREEDY))[-1]
     assert again.counts.cached == again.counts.prompt - 1, "its last token is computed anew"
 
 
-def test_its_model_has_the_context_of_a_slot(server: RemoteServer) -> None:
+def test_its_model_has_the_context_of_a_slot(server: OpenAIServer) -> None:
     assert [(model.name, model.context) for model in server.models()] == [("stories", SLOT_TOKENS)]
 
 
-def test_thoughts_are_told_apart(server: RemoteServer) -> None:
-    thinking = list(server.chat("stories", HI, GREEDY))
+def test_thoughts_are_told_apart(server: OpenAIServer) -> None:
+    thinking = list(ask(server, messages=HI, **GREEDY))
     assert text_of(thinking, PartKind.REASONING) and not text_of(thinking)
     assert len([update for update in thinking if update.parts]) > 2, "it streams"
-    plain = list(server.chat("stories", HI, GREEDY | QUIET))
+    plain = list(ask(server, messages=HI, think=False, **GREEDY))
     assert text_of(plain) and not text_of(plain, PartKind.REASONING)
 
 
-def test_a_stop_string_ends_it(server: RemoteServer) -> None:
-    whole = text_of(list(server.complete("stories", PROMPT, GREEDY)))
+def test_a_stop_string_ends_it(server: OpenAIServer) -> None:
+    whole = text_of(list(ask(server, prompt=PROMPT, **GREEDY)))
     word = whole.split()[3]
-    updates = list(server.complete("stories", PROMPT, GREEDY | {"stop": [word]}))
+    updates = list(ask(server, prompt=PROMPT, stop=(word,), **GREEDY))
     assert text_of(updates) == whole[: whole.index(word)]
     assert updates[-1].finish_reason is FinishReason.STOP
 
 
-def test_probabilities_of_chats_and_completions(server: RemoteServer, data_dir: Path) -> None:
-    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 3}
-    chat = list(server.chat("stories", HI, asked | {"logprobs": True, "top_logprobs": 2}))
-    completion = list(server.complete("stories", PROMPT, asked | {"logprobs": 2}))
+def test_probabilities_of_chats_and_completions(server: OpenAIServer, data_dir: Path) -> None:
+    asked: dict[str, Any] = {"sampling": COLD | {"logprobs": 2}, "max_tokens": 3}
+    chat = list(ask(server, messages=HI, **asked))
+    completion = list(ask(server, prompt=PROMPT, **asked))
     for updates in (chat, completion):
         told = [entry for update in updates for entry in update.logprobs]
         assert len(told) == 3
         assert all(len(entry.top) == 2 and entry.logprob == entry.top[0][1] <= 0 for entry in told)
-    assert text_of(completion).encode() == b"".join(
-        entry.spelling for update in completion for entry in update.logprobs
-    )
+    assert text_of(completion).encode() == b"".join(entry.token for update in completion for entry in update.logprobs)
 
 
-def test_a_tool_is_called(server: RemoteServer) -> None:
-    options = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 99}
-    updates = list(server.chat("stories", [*HI, CALL], options | QUIET))
+def test_a_tool_is_called(server: OpenAIServer) -> None:
+    updates = list(ask(server, messages=[*HI, CALL], tools=[WEATHER], tool_choice="", max_tokens=99, think=False))
     (call,) = [call for update in updates for part in update.parts for call in part.tool_calls]
     assert call.name == "weather" and isinstance(call.arguments["rain"], bool)
     assert updates[-1].finish_reason is FinishReason.STOP
 
 
-def test_images_are_seen(server: RemoteServer) -> None:
+def test_images_are_seen(server: OpenAIServer) -> None:
     text = {"type": "text", "text": "What is it?"}
     shown = [{"role": "user", "content": [{"type": "image", "data": png()}, text]}]
     counts = [
-        list(server.chat("stories", messages, GREEDY))[-1].counts.prompt
+        list(ask(server, messages=messages, **GREEDY))[-1].counts.prompt
         for messages in (shown, [{**shown[0], "content": [text]}])
     ]
     assert counts[0] - counts[1] >= PATCHES
 
 
-def test_leaving_frees_its_slot(server: RemoteServer, address: str) -> None:
-    answer = server.chat("stories", HI, {"max_tokens": 100_000, "ignore_eos": True})
+def test_leaving_frees_its_slot(server: OpenAIServer, address: str) -> None:
+    answer = ask(server, messages=HI, max_tokens=100_000, ignore_eos=True)
     updates = []
     for update in answer:
         if not updates:
@@ -123,12 +126,10 @@ def test_leaving_frees_its_slot(server: RemoteServer, address: str) -> None:
     eventually(lambda: not working(address))
 
 
-def test_refusals_come_in_its_words(server: RemoteServer, address: str) -> None:
-    (refused,) = remote_server(address, Settings(remote_key="wrong")).chat("stories", HI, {})
+def test_refusals_come_in_its_words(server: OpenAIServer, address: str) -> None:
+    (refused,) = ask(OpenAIServer.at(address, Settings(remote_key="wrong")), messages=HI)
     assert refused.error is not None
     assert "Invalid API Key. Set the server's key: LOCALLLM_REMOTE_KEY" in refused.error
-    (too_long,) = server.complete("stories", "long " * 4 * SLOT_TOKENS, {})
+    (too_long,) = ask(server, prompt="long " * 4 * SLOT_TOKENS)
     assert too_long.error is not None
     assert f"exceeds the available context size ({SLOT_TOKENS} tokens)" in too_long.error
-    (bad,) = server.chat("stories", HI, {"tools": [WEATHER], "tool_choice": "sometimes"})
-    assert bad.error is not None and "Invalid tool_choice: sometimes" in bad.error

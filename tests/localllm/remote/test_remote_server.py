@@ -7,29 +7,37 @@ from typing import Any
 
 import pytest
 
-from localllm.engine.answer_parts import PartKind
-from localllm.engine.request import FinishReason, SamplingParams
+from localllm.answer.event import AnswerEvent, PartKind
+from localllm.answer.request import AnswerRequest
+from localllm.engine.request import FinishReason
 from localllm.errors import SettingsError
-from localllm.remote.connection import Endpoint
-from localllm.remote.errors import RemoteError
-from localllm.remote.server import RemoteServer, RemoteUpdate, remote_server, sampling_options
+from localllm.remote import connection
+from localllm.remote.connection import Endpoint, RemoteError
+from localllm.remote.fields import completion_fields
+from localllm.remote.openai import OpenAIServer
+from localllm.remote.stream import NO_REASON, RemoteStream
 from localllm.settings import Settings
-from tests.fakes.openai_server import OpenAIServer, openai_server
+from tests.fakes.openai_server import ScriptedOpenAI, openai_server
 from tests.waiting import PATIENCE_S
+
+HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def script() -> Iterator[OpenAIServer]:
+def script() -> Iterator[ScriptedOpenAI]:
     with openai_server() as server:
         yield server
 
 
-def ask(script: OpenAIServer, settings: Settings = Settings()) -> list[RemoteUpdate]:  # noqa: B008 - it is frozen
-    server = remote_server(script.address, settings)
-    return list(server.chat("tiny", [{"role": "user", "content": "Hi"}], {"max_tokens": 7}))
+def stream(server: OpenAIServer, **asked: Any) -> RemoteStream:
+    return server.model("tiny").prepare(AnswerRequest(**asked)).submit()
 
 
-def test_pieces_reasoning_and_the_servers_own_counts(script: OpenAIServer) -> None:
+def ask(script: ScriptedOpenAI, settings: Settings = Settings()) -> list[AnswerEvent]:  # noqa: B008 - it is frozen
+    return list(stream(OpenAIServer.at(script.address, settings), messages=HI, max_tokens=7))
+
+
+def test_pieces_reasoning_and_the_servers_own_counts(script: ScriptedOpenAI) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
     script.pieces = [
         {"role": "assistant", "content": ""},
@@ -61,9 +69,9 @@ def test_pieces_reasoning_and_the_servers_own_counts(script: OpenAIServer) -> No
     }
 
 
-def test_a_raw_prompt_goes_to_completions(script: OpenAIServer) -> None:
+def test_a_raw_prompt_goes_to_completions(script: ScriptedOpenAI) -> None:
     script.pieces = [{"choices": [{"text": "upon a time"}]}, {"choices": [{"text": "", "finish_reason": "stop"}]}]
-    updates = list(remote_server(script.address, Settings()).complete("tiny", "Once", {}))
+    updates = list(stream(OpenAIServer.at(script.address, Settings()), prompt="Once"))
     assert [part.text for update in updates for part in update.parts] == ["upon a time"]
     assert updates[-1].finish_reason is FinishReason.STOP
     assert (script.paths, script.asked[0]["prompt"]) == (["/v1/completions"], "Once")
@@ -77,42 +85,70 @@ def test_a_raw_prompt_goes_to_completions(script: OpenAIServer) -> None:
         ((401, {"detail": "who are you?"}), "who are you?. Set the server's key: LOCALLLM_REMOTE_KEY"),
         ((500, "<html>broken</html>"), "<html>broken</html>"),
         ((503, ""), "Service Unavailable"),
-        ((503, {"error": {"message": "Loading model", "code": 503}}), "refuses: Loading model. It is busy, or loads"),
+        (
+            (503, {"error": {"message": "Loading model", "code": 503}}),
+            "refuses: Loading model. It is busy or still loads",
+        ),
     ],
 )
-def test_a_refusal_is_told_in_the_servers_words(script: OpenAIServer, refusal: tuple[int, Any], words: str) -> None:
+def test_a_refusal_is_told_in_the_servers_words(script: ScriptedOpenAI, refusal: tuple[int, Any], words: str) -> None:
     script.refusal = refusal
     (last,) = ask(script)
     assert last.finish_reason is FinishReason.ERROR
     assert last.error is not None and words in last.error and script.address in last.error
 
 
-def test_what_breaks_on_the_way_is_named(script: OpenAIServer) -> None:
+def test_what_breaks_on_the_way_is_named(script: ScriptedOpenAI) -> None:
     script.pieces = [{"content": "So"}, {"error": {"message": "out of memory"}}]
     assert [update.error for update in ask(script)] == [None, "The server failed: out of memory."]
     script.pieces = [{"content": "So"}]
-    assert (ask(script)[-1].error or "").startswith("The server ended the answer without saying why.")
+    assert ask(script)[-1].error == NO_REASON
     script.ending = b"data: {nonsense\n\n"
-    assert "what is no JSON" in (ask(script)[-1].error or "")
+    assert "not JSON" in (ask(script)[-1].error or "")
 
 
-def test_cancelling_ends_the_connection_at_any_moment(script: OpenAIServer) -> None:
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"data": ["x" * 2000] * 10}, "sends more than"),
+        ('{"data": ' + "[" * 100_000, "does not send JSON"),
+        ("[1]", "does not send a JSON object"),
+        ({"data": [{"embedding": {}}]}, "does not send vectors"),
+    ],
+)
+def test_bad_json_is_an_error_of_the_server(
+    script: ScriptedOpenAI, monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+) -> None:
+    script.json_answer = answer
+    if "more than" in words:
+        monkeypatch.setattr(connection, "LONGEST_JSON", 10_000)
+    with pytest.raises(RemoteError, match=words):
+        OpenAIServer.at(script.address, Settings()).model("tiny").embed(["a"], truncate=True, dimensions=None)
+
+
+@pytest.mark.parametrize("event", [b"[" * 100_000, b'"text"', b'{"choices": 5}', b'{"choices": [{"delta": []}]}'])
+def test_a_bad_event_is_an_error_of_the_server(script: ScriptedOpenAI, event: bytes) -> None:
+    script.ending = b"data: " + event + b"\n\n"
+    last = ask(script)[-1]
+    assert last.finish_reason is FinishReason.ERROR and isinstance(last.cause, RemoteError)
+
+
+def test_cancelling_ends_the_connection_at_any_moment(script: ScriptedOpenAI) -> None:
     script.pieces = [{"content": "Half"}]
     script.hold.clear()
-    answer = remote_server(script.address, Settings()).chat("tiny", [], {})
+    answer = stream(OpenAIServer.at(script.address, Settings()), messages=HI)
     updates = []
     for update in answer:
         updates.append(update)
         threading.Thread(target=answer.cancel).start()
     assert updates[-1].finish_reason is FinishReason.CANCELLED
     assert script.gone.wait(PATIENCE_S)
-    early = remote_server(script.address, Settings()).chat("tiny", [], {})
+    early = stream(OpenAIServer.at(script.address, Settings()), messages=HI)
     early.cancel()
     assert [update.finish_reason for update in early] == [FinishReason.CANCELLED]
-    assert len(script.asked) == 1
 
 
-def test_the_key_comes_from_a_setting_or_a_file(script: OpenAIServer, tmp_path: Path) -> None:
+def test_the_key_comes_from_a_setting_or_a_file(script: ScriptedOpenAI, tmp_path: Path) -> None:
     script.says("Hello")
     ask(script)
     ask(script, Settings(remote_key="sesame"))
@@ -120,20 +156,20 @@ def test_the_key_comes_from_a_setting_or_a_file(script: OpenAIServer, tmp_path: 
     ask(script, Settings(remote_key_file=str(tmp_path / "key")))
     assert script.keys == [None, "Bearer sesame", "Bearer from a file"]
     with pytest.raises(SettingsError, match="remote_key_file"):
-        remote_server(script.address, Settings(remote_key_file=str(tmp_path / "absent")))
+        OpenAIServer.at(script.address, Settings(remote_key_file=str(tmp_path / "absent")))
     assert "sesame" not in repr(Settings(remote_key="sesame")) + repr(Endpoint.parse("host", "sesame"))
 
 
-def test_models_and_their_contexts(script: OpenAIServer) -> None:
-    found = [(model.name, model.context) for model in remote_server(script.address, Settings()).models()]
+def test_models_and_their_contexts(script: ScriptedOpenAI) -> None:
+    found = [(model.name, model.context) for model in OpenAIServer.at(script.address, Settings()).models()]
     assert found == [("tiny", 512), ("other", 64), ("third", None)]
 
 
-def test_a_context_is_that_of_a_slot(script: OpenAIServer) -> None:
+def test_a_context_is_that_of_a_slot(script: ScriptedOpenAI) -> None:
     """llama-server shares its context out among slots, and names both lengths."""
     row = {"id": "tiny", "owned_by": "llamacpp", "meta": {"n_ctx_train": 40960, "n_ctx": 512}}
     script.models = [row]
-    (found,) = remote_server(script.address, Settings()).models()
+    (found,) = OpenAIServer.at(script.address, Settings()).models()
     assert found.context == 512
 
 
@@ -154,20 +190,22 @@ def test_addresses(address: str, shown: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "ftp://host", "http://", "host:port", "http://host/v1?key=x"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(RemoteError, match="is not the address of a server"):
+    with pytest.raises(RemoteError, match="is not a server's address"):
         Endpoint.parse(address)
     with pytest.raises(RemoteError, match="LOCALLLM_REMOTE_KEY"):
         Endpoint.parse("http://me:secret@host")
 
 
 def test_nobody_there() -> None:
-    (last,) = RemoteServer(Endpoint.parse("127.0.0.1:9")).chat("tiny", [], {})
+    (last,) = stream(OpenAIServer(Endpoint.parse("127.0.0.1:9")), messages=HI)
     assert last.error is not None and "http://127.0.0.1:9/v1 cannot be reached" in last.error
     assert "Errno" not in last.error
 
 
 def test_only_named_sampling_parameters_are_sent() -> None:
-    sampling = SamplingParams(temperature=0.5, top_k=3, repeat_penalty=1.2)
-    assert sampling_options(sampling, {"temperature", "seed"}) == {"temperature": 0.5}
-    extended = sampling_options(sampling, {"top_k", "repeat_penalty"})
-    assert extended == {"top_k": 3, "repeat_penalty": 1.2, "repetition_penalty": 1.2}
+    def fields(**sampling: float | None) -> dict[str, Any]:
+        return completion_fields(AnswerRequest(prompt="x", sampling=sampling))
+
+    assert fields(temperature=0.5, seed=None) == {"prompt": "x", "temperature": 0.5}
+    expected = {"prompt": "x", "top_k": 3, "repeat_penalty": 1.2, "repetition_penalty": 1.2}
+    assert fields(top_k=3, repeat_penalty=1.2) == expected

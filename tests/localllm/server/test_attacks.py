@@ -214,6 +214,23 @@ def test_oversized_headers(server: Any) -> None:
     assert httpx.get(server.url + "/health", timeout=PATIENCE_S).status_code == 200
 
 
+def test_a_bias_against_every_token_is_400(server: Any) -> None:
+    biases = {str(token): -100 for token in range(512)}
+    answer = post(server, "/v1/completions", json={"model": MODEL, "prompt": "Hi", "logit_bias": biases})
+    assert answer.status_code == 400 and "bans every token" in answer.json()["error"]["message"]
+
+
+def test_two_lengths_of_one_body_are_refused(server: Any) -> None:
+    head = b"POST /api/show HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(head + b"0\r\n\r\n")
+        answer = b""
+        while piece := connection.recv(4096):  # until the server has closed it
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400") and b"exclude each other" in answer
+
+
 def test_half_open_connections_do_not_block(server: Any) -> None:
     held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
     try:

@@ -68,17 +68,17 @@ def test_a_model_in_another_format(client: ollama.Client, store: Path) -> None:
     ("changes", "words"),
     [
         ({"from": Q8, "quantize": "Q8_0"}, "quantised already"),
-        ({"from": F16, "quantize": "Q9_9"}, "no type"),
+        ({"from": F16, "quantize": "Q9_9"}, "unknown quantize type"),
         ({"from": F16, "adapters": {"a": "sha256:" + "0" * 64}}, "upload it"),
         ({"from": F16, "adapters": {"a": "../../etc/passwd"}}, "invalid digest"),
-        ({"from": F16, "adapters": {f"{number}": "sha256:" + "0" * 64 for number in range(100)}}, "more than"),
+        ({"from": F16, "adapters": {f"{number}": "sha256:" + "0" * 64 for number in range(100)}}, "at most 64"),
         ({"from": F16, "draft_files": {"a": "sha256:" + "0" * 64}}, "draft_files"),
         ({"from": F16, "template": "{% for a in range(9) %}{{ 9**9**9 }}{% endfor %}"}, "template"),
         ({"from": F16, "template": "{{ .System }} and nobody's family <|x|>"}, "no family"),
         ({"files": {"x.gguf": "sha256:" + "0" * 64}}, "upload it"),
         ({"from": F16, "renderer": "qwen3-coder"}, "renderer"),
-        ({"from": F16, "quantization": "Q9_9"}, "no type"),
-        ({"files": {f"{number}": "sha256:" + "0" * 64 for number in range(600)}}, "parts"),
+        ({"from": F16, "quantization": "Q9_9"}, "unknown quantize type"),
+        ({"files": {f"{number}": "sha256:" + "0" * 64 for number in range(600)}}, "at most 512"),
     ],
 )
 def test_refusals_say_why(library: Any, store: Path, changes: dict[str, Any], words: str) -> None:

@@ -122,7 +122,7 @@ def test_what_it_tells_of_its_model(client: ollama.Client, front: str) -> None:
     ("route", "body", "status", "words"),
     [
         ("/api/generate", {"prompt": "long " * 4 * SLOT_TOKENS}, 400, "exceeds the available context size"),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, 501, "reads no suffix"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, 501, "does not support suffix"),
         ("/api/embed", {"input": "a"}, 501, "does not support embeddings"),
     ],
 )

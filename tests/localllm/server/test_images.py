@@ -83,22 +83,22 @@ def test_what_is_no_picture_of_this_request_is_refused(client: httpx.Client) -> 
 
     gif = base64.b64encode(b"GIF89a" + bytes(40)).decode()
     refused = [
-        (chat("http://169.254.169.254/latest/meta-data"), "fetches no images"),
-        (chat("file:///etc/passwd"), "fetches no images"),
-        (chat(None), "fetches no images"),
+        (chat("http://169.254.169.254/latest/meta-data"), "does not fetch images"),
+        (chat("file:///etc/passwd"), "does not fetch images"),
+        (chat(None), "does not fetch images"),
         (chat("data:image/png,abc"), "data:image/png;base64"),
-        (chat("data:image/png;base64,%%%"), "not base64"),
+        (chat("data:image/png;base64,%%%"), "not valid base64"),
         (chat(f"data:image/gif;base64,{gif}"), "is a GIF"),
-        (chat(URL, "system"), "messages of users"),
+        (chat(URL, "system"), "images in user messages"),
     ]
     address = {"type": "url", "url": "http://127.0.0.1:1/a.png"}
     block = [{"role": "user", "content": [{"type": "image", "source": address}]}]
     body = {"model": "seer", "max_tokens": 1, "messages": block}
-    refused.append((client.post("/v1/messages", json=body), "fetches no images"))
+    refused.append((client.post("/v1/messages", json=body), "does not fetch images"))
     many = {"role": "user", "content": "?", "images": [PICTURE] * 33}
     refused.append((client.post("/api/chat", json={"model": "seer", "messages": [many]}), "at most 32"))
     raw = {"model": "seer", "prompt": "?", "raw": True, "images": [PICTURE]}
-    refused.append((client.post("/api/generate", json=raw), "raw mode"))
+    refused.append((client.post("/api/generate", json=raw), "cannot be used with raw"))
     for answer, said in refused:
         assert (answer.status_code, said in answer.text) == (400, True), answer.text
 

@@ -57,7 +57,7 @@ def test_suffix_of_both_protocols(filler: Any, middle: str) -> None:
     with openai.OpenAI(base_url=f"{filler.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.completions.create(model="filler", prompt=PREFIX, suffix=SUFFIX, temperature=0, max_tokens=8)
         assert answer.choices[0].text == middle
-        with pytest.raises(openai.BadRequestError, match="one prompt"):
+        with pytest.raises(openai.BadRequestError, match="a single prompt"):
             client.completions.create(model="filler", prompt=[PREFIX, PREFIX], suffix=SUFFIX)
 
 
@@ -106,4 +106,4 @@ def test_names_of_the_marks_are_text(filler: Any, middle: str) -> None:
 def test_pictures_are_refused_with_the_reason(filler: Any, path: str, body: dict[str, Any]) -> None:
     answer = httpx.post(filler.url + path, json={"model": "filler", **body}, timeout=PATIENCE_S)
     assert answer.status_code == 400
-    assert ("fetches no images" if "http://x" in str(body) else "reads text only") in answer.text
+    assert ("does not fetch images" if "http://x" in str(body) else "reads text only") in answer.text

@@ -1,6 +1,7 @@
 """Blobs, create, copy and delete by the official client, and what they refuse."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,22 @@ def test_refusals(library: Any, path: str, body: dict[str, Any], status: int) ->
 def test_deleting_what_others_own(library: Any) -> None:
     answer = httpx.request("DELETE", f"{library.url}/api/delete", json={"model": MODEL}, timeout=PATIENCE_S)
     assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("params", [b'{"stop": 5}', b"[" * 100_000, b'{"temperature": {}}', b"\xff"])
+def test_one_bad_manifest_hides_no_other_model(start_server: Any, tmp_path: Path, params: bytes) -> None:
+    with start_server(LOCALLLM_MODEL_STORE=str(tmp_path)) as server, ollama.Client(host=server.url) as client:
+        for name in ("good", "bad"):
+            client.create(name, from_=MODEL, parameters={"num_predict": len(name)})
+        digest = f"sha256:{hashlib.sha256(params).hexdigest()}"
+        (tmp_path / "blobs" / digest.replace(":", "-")).write_bytes(params)
+        (path,) = (file for file in (tmp_path / "manifests").rglob("*") if file.is_file() and "bad" in file.parts)
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        for layer in manifest["layers"]:
+            if layer["mediaType"].endswith("params"):
+                layer |= {"digest": digest, "size": len(params)}
+        path.write_text(json.dumps(manifest), encoding="utf-8")
+        assert {"good:latest", f"{MODEL}"} <= names(client)
+        rows = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).json()["data"]
+        assert {"good:latest", MODEL} <= {row["id"] for row in rows}
+        assert client.generate("good", "Once").eval_count == 4

@@ -68,7 +68,7 @@ def test_a_second_gpu_takes_what_the_first_has_promised_away(monkeypatch: pytest
 def test_others_on_gpus_make_room_before_a_model_is_given_less(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     needed = needs(monkeypatch, path)
     with_gpus(monkeypatch, needed - 2**16)
-    with pytest.raises(OutOfMemoryError, match="Beside the other models") as caught:
+    with pytest.raises(OutOfMemoryError, match="while the other models are loaded") as caught:
         granted(path, others_on_gpus=True)
     assert "GPU 0" in str(caught.value)  # the sums
     assert granted(path).devices[0] < needed

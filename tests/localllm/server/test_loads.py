@@ -1,7 +1,9 @@
 """Models that load: side by side, watched, stopped when nobody waits for them or the server stops."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,8 +74,8 @@ def played(
     asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
 
 
-async def held(manager: ModelManager, name: str, told: Any = None) -> float:
-    async with manager.lease(entry(name), told=told) as lease:
+async def held(manager: ModelManager, name: str, listener: Any = None) -> float:
+    async with manager.lease(entry(name), listener=listener) as lease:
         return lease.load_s
 
 
@@ -196,5 +198,45 @@ def test_a_load_that_ends_as_it_is_stopped_leaves_no_model() -> None:
         with pytest.raises(ApiError):
             await waiting
         assert loader.closed == ["a"] and not manager.slots()
+
+    asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
+
+
+def test_a_model_that_is_unloaded_leaves_the_memory() -> None:
+    class Knotted:
+        """Refers to itself, as an engine and its runner do."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def close(self) -> None:
+            """Nothing to free."""
+
+    known: list[weakref.ref[Knotted]] = []
+
+    class Loader(FakeLoader):
+        def load(self, plan: Any, progress: Callable[[str, float], None]) -> Any:
+            model = Knotted()
+            known.append(weakref.ref(model))
+            return model
+
+    async def scene(manager: ModelManager, loader: FakeLoader) -> None:
+        await held(manager, "a")
+        assert known[0]() is not None
+        manager.expire(entry("a"))
+        while manager.slots():
+            await asyncio.sleep(0.001)
+        while known[0]() is not None:  # once the manager has gone on from closing it
+            await asyncio.sleep(0.001)
+
+    async def play() -> None:
+        loader = Loader()
+        manager = ModelManager(ServerOptions(), loader)
+        gc.disable()
+        try:
+            await scene(manager, loader)
+        finally:
+            gc.enable()
+        await manager.close()
 
     asyncio.run(asyncio.wait_for(play(), PATIENCE_S))

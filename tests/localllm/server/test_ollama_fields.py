@@ -47,7 +47,7 @@ def test_show_takes_what_a_user_would_add(server: Any) -> None:
 def test_older_names_of_fields(server: Any, names: tuple[str, ...], value: str) -> None:
     body = {"name": "x", "from": MODEL, "stream": False, **dict.fromkeys(names, value)}
     answer = httpx.post(f"{server.url}/api/create", json=body, timeout=PATIENCE_S)
-    assert answer.status_code == 400 and "no type 'Q9'" in answer.json()["error"]
+    assert answer.status_code == 400 and "unknown quantize type 'Q9'" in answer.json()["error"]
 
 
 def test_a_template_of_a_manifest_is_in_the_recipe(start_server: Any, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_async_streams_and_leaving_early(server: Any) -> None:
         ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
-            "fetches no images",
+            "does not fetch images",
         ),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_schema"}}, "schema"),

@@ -4,13 +4,13 @@ import warnings
 from typing import Any, cast
 
 from localllm.server.app import create_app
-from localllm.server.docs import page
+from localllm.server.operation import page
 from localllm.server.options import ServerOptions
 
 
 def described() -> dict[str, Any]:
     nothing: Any = cast("Any", None)
-    return create_app(ServerOptions(), nothing, nothing).openapi()
+    return create_app(ServerOptions(), nothing).openapi()
 
 
 def test_the_page_shows_every_route_and_field_and_needs_no_other_machine() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.server.embedding_model import EmbeddingModel
-from localllm.server.portions import embed_all, rank_all
+from localllm.server.embeddings import EmbeddingModel, embed_all, rank_all
 from localllm.settings import Settings
 from tests.gpu_offload.reranker_files import bert_reranker
 from tests.oracle import llama_oracle
@@ -25,8 +24,7 @@ class FakeModel:
         self.portions: list[list[Any]] = []
         self.begun, self.let = threading.Event(), threading.Event()
 
-    def tokenise(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
+    batches = EmbeddingModel.batches
 
     def embed(self, texts: Any, **_options: Any) -> Any:
         return self._computed(list(texts), [[len(text)] for text in texts], sum(map(len, texts)))

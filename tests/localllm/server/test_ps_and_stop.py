@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.cli.remote import until
+from localllm.cli.resident import until
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 from tests.waiting import PATIENCE_S, eventually
 
@@ -39,7 +39,7 @@ def test_what_is_loaded_is_listed_and_stopped(
 ) -> None:
     with start_server() as server:
         assert command(server.port, "ps") == 0
-        assert "no model in memory" in capsys.readouterr().err
+        assert "No model is loaded" in capsys.readouterr().err
         body = {"model": MODEL, "prompt": "Once", "options": {"num_predict": 2}, "stream": False}
         assert httpx.post(f"{server.url}/api/generate", json=body, timeout=PATIENCE_S).status_code == 200
         assert command(server.port, "ps") == 0

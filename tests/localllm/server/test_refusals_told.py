@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.engine.request import FinishReason, TokenEvent
+from localllm.answer.event import AnswerEvent
+from localllm.engine.request import FinishReason
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.library.behaviour import Behaviour
-from localllm.server.answers import AnswerReader
 from localllm.server.catalog import CatalogEntry
 from localllm.server.errors import ApiError, status_of
 from localllm.server.json_body import parse_json
@@ -21,6 +21,7 @@ from localllm.server.keys import Key
 from localllm.server.models_manager import ModelManager
 from localllm.server.options import ServerOptions
 from localllm.server.security import Gate
+from localllm.server.service import check_ending
 from tests.localllm.server.conftest import MODEL, Server
 from tests.waiting import PATIENCE_S
 
@@ -49,7 +50,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
             "messages.1.content.0: Input should be a valid dictionary",
         ),
         ("/v1/chat/completions", {"messages": HI, "stop": 5}, "stop: Input should be a valid string or a valid list"),
-        ("/v1/completions", {"prompt": "x", "echo": True, "logprobs": 1}, "ask for echo or logprobs, not both"),
+        ("/v1/completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo with logprobs is not supported"),
     ],
 )
 def test_wrong_bodies_are_told_where_and_what(http: httpx.Client, path: str, body: Any, words: str) -> None:
@@ -78,9 +79,9 @@ def test_a_response_whose_conversation_is_too_long_drops_messages_where_truncati
     [(RequestError("the schema"), 400), (OutOfMemoryError("no room"), 503), (None, 500), (ValueError("x"), 500)],
 )
 def test_whose_fault_a_failed_generation_was(cause: Exception | None, status: int) -> None:
-    last = TokenEvent(finish_reason=FinishReason.ERROR, error=str(cause), cause=cause)
+    last = AnswerEvent(finish_reason=FinishReason.ERROR, error=str(cause), cause=cause)
     with pytest.raises((RequestError, OutOfMemoryError, ApiError)) as raised:
-        AnswerReader().push(last)
+        check_ending(last)
     assert status_of(raised.value) == status
 
 

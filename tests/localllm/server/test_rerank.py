@@ -61,9 +61,9 @@ def test_what_cannot_be_ranked_is_refused_with_what_to_do(client: httpx.Client) 
         ({"documents": []}, 400, "documents"),
         ({"documents": ["hi"] * 1025}, 400, "documents"),
         ({"top_n": 0}, 400, "top_n"),
-        ({"documents": long}, 400, "the model takes 96"),
-        ({"query": long[0], "truncate": True}, 400, "without any document"),
-        ({"model": "stories260K-Q8_0"}, 400, "no reranker"),
+        ({"documents": long}, 400, "the model accepts 96"),
+        ({"query": long[0], "truncate": True}, 400, "the query alone has"),
+        ({"model": "stories260K-Q8_0"}, 400, "not a reranker"),
         ({"model": "nothing"}, 404, "not found"),
     ]:
         answer = client.post("/v1/rerank", json=body | changed)

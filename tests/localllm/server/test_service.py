@@ -2,40 +2,43 @@
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from localllm.errors import QueueFullError
+from localllm.remote.connection import RemoteError
 from localllm.server.service import Service
 from tests.waiting import PATIENCE_S
 
 
 class SlowEngine:
-    """Submits when it is let, the second request never."""
+    """Submits when it is let, the second request never; accepts what it has, or refuses it."""
 
     def __init__(self) -> None:
         self.begun, self.let = threading.Event(), threading.Event()
+        self.accepted: Future[None] = Future()
         self.streams: list[Any] = []
 
-    def submit(self, request: str) -> Any:
-        self.begun.set()
-        assert self.let.wait(PATIENCE_S)
-        if request == "one too many":
-            raise QueueFullError("full")
-        stream = SimpleNamespace(cancelled=threading.Event())
-        stream.cancel = stream.cancelled.set
-        self.streams.append(stream)
-        return stream
+    def prompt(self, text: str) -> Any:
+        def submit(_choice: int) -> Any:
+            self.begun.set()
+            assert self.let.wait(PATIENCE_S)
+            if text == "one too many":
+                raise QueueFullError("full")
+            stream = SimpleNamespace(cancelled=threading.Event(), accepted=self.accepted)
+            stream.cancel = stream.cancelled.set
+            self.streams.append(stream)
+            return stream
+
+        return SimpleNamespace(submit=submit)
 
 
-def submission(engine: SlowEngine, *requests: str) -> Any:
-    model: Any = SimpleNamespace(engine=engine)
-    prepared: list[Any] = [SimpleNamespace(request=request) for request in requests]
+def submission(engine: SlowEngine, *prompts: str) -> Any:
     nothing: Any = None
-    lease: Any = SimpleNamespace(model=model)
-    return Service(nothing, nothing, nothing, nothing)._submit(lease, prepared)
+    return Service(nothing, nothing, nothing)._submit(nothing, [engine.prompt(text) for text in prompts], 1)
 
 
 def test_who_leaves_while_it_is_submitted_leaves_nothing_behind() -> None:
@@ -60,3 +63,13 @@ def test_one_refused_choice_ends_the_others() -> None:
     with pytest.raises(QueueFullError):
         asyncio.run(submission(engine, "hello", "one too many"))
     assert engine.streams[0].cancelled.is_set()
+
+
+def test_a_refusal_elsewhere_ends_the_others() -> None:
+    engine = SlowEngine()
+    engine.let.set()
+    engine.accepted.set_exception(RemoteError("not today", 429))
+    with pytest.raises(RemoteError, match="not today"):
+        asyncio.run(submission(engine, "hello", "again"))
+    assert all(stream.cancelled.is_set() for stream in engine.streams)
+    assert len(engine.streams) == 2

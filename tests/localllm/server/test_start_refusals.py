@@ -1,4 +1,4 @@
-"""What a server says before it serves: addresses that it cannot have, models that are none."""
+"""Starting a server: refused addresses and models, and the listener."""
 
 import socket
 from pathlib import Path
@@ -22,8 +22,15 @@ def test_a_port_in_use_is_told_with_what_to_do() -> None:
 
 
 def test_an_address_of_another_machine_is_told_with_what_to_do() -> None:
-    with pytest.raises(RequestError, match=r"192\.0\.2\.1 port 0: .*\. Give an address of this machine with --host"):
+    with pytest.raises(RequestError, match=r"192\.0\.2\.1 port 0: .*\. Set --host to an address of this machine"):
         listen(ServerOptions(host="192.0.2.1", port=0))
+
+
+def test_chunks_are_sent_without_waiting_for_acknowledgements() -> None:
+    with listen(ServerOptions(port=0)) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_model_that_was_named_must_be_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import ollama
 import pytest
 
-from localllm.server.responses import ndjson, sse
+from localllm.server.wire import ndjson, sse
 from tests.localllm.server.conftest import MODEL, Server
 
 ENDS = "a\u2028b\u2029c\u0085d\r\ne\x0bf\x0cg\x1ch"

@@ -11,8 +11,8 @@ import ollama
 import openai
 import pytest
 
-from localllm.engine.answer_parts import PartKind
-from localllm.server.thinking import ThinkingFirst
+from localllm.answer.event import PartKind
+from localllm.answer.splitting import ThinkingFirst
 from tests.localllm.server.made_models import rename_token, with_metadata
 from tests.waiting import PATIENCE_S
 

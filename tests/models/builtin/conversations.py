@@ -6,6 +6,7 @@ python -m tests.models.builtin.conversations > models/builtin/SAMPLES.md
 import sys
 from collections.abc import Sequence
 
+from localllm.answer.rendering import render
 from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
 from localllm.settings import Settings
@@ -48,7 +49,7 @@ def ask(model: LoadedModel, questions: Sequence[str], *, temperature: float, see
     answers = []
     for question in questions:
         messages.append({"role": "user", "content": question})
-        prompt = model.chat_prompt(messages)
+        prompt = render(model, messages)
         sampling = SamplingParams(temperature=temperature, seed=seed)
         request = GenerationRequest(prompt.tokens, sampling, max_tokens=MAX_TOKENS, stop=prompt.stop)
         done = model.engine.submit(request).collect()

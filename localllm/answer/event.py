@@ -1,0 +1,194 @@
+"""The events of an answer, and the interface of models that answer."""
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Protocol
+
+from localllm.answer.request import AnswerRequest
+from localllm.answer.tool_calls import ToolCall
+from localllm.engine.request import Counts, FinishReason, Progress, Timings
+
+_NO_COUNTS, _NO_TIMINGS = Counts(), Timings()
+
+
+class PartKind(StrEnum):
+    """The kind of a part of an answer."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """A part of an answer. For PartKind.TOOL_CALLS, text is the calls' source as the model wrote it."""
+
+    kind: PartKind
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's bytes, its log-probability before any sampling filter, and the likeliest tokens at its position."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The token as text, with U+FFFD for invalid UTF-8."""
+        return self.token.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEvent:
+    """What was added to an answer since the previous event.
+
+    counts and timings are of the whole answer; a remote server sends its own with the last event, until then they are
+    estimates. token_ids: empty for a remote server. progress: only before the first token. finish_reason, seed,
+    stop_string and error (with its exception, cause): only on the last event.
+    """
+
+    parts: tuple[AnswerPart, ...] = ()
+    counts: Counts = _NO_COUNTS
+    timings: Timings = _NO_TIMINGS
+    progress: Progress | None = None
+    logprobs: tuple[Logprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    cause: Exception | None = None
+    seed: int | None = None
+    stop_string: str | None = None
+
+    @property
+    def content(self) -> str:
+        """The text of the answer itself."""
+        return self._text(PartKind.CONTENT)
+
+    @property
+    def reasoning(self) -> str:
+        """The text of the reasoning."""
+        return self._text(PartKind.REASONING)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls."""
+        return tuple(call for part in self.parts for call in part.tool_calls)
+
+    def _text(self, kind: PartKind) -> str:
+        return "".join([part.text for part in self.parts if part.kind is kind])
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer so far: its events together. reasoning_tokens: tokens up to the end of the reasoning."""
+
+    texts: dict[PartKind, list[str]] = field(default_factory=lambda: {kind: [] for kind in PartKind})
+    calls: list[ToolCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    last: AnswerEvent = field(default_factory=AnswerEvent)
+    reasoning_tokens: int = 0
+
+    @property
+    def content(self) -> str:
+        """The text of the answer itself."""
+        return "".join(self.texts[PartKind.CONTENT])
+
+    @property
+    def reasoning(self) -> str:
+        """The text of the reasoning."""
+        return "".join(self.texts[PartKind.REASONING])
+
+    def add(self, event: AnswerEvent) -> None:
+        """Append an event."""
+        self.token_ids += event.token_ids
+        self.logprobs += event.logprobs
+        self.last = event
+        for part in event.parts:
+            self.texts[part.kind].append(part.text)
+            self.calls += part.tool_calls
+            if part.kind is PartKind.REASONING:
+                self.reasoning_tokens = len(self.token_ids)
+
+
+def merged(events: Sequence[AnswerEvent]) -> AnswerEvent:
+    """One event for at least one; neighbouring parts of the same kind are joined."""
+    return replace(
+        events[-1],
+        parts=joined(part for event in events for part in event.parts),
+        logprobs=tuple(logprob for event in events for logprob in event.logprobs),
+        token_ids=tuple(token for event in events for token in event.token_ids),
+    )
+
+
+def joined(parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
+    """The parts, with neighbours of the same kind joined, except tool calls."""
+    found: list[AnswerPart] = []
+    for part in parts:
+        if found and found[-1].kind == part.kind and part.kind is not PartKind.TOOL_CALLS:
+            found[-1] = AnswerPart(part.kind, found[-1].text + part.text)
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+class AnswerStream(Protocol):
+    """An answer in progress. One reader reads it in one of three ways; the last event has a finish_reason.
+
+    accepted: done when the model has accepted the request. It raises a remote server's refusal, which is also the last
+    event's error.
+    """
+
+    accepted: "Future[None]"
+
+    def cancel(self) -> None:
+        """Stop, from any thread. The last event still follows."""
+
+    def poll(self) -> list[AnswerEvent]:
+        """The events since the last call. Never waits."""
+
+    def __iter__(self) -> Iterator[AnswerEvent]: ...
+
+    def __aiter__(self) -> AsyncGenerator[AnswerEvent, None]: ...
+
+
+class Prompt(Protocol):
+    """A request prepared for a model. tokens and text are None for a remote server."""
+
+    @property
+    def tokens(self) -> tuple[int, ...] | None: ...
+
+    @property
+    def text(self) -> str | None: ...
+
+    @property
+    def images(self) -> int:
+        """The number of images."""
+
+    def submit(self, choice: int = 0) -> AnswerStream:
+        """Start an answer. choice is added to the seed, so that several answers differ.
+
+        Raises RequestError, ContextOverflowError, QueueFullError, TemplateError, EngineStoppedError.
+        """
+
+
+class AnsweringModel(Protocol):
+    """A model that answers. Thread-safe; its methods may block."""
+
+    @property
+    def most_choices(self) -> int:
+        """The most answers to a request."""
+
+    def prepare(self, request: AnswerRequest) -> Prompt:
+        """Render, tokenise, compile constraints. Raises RequestError, TemplateError, PictureError, RemoteError."""
+
+
+def function_object(call: ToolCall) -> Mapping[str, Any]:
+    """A tool call as in a conversation's messages."""
+    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}

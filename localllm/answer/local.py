@@ -1,0 +1,322 @@
+"""Answers from an engine in this process: preparing a conversation, and splitting its tokens into parts."""
+
+import contextlib
+import json
+import math
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
+from localllm.answer.harmony import before_answer
+from localllm.answer.placeholders import has_images
+from localllm.answer.rendering import ChatPrompt, render
+from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
+from localllm.answer.splitting import ForcedCall, Marker, Splitter, ThinkingFirst, answer_splitter
+from localllm.engine.loaded_model import LoadedModel
+from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams, TokenEvent
+from localllm.engine.stream import GenerationStream
+from localllm.errors import RequestError
+from localllm.library.behaviour import Behaviour
+
+if TYPE_CHECKING:
+    from gguf_io.chat_template import ChatTemplate
+    from gguf_io.tokenizer import Tokenizer
+    from localllm.engine.constraint import Constraint
+
+SAMPLING = frozenset(field.name for field in fields(SamplingParams))
+CONTEXTS_OF_ANSWER = 10  # the longest answer with a rolling context, for models that never stop by themselves
+
+_ACCEPTED: "Future[None]" = Future()
+_ACCEPTED.set_result(None)
+
+
+class LocalModel:
+    """A loaded model with the defaults of its manifest. Implements AnsweringModel."""
+
+    def __init__(self, name: str, loaded: LoadedModel, behaviour: Behaviour = Behaviour()) -> None:  # noqa: B008 - frozen
+        """name: for messages."""
+        self.name = name
+        self.loaded = loaded
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.template: ChatTemplate = loaded.template
+        self._behaviour = behaviour
+
+    @property
+    def most_choices(self) -> int:
+        return self.loaded.engine.runner.max_sequences
+
+    def prepare(self, request: AnswerRequest) -> "LocalPrompt":
+        request.check()
+        continues = request.continues_text and self.template.is_default and not has_images(request.messages)
+        return self._text(request) if continues or request.prompt is not None else self._conversation(request)
+
+    def conversation(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with those of the model's manifest, in the order of Ollama's generate route.
+
+        System text (the request's, or else the model's), the model's messages, the rest of the request's.
+        """
+        first = next((at for at, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
+        system = list(messages[:first])
+        if not system and self._behaviour.system:
+            system = [{"role": "system", "content": self._behaviour.system}]
+        return [*system, *self._behaviour.messages, *messages[first:]]
+
+    def _conversation(self, request: AnswerRequest) -> "LocalPrompt":
+        if request.tools and not self.template.supports_tools:
+            raise RequestError(f'"{self.name}" does not support tools')
+        think = self._think(request)
+        prompt = render(
+            self.loaded,
+            self.conversation(request.messages),
+            tools=[_ordered(tool) for tool in request.tools],
+            enable_thinking=None if think is None else bool(think),
+            continues=request.goes_on,
+            **({"reasoning_effort": think} if isinstance(think, str) else {}),
+        )
+        reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
+        constraint = self._constraint(request, reasoning)
+        generation = replace(
+            self._generation(request),
+            prompt=(*prompt.tokens, *self.tokenizer.encode(header, add_special=False, parse_special=True)),
+            stop=(*self._stop(request), *prompt.stop),
+            messages=prompt.messages,
+            images=prompt.images,
+            constraint=constraint,
+        )
+
+        def splitter() -> Splitter | None:
+            if constraint is None:
+                calls = self.template.tool_call_markers if request.tools else ()
+                return answer_splitter(self.template.reasoning_markers, calls, prompt.starts_in_reasoning)
+            answer = None if request.tool_choice is None else ForcedCall()
+            return ThinkingFirst(reasoning, answer) if reasoning else answer
+
+        return self._prompt(generation, request, splitter, prompt.text)
+
+    def _text(self, request: AnswerRequest) -> "LocalPrompt":
+        if request.think:
+            raise RequestError(f'"{self.name}" does not support thinking')
+        if any(message["role"] in SYSTEM_ROLES for message in request.messages):
+            raise RequestError("the model has no chat template for system text; put the text into the prompt")
+        generation = replace(
+            self._generation(request),
+            prompt=self._text_tokens(request),
+            stop=self._stop(request),
+            constraint=self._constraint(request, None),
+        )
+        if request.messages and generation.context_policy is ContextPolicy.DROP_MESSAGES:
+            generation = replace(generation, context_policy=ContextPolicy.ROLLING)
+        return self._prompt(generation, request, lambda: None, None)
+
+    def _text_tokens(self, request: AnswerRequest) -> tuple[int, ...]:
+        tokenizer = self.tokenizer
+        prompt = "".join(map(_text_of, request.messages)) if request.prompt is None else request.prompt
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        if request.before:
+            return (*request.before, *tokenizer.encode(prompt, add_special=False))
+        if request.suffix is None:
+            return tuple(tokenizer.encode(prompt))
+        marks = (tokenizer.fim_prefix_id, tokenizer.fim_suffix_id, tokenizer.fim_middle_id)
+        if None in marks:
+            raise RequestError(f'"{self.name}" does not support insert')
+        before, after, middle = (mark for mark in marks if mark is not None)
+        bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        head, tail = (tokenizer.encode(text, add_special=False) for text in (prompt, request.suffix))
+        return (*bos, before, *head, after, *tail, middle)
+
+    def _prompt(
+        self,
+        generation: GenerationRequest,
+        request: AnswerRequest,
+        splitter: Callable[[], Splitter | None],
+        text: str | None,
+    ) -> "LocalPrompt":
+        persist = not request.background and len(generation.prompt) >= request.persist_from
+        if generation.context_policy is ContextPolicy.ROLLING:
+            context = min(generation.context_limit or self.loaded.engine.context, self.loaded.engine.context)
+            most = CONTEXTS_OF_ANSWER * context
+            limit = most if generation.max_tokens is None else min(generation.max_tokens, most)
+            generation = replace(generation, max_tokens=limit)
+        return LocalPrompt(self.loaded, replace(generation, persist=persist), splitter, text)
+
+    def _generation(self, request: AnswerRequest) -> GenerationRequest:
+        """The engine's request without the prompt and what depends on it."""
+        own: Mapping[str, Any] = self._behaviour.settings
+        sampling = {name: value for name, value in own.items() if name in SAMPLING} | dict(request.sampling)
+        max_tokens = own.get("max_tokens") if request.max_tokens is None else request.max_tokens
+        biases = sampling.get("logit_bias") or {}
+        if biases and sum(bias == -math.inf for bias in biases.values()) >= self.tokenizer.vocab_size:
+            raise RequestError("logit_bias bans every token")
+        return GenerationRequest(
+            prompt=(),
+            sampling=replace(request.defaults, **sampling),
+            max_tokens=None if max_tokens is None or max_tokens < 0 else max_tokens,
+            ignore_eos=request.ignore_eos,
+            context_limit=own.get("ctx") if request.context_limit is None else request.context_limit,
+            context_policy=request.policy,
+            background=request.background,
+            adapters=request.adapters,
+            keep=self._behaviour.keep if request.keep is None else request.keep,
+            namespace=request.namespace,
+        )
+
+    def _stop(self, request: AnswerRequest) -> tuple[str, ...]:
+        return self._behaviour.stop if request.stop is None else request.stop
+
+    def _think(self, request: AnswerRequest) -> bool | str | None:
+        """Whether the model is to think, or the effort; None if it cannot."""
+        if request.think and not can_think(self.template):
+            raise RequestError(f'"{self.name}" does not support thinking')
+        if request.think is not None:
+            return request.think
+        if request.is_constrained and not (request.thinks_before_format and self.template.reasoning_markers):
+            return False
+        return True if can_think(self.template) else None
+
+    def _before_format(self, request: AnswerRequest, think: bool, prompt: ChatPrompt) -> tuple[Marker | None, str]:
+        """The markers of the reasoning before a constrained answer, and the text to add to the prompt.
+
+        The opening marker is "" if the prompt has it already. If the model is not to think, the markers are None, and
+        the text is the markup before the answer. Raises RequestError if the template does not show where reasoning
+        ends.
+        """
+        markers = self.template.reasoning_markers
+        alone, after_reasoning = before_answer(markers)
+        if think and not markers:
+            raise RequestError(
+                f'the template of "{self.name}" does not show where thinking ends; request a format or thinking, '
+                "not both"
+            )
+        if not think and not prompt.starts_in_reasoning:
+            return None, "" if request.goes_on else alone
+        opening, closing = markers[0]
+        return ("" if prompt.starts_in_reasoning else opening, closing + after_reasoning), ""
+
+    def _constraint(self, request: AnswerRequest, reasoning: Marker | None) -> "Constraint | None":
+        if request.tool_choice is not None:
+            schema: Any = {"anyOf": [_call_schema(tool["function"]) for tool in request.chosen_tools]}
+        elif request.has_format:
+            schema = request.format
+        else:
+            return None
+        from localllm.engine.constraint import ConstraintKind
+
+        if schema == "json":
+            return self.loaded.constraint(ConstraintKind.JSON, after=reasoning)
+        return self.loaded.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema), reasoning)
+
+
+def can_think(template: "ChatTemplate") -> bool:
+    """Whether a model can reason before it answers, optionally or always."""
+    return template.supports_thinking or bool(template.reasoning_markers)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPrompt:
+    """Implements Prompt. rendered: the conversation's text; None for a request without messages."""
+
+    loaded: LoadedModel
+    generation: GenerationRequest
+    splitter: Callable[[], Splitter | None]
+    rendered: str | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.generation.prompt
+
+    @property
+    def text(self) -> str:
+        return self.loaded.tokenizer.decode(self.tokens) if self.rendered is None else self.rendered
+
+    @property
+    def images(self) -> int:
+        return len(self.generation.images)
+
+    def submit(self, choice: int = 0) -> "LocalStream":
+        generation, seed = self.generation, self.generation.sampling.seed
+        if choice and seed is not None:
+            generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
+        return LocalStream(self.loaded.engine.submit(generation), self.splitter(), self.loaded.tokenizer.token_bytes)
+
+
+class LocalStream:
+    """A generation's events with their text split into parts. Implements AnswerStream."""
+
+    accepted = _ACCEPTED
+
+    def __init__(
+        self, stream: GenerationStream, splitter: Splitter | None, token_bytes: Callable[[int], bytes]
+    ) -> None:
+        """splitter: None if all text is content."""
+        self._stream = stream
+        self._splitter = splitter
+        self._token_bytes = token_bytes
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+    def poll(self) -> list[AnswerEvent]:
+        return [self._event(event) for event in self._stream.poll()]
+
+    def __iter__(self) -> Iterator[AnswerEvent]:
+        return map(self._event, self._stream)
+
+    async def __aiter__(self) -> AsyncGenerator[AnswerEvent, None]:
+        async with contextlib.aclosing(self._stream.__aiter__()) as events:
+            async for event in events:
+                yield self._event(event)
+
+    def _event(self, event: TokenEvent) -> AnswerEvent:
+        return AnswerEvent(
+            self._parts(event),
+            event.counts,
+            event.timings,
+            event.progress,
+            tuple(map(self._logprob, event.logprobs)) if event.logprobs else (),
+            event.token_ids,
+            event.finish_reason,
+            event.error,
+            event.cause,
+            event.seed,
+            event.stop_string,
+        )
+
+    def _parts(self, event: TokenEvent) -> tuple[AnswerPart, ...]:
+        if self._splitter is None:
+            return (AnswerPart(PartKind.CONTENT, event.text),) if event.text else ()
+        parts = self._splitter.push(event.text) if event.text else []
+        if event.finish_reason is not None:
+            parts += self._splitter.flush()
+        return tuple(parts)
+
+    def _logprob(self, entry: Any) -> Logprob:
+        spell = self._token_bytes
+        return Logprob(spell(entry.token_id), entry.logprob, tuple((spell(token), value) for token, value in entry.top))
+
+
+def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with its keys in OpenAI's order: the prompt must not depend on the order in the client's JSON."""
+    function = tool["function"]
+    known = {key: function[key] for key in ("name", "description", "parameters") if key in function}
+    return {"type": "function", "function": {**known, **function}}
+
+
+def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of {"name": ..., "arguments": ...} for a tool."""
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": function.get("parameters") or {"type": "object"},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)

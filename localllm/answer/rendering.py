@@ -1,0 +1,165 @@
+"""Rendering conversations as prompts, also without their oldest messages if they exceed the context."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from gguf_io.chat_template import ChatTemplate
+from gguf_io.tokenizer import Tokenizer
+from localllm.answer.harmony import before_answer
+from localllm.answer.placeholders import LiteralText, PromptImages, Range, has_images
+from localllm.answer.request import SYSTEM_ROLES, Message
+from localllm.engine.images import ImageRows
+from localllm.engine.loaded_model import LoadedModel
+
+MARKUP_CHARACTERS = 30  # a guess at a message's markup
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation: fields of a GenerationRequest, and whether the answer starts in its reasoning."""
+
+    text: str
+    tokens: tuple[int, ...]
+    messages: "RenderedChat"
+    stop: tuple[str, ...]
+    starts_in_reasoning: bool
+    images: Mapping[int, ImageRows] = field(default_factory=dict)
+
+
+def render(
+    model: LoadedModel,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    enable_thinking: bool | None = None,
+    continues: bool = False,
+    **extra: Any,
+) -> ChatPrompt:
+    """Render and tokenise a conversation for the assistant's answer.
+
+    messages, tools: see AnswerRequest. continues: the answer continues the last message. extra: of the template's
+    EXTRA_ARGUMENTS. Raises TemplateError, RequestError if the model cannot read images, PictureError for a bad image.
+    """
+    options = {"tools": tools or None, "enable_thinking": enable_thinking, **extra}
+    images = PromptImages(model.see) if has_images(messages) else None
+    if images:
+        messages = images.hide(messages)
+    chat = RenderedChat(model.tokenizer, model.template, messages[:-1] if continues else messages, options, images)
+    begun, tokens, in_reasoning = chat.begun(messages[-1]) if continues else ("", (), chat.starts_in_reasoning)
+    rows = images.rows if images else {}
+    return ChatPrompt(chat.text + begun, chat.tokens + tokens, chat, model.template.stop_strings, in_reasoning, rows)
+
+
+class RenderedChat:
+    """A conversation rendered and tokenised for the assistant's answer. Implements engine.request.Conversation.
+
+    Only the template's own text is parsed for control tokens. Their names in messages and options stay text, except
+    reasoning markers in an assistant's content. options: of ChatTemplate.render. images: those whose placeholders are
+    in the messages. Raises TemplateError.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        images: PromptImages | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._images = images
+        self._template = template
+        markers = [text for pair in template.reasoning_markers for text in pair]
+        self._literal = LiteralText(tokenizer.markup, markers)
+        self._messages = self._literal.hide_messages(messages)
+        self._options = {name: self._literal.hide(value) for name, value in options.items()}
+        self._shorter: dict[int, tuple[int, ...]] = {}
+        rendered = self._render(self._messages)
+        self.text, self.tokens = self._encode(rendered)
+        self.starts_in_reasoning = template.starts_in_reasoning(rendered)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole conversation."""
+        return len(self.tokens)
+
+    def begun(self, message: Mapping[str, Any]) -> tuple[str, tuple[int, ...], bool]:
+        """An assistant's unfinished message to add to the prompt: its text, its tokens, whether it ends in reasoning.
+
+        Names of control tokens in it stay text, as in any message.
+        """
+        (hidden,) = self._literal.hide_messages([message])
+        content = hidden.get("content") or ""
+        reasoning = hidden.get("reasoning_content") or hidden.get("thinking")
+        markers = self._template.reasoning_markers
+        alone, joined = before_answer(markers)
+        if reasoning and markers:
+            opening, closing = markers[0]
+            written = ("" if self.starts_in_reasoning else opening) + reasoning
+            written += closing + joined + content if content else ""
+            in_reasoning = not content
+        else:
+            written, in_reasoning = alone + content if content else "", self.starts_in_reasoning and not content
+        text, ranges = self._literal.reveal(written)
+        tokens = self._tokenizer.encode(text, add_special=False, parse_special=True, literal=ranges)
+        return text, tuple(tokens), in_reasoning
+
+    def without_oldest(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Drop the oldest messages to save at least this many tokens; returns the tokens and the messages dropped.
+
+        What remains starts with a user's message, at the latest with the newest, after the messages of SYSTEM_ROLES.
+        If even that is too long, it is returned nevertheless. Raises TemplateError.
+        """
+        starts = self._starts()
+        if not starts:
+            return self.tokens, 0
+        first = starts[self._find_cut(starts, tokens)]
+        return self._from(first), len(self._messages) - len(self._kept(first))
+
+    def _starts(self) -> list[int]:
+        """Where a shorter conversation may start: at a user's messages."""
+        return [at for at, message in enumerate(self._messages) if at and message.get("role") == "user"]
+
+    def _find_cut(self, starts: Sequence[int], tokens: int) -> int:
+        """The index of the first start that saves enough tokens, else the last. A good first guess saves renderings."""
+        low, high, step = 0, len(starts) - 1, 1
+        at = min(self._guess(starts, tokens), max(high - 1, 0))
+        while low < high:
+            if self.length - len(self._from(starts[at])) >= tokens:
+                high, beyond = at, at - step
+            else:
+                low, beyond = at + 1, at + step
+            at = beyond if low <= beyond < high else (low + high) // 2
+            step *= 2
+        return low
+
+    def _guess(self, starts: Sequence[int], tokens: int) -> int:
+        """The start if every message had the same number of tokens per character."""
+        sizes = list(accumulate(MARKUP_CHARACTERS + len(str(message.get("content"))) for message in self._messages))
+        wanted = tokens / max(self.length, 1) * sizes[-1]
+        return sum(sizes[first - 1] < wanted for first in starts)
+
+    def _from(self, first: int) -> tuple[int, ...]:
+        if first not in self._shorter:
+            self._shorter[first] = self._encode(self._render(self._kept(first)))[1]
+        return self._shorter[first]
+
+    def _kept(self, first: int) -> list[Any]:
+        messages = enumerate(self._messages)
+        return [message for at, message in messages if at >= first or message.get("role") in SYSTEM_ROLES]
+
+    def _render(self, messages: Sequence[Any]) -> str:
+        return self._template.render(messages, **self._options)
+
+    def _encode(self, rendered: str) -> tuple[str, tuple[int, ...]]:
+        """Text and token ids, with exactly one BOS if the model wants it."""
+        text, ranges = self._literal.reveal(rendered)
+        ids = tuple(self._images.encode(text, ranges, self._ids) if self._images else self._ids(text, ranges))
+        bos = self._tokenizer.bos_id
+        wants_bos = self._tokenizer.add_bos and bos is not None and ids[:1] != (bos,)
+        return text, (bos, *ids) if wants_bos and bos is not None else ids
+
+    def _ids(self, text: str, literal: Sequence[Range]) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False, parse_special=True, literal=literal)

@@ -1,0 +1,112 @@
+"""Requests to a model: answer a conversation, or continue a text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from localllm.engine.request import ContextPolicy, SamplingParams
+from localllm.errors import RequestError
+
+Message = Mapping[str, Any]
+_DEFAULTS = SamplingParams()
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+SYSTEM_ROLES = frozenset({"system", "developer"})
+UNLIMITED = -1  # for max_tokens: overrides the model's own limit
+MAX_CALLS = 4096  # tool calls in a conversation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """A conversation to answer, or a text to continue, for any model. None means the model's default.
+
+    messages: in OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and
+        {"type": "image", "data": bytes} (PNG or JPEG). The answer continues an assistant's message at the end, unless
+        it has tool calls.
+    continues_text: a model without its own chat template continues the messages' text.
+    prompt: the text or token ids to continue, instead of messages. suffix: the text after the gap to fill. before:
+        token ids before the prompt.
+    tools: in OpenAI's format. tool_choice: the name of the tool that must be called, "" for any of them.
+    format: "json" or a JSON Schema that the answer must fit.
+    think: whether to reason first, or the effort. None: reason if the model can; before a format or a forced tool call
+        only with thinks_before_format.
+    sampling: parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only
+        these are sent to a remote server.
+    stop: stop strings; None for the model's own.
+    adapters, keep, background, namespace: see GenerationRequest.
+    persist_from: prompts of at least this many tokens may be written to the disk cache.
+    """
+
+    messages: Sequence[Message] = ()
+    continues_text: bool = False
+    prompt: str | Sequence[int] | None = None
+    suffix: str | None = None
+    before: Sequence[int] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | None = None
+    format: Any = None
+    think: bool | str | None = None
+    thinks_before_format: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    ignore_eos: bool = False
+    context_limit: int | None = None
+    policy: ContextPolicy = ContextPolicy.REFUSE
+    keep: int | None = None
+    adapters: tuple[tuple[int, float], ...] | None = None
+    background: bool = False
+    persist_from: int = 0
+    namespace: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer continues the last message."""
+        last = self.messages[-1] if self.messages else {}
+        return last.get("role") == "assistant" and not last.get("tool_calls")
+
+    @property
+    def has_format(self) -> bool:
+        """Whether the answer must fit a format."""
+        return self.format is not None and self.format != ""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer must fit a format, or be a tool call."""
+        return self.has_format or self.tool_choice is not None
+
+    @property
+    def chosen_tools(self) -> list[Mapping[str, Any]]:
+        """The tools of which one must be called, if any. Raises RequestError if the named tool is not offered."""
+        if self.tool_choice is None:
+            return []
+        found = [tool for tool in self.tools if self.tool_choice in ("", tool["function"]["name"])]
+        if not found:
+            raise RequestError(
+                f"tool_choice names {self.tool_choice[:64]!r}, which is not among the tools"
+                if self.tool_choice
+                else "tool_choice requires a tool call, but no tools are offered"
+            )
+        return found
+
+    def check(self) -> None:
+        """Raise RequestError if the request is invalid for any model."""
+        calls = 0
+        for message in self.messages:
+            if message["role"] not in ROLES:
+                roles = ", ".join(sorted(ROLES))
+                raise RequestError(f"unknown role {str(message['role'])[:32]!r}; roles are {roles}")
+            calls += len(message.get("tool_calls") or ())
+        if calls > MAX_CALLS:
+            raise RequestError(f"the messages have {calls} tool calls; at most {MAX_CALLS} are allowed")
+        if self.has_format and self.format != "json" and not isinstance(self.format, dict):
+            raise RequestError('invalid format: expected "json" or a JSON schema')
+        if self.has_format and self.tool_choice is not None:
+            raise RequestError("format cannot be used with a tool_choice that requires a tool call")
+
+
+def changed(sampling: SamplingParams) -> dict[str, Any]:
+    """The parameters that differ from the defaults, by name."""
+    values = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
+    return {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}

@@ -1,0 +1,178 @@
+"""localllm cost: energy and money of what a server has served."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.cli.options import AsJson, Debug
+from localllm.cli.resident import ANYWHERE
+from localllm.cli.terminal import StatusLine, answer, note
+
+if TYPE_CHECKING:
+    from localllm.measure.served import Reading, Receipt, Tokens
+
+TIMEOUT_S = 60.0
+INTERVAL_S = 5.0
+
+
+def cost(
+    url: Annotated[
+        str | None, typer.Argument(help="Address of the server (that of the settings).", show_default=False)
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option("--for", metavar="S", min=0.001, help="Measure for S seconds, not since the server's start."),
+    ] = None,
+    watts: Annotated[
+        float | None, typer.Option(metavar="W", min=0, help="Power of the machine, on average over that time.")
+    ] = None,
+    kwh_price: Annotated[float | None, typer.Option(metavar="P", min=0, help="Price of a kWh.")] = None,
+    api_prompt: Annotated[
+        float | None, typer.Option(metavar="P", min=0, help="An API's price of a million prompt tokens.")
+    ] = None,
+    api_generated: Annotated[
+        float | None, typer.Option(metavar="P", min=0, help="Its price of a million generated tokens.")
+    ] = None,
+    api_cached: Annotated[
+        float | None, typer.Option(metavar="P", min=0, help="Its price of a million cached prompt tokens.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a running server has served, and what that took in energy and money.
+
+    Counts tokens by model from the server's /metrics; nothing about prompts is recorded. With --for, energy is
+    measured by the processor's own counters (RAPL) where they may be read; otherwise state the power with --watts.
+    Money is in the currency of the prices that you give.
+    """
+    from localllm.errors import RequestError
+    from localllm.measure.served import Prices, Receipt
+
+    if (api_prompt is None) != (api_generated is None) or (api_cached is not None and api_prompt is None):
+        raise RequestError("An API's price needs both --api-prompt and --api-generated.")
+    address, key = _server(url)
+    models, seconds, joules, unknown = (
+        _since_start(address, key) if watch is None else _watched(address, key, watch, watts)
+    )
+    joules = joules if watts is None else watts * seconds
+    receipt = Receipt(models, seconds, joules, Prices(kwh_price, api_prompt, api_generated, api_cached))
+    source = None if joules is None else "RAPL" if watts is None else "stated"
+    answer(
+        json.dumps(_data(receipt, address, source), ensure_ascii=False) + "\n" if as_json else _text(receipt, source)
+    )
+    if joules is None:
+        note(f"The energy is not known: {unknown}. State the machine's power with --watts.")
+
+
+_Measured = tuple["Mapping[str, Tokens]", float, float | None, str]
+"""Tokens by model, seconds, joules, and why there are none."""
+
+
+def _since_start(address: str, key: str | None) -> _Measured:
+    from localllm.errors import RequestError
+
+    reading = _read(address, key)
+    if reading.started is None:
+        raise RequestError(f"{address} does not say when it started; measure from now on with --for.")
+    return reading.models, max(time.time() - reading.started, 0.0), None, "RAPL measures with --for alone"
+
+
+def _watched(address: str, key: str | None, watch: float, watts: float | None) -> _Measured:
+    """Add up what is served until the time is over, or Ctrl-C."""
+    from localllm.measure.energy import EnergyMeter, EnergyUnknownError
+    from localllm.measure.served import Tally
+
+    meter, unknown = None, ""
+    if watts is None:
+        try:
+            meter = EnergyMeter()
+        except EnergyUnknownError as error:
+            unknown = str(error)
+    tally, began = Tally(_read(address, key)), time.monotonic()
+    with StatusLine() as status, contextlib.suppress(KeyboardInterrupt):
+        while (left := watch - (time.monotonic() - began)) > 0:
+            status.show(f"measuring, {left:.0f} s left; Ctrl-C ends it")
+            time.sleep(min(left, INTERVAL_S))
+            tally.add(_read(address, key))
+            if meter is not None:
+                meter.joules()  # its counters may wrap meanwhile
+    tally.add(_read(address, key))
+    return tally.models, time.monotonic() - began, None if meter is None else meter.joules(), unknown
+
+
+def _server(url: str | None) -> tuple[str, str | None]:
+    """Address and key of the server that was given, or of these settings."""
+    from localllm.server.options import server_options, with_ollama_variables
+    from localllm.settings import load_settings, read_key
+
+    settings = load_settings({}, with_ollama_variables(os.environ))
+    if url is not None:
+        address = url if "://" in url else f"http://{url}"
+        return address.rstrip("/"), read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
+    options = server_options(settings)
+    return f"http://{ANYWHERE.get(options.host, options.host)}:{options.port}", options.api_key
+
+
+def _read(address: str, key: str | None) -> "Reading":
+    """What the server's counters say now. Raises RequestError."""
+    import httpx2
+
+    from localllm.errors import RequestError, reason
+    from localllm.measure.served import read_metrics
+
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        response = httpx2.get(f"{address}/metrics", headers=headers, timeout=TIMEOUT_S, trust_env=False)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise RequestError(f"{address} cannot be reached: {reason(error)}. Is `localllm serve` running?") from error
+    if response.status_code != httpx2.codes.OK:
+        raise RequestError(f"{address}/metrics refuses with {response.status_code}.")
+    return read_metrics(response.text)
+
+
+def _text(receipt: "Receipt", source: str | None) -> str:
+    from localllm.cli.list import table
+
+    total = receipt.total
+    rows = [(name, *map(str, astuple(tokens))) for name, tokens in sorted(receipt.models.items())]
+    if len(rows) > 1:
+        rows.append(("all", *map(str, astuple(total))))
+    parts = (
+        [table([("MODEL", "PROMPT", "CACHED", "GENERATED"), *rows])] if rows else ["No model has served anything.\n"]
+    )
+    hours = receipt.seconds / 3600
+    facts = [("time", f"{hours:.2f} h" if hours >= 0.1 else f"{receipt.seconds:.1f} s")]
+    if receipt.kwh is not None:
+        facts.append(("energy", f"{receipt.kwh:.4g} kWh ({source})"))
+    if receipt.joules_per_token is not None:
+        facts.append(("", f"{receipt.joules_per_token:.3g} J for each generated token"))
+    if receipt.electricity is not None:
+        facts.append(("electricity", f"{receipt.electricity:.4g}"))
+    if receipt.electricity_per_million is not None:
+        facts.append(("", f"{receipt.electricity_per_million:.4g} for a million generated tokens"))
+    if receipt.api is not None:
+        facts.append(("API", f"{receipt.api:.4g} for the same tokens"))
+    return "\n".join([*parts, table(facts)])
+
+
+def _data(receipt: "Receipt", address: str, source: str | None) -> dict[str, Any]:
+    """Plain data: energy in joules and kWh, money in the prices' currency, null for what is not known."""
+    return {
+        "url": address,
+        "seconds": receipt.seconds,
+        "models": {name: asdict(tokens) for name, tokens in receipt.models.items()},
+        "total": asdict(receipt.total),
+        "energy_source": source,
+        "joules": receipt.joules,
+        "kwh": receipt.kwh,
+        "joules_per_token": receipt.joules_per_token,
+        "electricity": receipt.electricity,
+        "electricity_per_million": receipt.electricity_per_million,
+        "api": receipt.api,
+    }

@@ -1,0 +1,247 @@
+"""localllm loadtest: latency, throughput and goodput of a server under load."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.cli.exit_code import ExitCode
+from localllm.cli.options import AsJson, Debug
+from localllm.cli.terminal import StatusLine, answer, note
+
+if TYPE_CHECKING:
+    from localllm.measure.loadtest.session import Session, Source
+    from localllm.measure.loadtest.trial import Load
+
+MOST_REQUESTS = 100_000
+MOST_CONNECTIONS = 4096
+MOST_SECONDS = 86_400
+_PROMPT, _ANSWER = "256", "64"
+
+
+def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    url: Annotated[str, typer.Argument(help="Address of the server, http://host:port.", show_default=False)],
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask (the only one it offers).")] = None,
+    api: Annotated[str | None, typer.Option(metavar="NAME", help="openai or ollama (found out).")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Send prompts without the chat template.")] = False,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prompts to send: a line each, or .jsonl.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay: Azure's or Mooncake's.")] = None,
+    scale: Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")] = None,
+    speedup: Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")] = None,
+    prompt_tokens: Annotated[
+        str | None, typer.Option(metavar="N[:M]", help=f"Length of made-up prompts, drawn evenly ({_PROMPT}).")
+    ] = None,
+    answer_tokens: Annotated[
+        str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, drawn evenly ({_ANSWER}).")
+    ] = None,
+    shared_prefix: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Begin prompts with N tokens that others begin with too.")
+    ] = None,
+    prefixes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of such prefixes (1).")] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals, R a second; a trial each.")
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial each (1).")
+    ] = None,
+    knee: Annotated[bool, typer.Option("--knee", help="Search for the highest rate that meets the SLO.")] = False,
+    slo: Annotated[
+        str | None, typer.Option(metavar="BOUNDS", help="Count goodput, such as ttft=2s,tpot=100ms; also itl, e2e.")
+    ] = None,
+    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests in a trial, at most.")] = 32,
+    duration: Annotated[
+        float, typer.Option(metavar="S", min=0.001, help="Seconds in which a trial sends requests.")
+    ] = 120,
+    timeout: Annotated[float, typer.Option(metavar="S", min=0.001, help="Seconds that one request may take.")] = 120,
+    connections: Annotated[int, typer.Option(metavar="N", min=1, help="Connections at once, at most.")] = 256,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Repeat the lengths, texts and arrivals of an earlier test.")
+    ] = None,
+    body: Annotated[
+        str | None, typer.Option(metavar="JSON", help='Fields for every request, such as {"ignore_eos": true}.')
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw TTFT and TPOT in the terminal.")] = False,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them to a new SVG file.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a server under load: TTFT, ITL, TPOT, E2E, throughput, goodput.
+
+    Any server of Ollama's or OpenAI's protocol; nothing but this address is contacted. A key is taken from
+    LOCALLLM_REMOTE_KEY or remote_key_file. Ctrl-C ends it with what was measured so far.
+
+    Exits with 0 when done, 2 for what cannot be measured, 130 when stopped by Ctrl-C.
+    """
+    from localllm.errors import RequestError
+    from localllm.measure.latency import Slo
+    from localllm.measure.loadtest.server import Target
+    from localllm.measure.loadtest.session import Plan, Session
+    from localllm.measure.loadtest.trial import Bounds
+    from localllm.settings import load_settings, read_key
+
+    for option, value, most in (
+        ("--requests", requests, MOST_REQUESTS),
+        ("--connections", connections, MOST_CONNECTIONS),
+        ("--duration", duration, MOST_SECONDS),
+        ("--timeout", timeout, MOST_SECONDS),
+    ):
+        if value > most:
+            raise RequestError(f"{option} is {value}; the most is {most}.")
+    if api not in (None, "openai", "ollama"):
+        raise RequestError(f"--api must be openai or ollama (got {api!r}).")
+    if knee and slo is None:
+        raise RequestError("--knee needs --slo: it searches for the highest rate that meets it.")
+    if plot and as_json:
+        raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
+    if svg is not None and svg.exists():
+        raise RequestError(f"{svg} exists already; choose another file for --svg.")
+    loads = _loads(rate, concurrency, knee, trace is not None)
+    if speedup is not None and (rate or concurrency or knee):
+        raise RequestError(
+            "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
+        )
+    # Another one each time: a server may still have cached the prompts of the last test.
+    seed = secrets.randbelow(MOST_REQUESTS) if seed is None else seed
+    shape = {"--prompt-tokens": prompt_tokens, "--shared-prefix": shared_prefix, "--prefixes": prefixes}
+    replay = {"--scale": scale, "--speedup": speedup}
+    if trace is not None:
+        _refuse("--trace", {**shape, "--prompts": prompts, "--answer-tokens": answer_tokens})
+        source = _traced(trace, scale, speedup, requests, seed)
+    else:
+        _refuse("requests that are not a trace's; they need --trace", replay)
+        if prompts is not None:
+            _refuse("--prompts", shape)
+        source = _made_up(prompts, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
+    settings = load_settings({})
+    key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
+    plan = Plan(
+        Target(url, api, model, raw, _fields(body), key),
+        loads,
+        Bounds(requests, duration, timeout),
+        connections,
+        None if slo is None else Slo.parse(slo),
+    )
+    stopped = False
+    with StatusLine() as status:
+        session = Session(plan, source, status.show)
+        try:
+            asyncio.run(session.run())
+        except KeyboardInterrupt:
+            stopped = True
+    _print(session, as_json, plot, svg)
+    if stopped:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> None:
+    from localllm.cli.list import table
+    from localllm.measure import charts
+    from localllm.measure.loadtest import report
+
+    if as_json:
+        answer(json.dumps(report.as_data(session), ensure_ascii=False) + "\n")
+    if not any(trial.outcomes for trial in session.trials):
+        note("Stopped before any request was answered.")
+        return
+    if not as_json:
+        answer(f"{report.head(session)}\n\n{table(report.rows(session))}\n")
+        answer("".join(f"{line}\n" for line in report.sentences(session)))
+    drawn = report.charts(session) if plot or svg else []
+    if plot:
+        answer("".join(f"\n{charts.in_terminal(chart)}" for chart in drawn))
+    if svg is not None:
+        with svg.open("x", encoding="utf-8") as file:
+            file.write(charts.svg(drawn))
+        note(f"Wrote {svg}.")
+
+
+def _refuse(other: str, flags: Mapping[str, object]) -> None:
+    """Raise RequestError for flags that were given and have no meaning beside another."""
+    from localllm.errors import RequestError
+
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given:
+        raise RequestError(f"{', '.join(given)} cannot be used with {other}.")
+
+
+def _loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -> "tuple[Load, ...]":
+    """A trial's load each; none for the search for the knee."""
+    from localllm.errors import RequestError
+    from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
+
+    if sum((rate is not None, concurrency is not None, knee)) > 1:
+        raise RequestError("--rate, --concurrency and --knee exclude each other.")
+    if rate is not None:
+        return tuple(OpenLoop(value) for value in _numbers(rate, "--rate", float))
+    if concurrency is not None:
+        return tuple(ClosedLoop(int(value)) for value in _numbers(concurrency, "--concurrency", int))
+    if knee:
+        return ()
+    return (OpenLoop(None),) if traced else (ClosedLoop(1),)
+
+
+def _numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[float, ...]:
+    """The different numbers of a list with commas. Raises RequestError."""
+    from localllm.errors import RequestError
+
+    try:
+        numbers = tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 < number <= MOST_REQUESTS for number in numbers):
+        raise RequestError(f"{option} is {text!r}; give numbers above 0 with commas between, such as 1,2,4.")
+    return numbers
+
+
+def _traced(trace: Path, scale: float | None, speedup: float | None, requests: int, seed: int) -> "Source":
+    from localllm.errors import RequestError
+    from localllm.measure.loadtest.session import Source
+    from localllm.measure.workload.traces import read_trace, scaled
+
+    for option, value in (("--scale", scale), ("--speedup", speedup)):
+        if value is not None and not 0 < value < float("inf"):
+            raise RequestError(f"{option} is {value}; give a number above 0.")
+    rows = scaled(read_trace(trace, requests), scale or 1.0, speedup or 1.0)
+    return Source(lambda count, _seed: rows[:count], seed)
+
+
+def _made_up(
+    prompts: Path | None,
+    prompt_tokens: str | None,
+    answer_tokens: str | None,
+    shared_prefix: int | None,
+    prefixes: int | None,
+    seed: int,
+) -> "Source":
+    """Requests of random lengths; with a file, its prompts are sent and only the answers' lengths count."""
+    from localllm.errors import RequestError
+    from localllm.measure.loadtest.session import Source
+    from localllm.measure.workload.requests import Lengths, Shape
+    from localllm.measure.workload.texts import read_prompts
+
+    if prefixes is not None and shared_prefix is None:
+        raise RequestError("--prefixes counts shared prefixes; say how long they are with --shared-prefix.")
+    prompt = Lengths.parse(prompt_tokens or _PROMPT, "--prompt-tokens")
+    shape = Shape(prompt, Lengths.parse(answer_tokens or _ANSWER, "--answer-tokens"), shared_prefix or 0, prefixes or 1)
+    return Source(shape.requests, seed, read_prompts(prompts) if prompts else ())
+
+
+def _fields(body: str | None) -> dict[str, Any]:
+    from localllm.errors import RequestError
+
+    try:
+        fields = json.loads(body or "{}")
+    except ValueError as error:
+        raise RequestError(f"--body is not JSON ({error}).") from error
+    if not isinstance(fields, dict):
+        raise RequestError('--body must be a JSON object, such as {"ignore_eos": true}.')
+    misplaced: Sequence[str] = [name for name in ("model", "messages", "prompt", "stream") if name in fields]
+    if misplaced:
+        raise RequestError(f"--body must not set {', '.join(misplaced)}: the load test does.")
+    return fields

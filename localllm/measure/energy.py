@@ -1,0 +1,69 @@
+"""Energy that the processor counts itself: RAPL, as Linux shows it.
+
+https://docs.kernel.org/power/powercap/powercap.html. It counts processors and memory, on some machines ("psys") the
+whole platform; GPUs and the losses of power supplies are not in it. Most systems let root alone read it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.errors import LocalLLMError, reason
+
+POWERCAP = Path("/sys/class/powercap")
+
+
+class EnergyUnknownError(LocalLLMError):
+    """There is no energy counter that may be read; the message says why, without a full stop."""
+
+
+@dataclass(slots=True)
+class _Counter:
+    """A counter in microjoules that begins again at 0 after `span`."""
+
+    path: Path
+    span: int
+    last: int = 0
+
+    def added(self) -> int:
+        """What was added since the last call."""
+        now = _number(self.path)
+        added = (now - self.last) % self.span
+        self.last = now
+        return added
+
+
+class EnergyMeter:
+    """Joules of this machine since it was made. Counters wrap within the hour: read more often than that."""
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        """Raises EnergyUnknownError."""
+        zones = {path: (path / "name").read_text(encoding="ascii").strip() for path in _zones(root)}
+        chosen = [path for path, name in zones.items() if name == "psys"] or [
+            path for path, name in zones.items() if name.startswith("package") or name == "dram"
+        ]
+        if not chosen:
+            raise EnergyUnknownError(f"there are no RAPL counters in {root}")
+        # A counter's largest value is its range; the next one is 0.
+        self._counters = [
+            _Counter(path / "energy_uj", _number(path / "max_energy_range_uj") + 1) for path in sorted(chosen)
+        ]
+        for counter in self._counters:
+            counter.added()
+        self._joules = 0.0
+
+    def joules(self) -> float:
+        """Raises EnergyUnknownError where a counter cannot be read any more."""
+        self._joules += sum(counter.added() for counter in self._counters) / 1e6
+        return self._joules
+
+
+def _zones(root: Path) -> list[Path]:
+    """Zones of the processors; intel-rapl-mmio counts the same again."""
+    return [path for path in root.glob("intel-rapl:*") if (path / "name").is_file()]
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise EnergyUnknownError(f"{path} cannot be read: {reason(error)}") from error

@@ -1,0 +1,66 @@
+"""How much memory weights, keys and values take."""
+
+from collections.abc import Sequence
+
+from gguf_io import BLOCK_TYPES
+
+F16_BYTES = 2.0
+
+
+def bits_per_weight(format_name: str) -> float:
+    """Bits of one weight in a block format of GGUF such as "Q4_K", scales included. Raises ValueError."""
+    for block in BLOCK_TYPES.values():
+        if block.name == format_name:
+            return 8 * block.bytes / block.items
+    known = ", ".join(block.name for block in BLOCK_TYPES.values())
+    raise ValueError(f"{format_name!r} is not a block format of GGUF. Known formats: {known}.")
+
+
+def weight_bytes(parameters: float, bits: float) -> float:
+    """Bytes of a model's weights. bits: of one weight on average, scales included."""
+    return parameters * bits / 8
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, head_size: int, value_bytes: float = F16_BYTES) -> float:
+    """Bytes of keys and values for one token: 2 * layers * kv_heads * head_size * value_bytes.
+
+    kv_heads counts the heads of keys, which are fewer than those of queries with grouped-query attention.
+    value_bytes: 2 for f16, 34/32 for q8_0.
+    """
+    return 2 * layers * kv_heads * head_size * value_bytes
+
+
+def latent_kv_bytes_per_token(layers: int, latent_size: int, rope_size: int, value_bytes: float = F16_BYTES) -> float:
+    """The same for multi-head latent attention (MLA): one latent vector and one rotated key for each layer."""
+    return layers * (latent_size + rope_size) * value_bytes
+
+
+def kv_bytes(
+    per_token: float, tokens: int, sequences: int = 1, *, window: int | None = None, windowed_share: float = 0.0
+) -> float:
+    """Bytes of keys and values of `sequences` contexts of `tokens` each.
+
+    windowed_share: the part of the layers, 0 to 1, that keeps only the last `window` tokens.
+    """
+    if not 0 <= windowed_share <= 1:
+        raise ValueError(f"windowed_share is {windowed_share}; it is a share from 0 to 1")
+    seen = min(tokens, window) if window is not None else tokens
+    return per_token * sequences * ((1 - windowed_share) * tokens + windowed_share * seen)
+
+
+def sequences_that_fit(memory: float, weights: float, per_sequence: float, reserve: float = 0.0) -> int:
+    """How many sequences have room for their keys and values beside the weights; 0 where the weights do not fit."""
+    if per_sequence <= 0:
+        raise ValueError(f"per_sequence is {per_sequence}; a sequence takes some bytes")
+    return max(0, int((memory - reserve - weights) // per_sequence))
+
+
+def wasted_share(lengths: Sequence[int], reserved: int) -> float:
+    """The share of memory that holds no token when each sequence gets room for `reserved` tokens in advance."""
+    return 1 - sum(lengths) / (reserved * len(lengths))
+
+
+def wasted_share_paged(lengths: Sequence[int], page: int = 16) -> float:
+    """The same with pages of `page` tokens: only a sequence's last page is partly empty."""
+    held = sum(-(-length // page) * page for length in lengths)
+    return 1 - sum(lengths) / held

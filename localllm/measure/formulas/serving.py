@@ -1,0 +1,55 @@
+"""Latency, queues, and several devices."""
+
+import math
+
+
+def e2e_seconds(ttft: float, tpot: float, tokens: int) -> float:
+    """Time of a whole answer: the first token, and `tokens` - 1 more."""
+    return ttft + (tokens - 1) * tpot
+
+
+def tpot_seconds(e2e: float, ttft: float, tokens: int) -> float:
+    """Mean time of a token after the first. Raises ValueError where there is only one."""
+    if tokens < 2:
+        raise ValueError(f"tokens is {tokens}; time per output token needs 2 at least")
+    return (e2e - ttft) / (tokens - 1)
+
+
+def in_flight(rate: float, seconds: float) -> float:
+    """Little's law: requests in a system = arrivals a second * the mean time that each stays."""
+    return rate * seconds
+
+
+def utilisation(rate: float, service_seconds: float, servers: int = 1) -> float:
+    """The share of the time that servers are busy; from 1 on the queue grows without end."""
+    return rate * service_seconds / servers
+
+
+def wait_seconds(rate: float, service_seconds: float, variation: float = 1.0) -> float:
+    """Mean wait in the queue of one server with Poisson arrivals (Pollaczek and Khinchine).
+
+    variation: standard deviation of the service time over its mean: 0 for equal requests, 1 for exponential ones.
+    Infinite where the server is overloaded.
+    """
+    busy = utilisation(rate, service_seconds)
+    return busy * service_seconds * (1 + variation**2) / (2 * (1 - busy)) if busy < 1 else math.inf
+
+
+def ring_allreduce_seconds(size: float, devices: int, link: float, latency: float = 0.0) -> float:
+    """Time to sum `size` bytes over a ring of devices. link: bytes a second; latency: seconds of a message."""
+    return 2 * (devices - 1) * (size / devices / link + latency)
+
+
+def tensor_parallel_seconds(
+    step: float, devices: int, layers: int, batch: int, hidden: int, link: float, latency: float = 0.0
+) -> float:
+    """A decoding step shared by devices: its part of the step, and two sums of f16 activations in each layer.
+
+    step: seconds on one device. hidden: width of the model.
+    """
+    return step / devices + 2 * layers * ring_allreduce_seconds(batch * hidden * 2, devices, link, latency)
+
+
+def pipeline_bubble(stages: int, micro_batches: int) -> float:
+    """The share of the time that a pipeline's stages idle while it fills and drains."""
+    return (stages - 1) / (micro_batches + stages - 1)

@@ -1,0 +1,85 @@
+"""How fast a machine can compute a model at best: the roofline model of Williams, Waterman and Patterson (2009).
+
+A step of decoding reads all weights that it uses once, whatever the batch, and the keys and values of every sequence;
+it computes two operations, a multiplication and an addition, for each weight and token. The larger of the two times is
+the least that a step takes.
+"""
+
+
+def memory_bandwidth(channels: int, transfers_per_s: float, channel_bytes: int = 8) -> float:
+    """Bytes a second of main memory: two channels of DDR5-5600 are memory_bandwidth(2, 5600e6)."""
+    return channels * transfers_per_s * channel_bytes
+
+
+def cpu_peak(cores: int, hertz: float, operations_per_cycle: int) -> float:
+    """Operations a second of a processor's vector units, a multiply-add being two.
+
+    operations_per_cycle: of a core. With two units: 32 for f32 with AVX2, 64 with AVX-512; 256 for int8 with
+    AVX512-VNNI.
+    """
+    return cores * hertz * operations_per_cycle
+
+
+def attainable(intensity: float, peak: float, bandwidth: float) -> float:
+    """Operations a second at an arithmetic intensity (operations per byte read): min(peak, intensity * bandwidth)."""
+    return min(peak, intensity * bandwidth)
+
+
+def ridge(peak: float, bandwidth: float) -> float:
+    """The intensity, in operations per byte, from which on arithmetic limits and not memory."""
+    return peak / bandwidth
+
+
+def operations_per_token(
+    parameters: float, layers: int = 0, heads: int = 0, head_size: int = 0, tokens: int = 0
+) -> float:
+    """Operations for one token: 2 a parameter, and 4 * layers * heads * head_size for each token that it looks at.
+
+    parameters: those that a token uses, without the embeddings that are only looked up. tokens: in its context.
+    """
+    return 2 * parameters + 4 * layers * heads * head_size * tokens
+
+
+def step_seconds(
+    batch: int, weights: float, kv_per_sequence: float, operations: float, peak: float, bandwidth: float
+) -> float:
+    """The least time of one decoding step of `batch` sequences, which is also each one's TPOT.
+
+    weights, kv_per_sequence: bytes read. operations: for one token.
+    """
+    return max((weights + batch * kv_per_sequence) / bandwidth, batch * operations / peak)
+
+
+def tokens_per_second(
+    batch: int, weights: float, kv_per_sequence: float, operations: float, peak: float, bandwidth: float
+) -> float:
+    """The most tokens a second of all sequences together."""
+    return batch / step_seconds(batch, weights, kv_per_sequence, operations, peak, bandwidth)
+
+
+def critical_batch(peak: float, bandwidth: float, bytes_per_weight: float) -> float:
+    """The batch from which on arithmetic limits, where keys and values are small beside the weights.
+
+    2 * batch * parameters / peak = parameters * bytes_per_weight / bandwidth.
+    """
+    return peak * bytes_per_weight / (2 * bandwidth)
+
+
+def throughput_limit(kv_per_sequence: float, bandwidth: float) -> float:
+    """Tokens a second that no batch exceeds where memory limits: each token reads its own keys and values."""
+    return bandwidth / kv_per_sequence
+
+
+def prefill_seconds(tokens: int, operations: float, peak: float, used: float = 1.0) -> float:
+    """The least time to read a prompt, which arithmetic limits. used: the share of the peak that is reached."""
+    return tokens * operations / (peak * used)
+
+
+def experts_read(experts: int, used: int, batch: int) -> float:
+    """Different experts of a layer that a batch reads on average, where each token uses `used`, chosen evenly."""
+    return experts * (1 - (1 - used / experts) ** batch)
+
+
+def amdahl(share: float, factor: float) -> float:
+    """How many times faster the whole is where a share of its time, 0 to 1, becomes `factor` times faster."""
+    return 1 / (1 - share + share / factor)

@@ -1,0 +1,204 @@
+"""What requests experienced: their times, percentiles of many, and how many met a service-level objective (SLO).
+
+TTFT: from when a request was due to its first text. ITL: each gap between two pieces of text. TPOT: the mean time of a
+token after the first. E2E: from when a request was due to the end of its answer.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Self
+
+from localllm.errors import RequestError
+
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_TIME = re.compile(r"(\d*\.?\d+)(us|ms|s)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request and what became of it. Times are in seconds since the beginning of the measurement.
+
+    due: when it should have been sent. Latencies count from then, not from `sent`, so that a load generator or a
+    connection limit that holds requests back cannot hide a slow server (coordinated omission).
+    pieces: when each piece of text came. Counts of tokens are the server's; None where it gives none.
+    error: why there is no complete answer.
+    """
+
+    due: float
+    sent: float
+    pieces: tuple[float, ...]
+    ended: float
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+    error: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated; the number of pieces where the server gives no count."""
+        return len(self.pieces) if self.generated_tokens is None else self.generated_tokens
+
+    @property
+    def ttft(self) -> float:
+        """An answer without text counts until its end."""
+        return (self.pieces[0] if self.pieces else self.ended) - self.due
+
+    @property
+    def itl(self) -> tuple[float, ...]:
+        """Gaps between pieces. A piece has more than one token where the server sends several together."""
+        return tuple(later - earlier for earlier, later in pairwise(self.pieces))
+
+    @property
+    def tpot(self) -> float | None:
+        """None where there are not two pieces and two tokens to tell it by."""
+        if len(self.pieces) < 2 or self.tokens < 2:
+            return None
+        return (self.pieces[-1] - self.pieces[0]) / (self.tokens - 1)
+
+    @property
+    def e2e(self) -> float:
+        """Time of the whole answer."""
+        return self.ended - self.due
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Upper bounds in seconds; None bounds nothing. itl bounds the longest gap of an answer."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    itl: float | None = None
+    e2e: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "ttft=2s,tpot=100ms"; a number without a unit is in seconds. Raises RequestError."""
+        names = [field.name for field in fields(cls)]
+        bounds: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.strip().partition("=")
+            found = _TIME.fullmatch(value.strip())
+            if name not in names or name in bounds or found is None:
+                raise RequestError(
+                    f"--slo has {part.strip()!r}; give each of {', '.join(names)} at most once, as in "
+                    "ttft=2s,tpot=100ms."
+                )
+            bounds[name] = float(found[1]) * _UNITS[found[2] or "s"]
+        return cls(**bounds)
+
+    def __str__(self) -> str:
+        bounds = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return ",".join(f"{name}={value:g}s" for name, value in bounds if value is not None)
+
+    def met_by(self, outcome: Outcome) -> bool:
+        """Whether a request was answered within all bounds."""
+        if outcome.error is not None:
+            return False
+        times = ((self.ttft, outcome.ttft), (self.tpot, outcome.tpot), (self.e2e, outcome.e2e))
+        gaps = ((self.itl, max(outcome.itl, default=None)),)
+        return all(bound is None or value is None or value <= bound for bound, value in (*times, *gaps))
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """p50, p95, p99 and mean of some values, in their unit."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self | None:
+        """None where there are no values."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+        p50, p95, p99 = (percentile(ordered, share) for share in (0.5, 0.95, 0.99))
+        return cls(p50, p95, p99, math.fsum(ordered) / len(ordered))
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value at a share, 0 to 1, of ascending values, on a line between the two nearest, as numpy.percentile."""
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What many requests experienced. Latencies are those of answered requests, in seconds; rates are per second.
+
+    seconds: from the first request to the last end. cached_share: of the prompt tokens, None where the server gives no
+    counts. good: requests that met the SLO; None without one.
+    """
+
+    requests: int
+    answered: int
+    seconds: float
+    ttft: Percentiles | None
+    itl: Percentiles | None
+    tpot: Percentiles | None
+    e2e: Percentiles | None
+    prompt_tokens: int
+    generated_tokens: int
+    cached_share: float | None
+    counted: bool
+    late: float
+    good: int | None
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], slo: Slo | None = None) -> Self:
+        """Sum up. counted: whether the server counted all tokens; late: the longest that a request was held back."""
+        answered = [outcome for outcome in outcomes if outcome.error is None]
+        began = min((outcome.due for outcome in outcomes), default=0.0)
+        cached = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
+        prompt = sum(outcome.prompt_tokens or 0 for outcome in answered)
+        return cls(
+            requests=len(outcomes),
+            answered=len(answered),
+            seconds=max((outcome.ended for outcome in outcomes), default=0.0) - began,
+            ttft=Percentiles.of(outcome.ttft for outcome in answered),
+            itl=Percentiles.of(gap for outcome in answered for gap in outcome.itl),
+            tpot=Percentiles.of(outcome.tpot for outcome in answered if outcome.tpot is not None),
+            e2e=Percentiles.of(outcome.e2e for outcome in answered),
+            prompt_tokens=prompt,
+            generated_tokens=sum(outcome.tokens for outcome in answered),
+            cached_share=sum(cached) / prompt if cached and prompt else None,
+            counted=all(outcome.generated_tokens is not None for outcome in answered),
+            late=max((outcome.sent - outcome.due for outcome in outcomes), default=0.0),
+            good=None if slo is None else sum(map(slo.met_by, outcomes)),
+        )
+
+    @property
+    def request_rate(self) -> float:
+        """Answers a second."""
+        return self.answered / self.seconds if self.seconds else 0.0
+
+    @property
+    def token_rate(self) -> float:
+        """Generated tokens a second."""
+        return self.generated_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens a second, cached ones included."""
+        return self.prompt_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def goodput(self) -> float | None:
+        """Requests a second that met the SLO."""
+        if self.good is None:
+            return None
+        return self.good / self.seconds if self.seconds else 0.0
+
+    @property
+    def attained(self) -> float | None:
+        """The share of the requests that met the SLO, 0 to 1."""
+        if self.good is None:
+            return None
+        return self.good / self.requests if self.requests else 0.0

@@ -1,0 +1,1 @@
+"""Load tests of servers that speak Ollama's or OpenAI's protocol."""

@@ -1,0 +1,118 @@
+"""One trial: a number of requests sent as a load says, until they are answered or time is up."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from localllm.measure.latency import Outcome, Slo, Summary
+from localllm.measure.loadtest.protocols import Job
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Requests come when they come, whether or not earlier ones are answered. rate: a second; None: a trace's times."""
+
+    rate: float | None
+
+    def __str__(self) -> str:
+        return "as traced" if self.rate is None else f"{self.rate:.3g}/s"
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """So many clients; each sends its next request when the last one is answered."""
+
+    clients: int
+
+    def __str__(self) -> str:
+        return f"{self.clients} client{'s' if self.clients > 1 else ''}"
+
+
+Load = OpenLoop | ClosedLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What ends a trial: requests sent, seconds in which requests are sent, and seconds that one may take.
+
+    A trial takes duration_s + patience_s at most.
+    """
+
+    requests: int
+    duration_s: float
+    patience_s: float
+
+
+@dataclass(slots=True)
+class Trial:
+    """A trial and its outcomes so far. running: requests that are due and not answered."""
+
+    load: Load
+    planned: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    running: int = 0
+    complete: bool = False
+
+    def summary(self, slo: Slo | None) -> Summary:
+        """What the outcomes so far come to."""
+        return Summary.of(self.outcomes, slo)
+
+    @property
+    def note(self) -> str:
+        """What is missing from it; empty where nothing is."""
+        left = self.planned - len(self.outcomes)
+        if self.complete:
+            return f"{_requests(left)} not sent in time" if left else ""
+        return f"stopped; {_requests(self.running)} without a complete answer" if self.running else "stopped"
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'s' if count != 1 else ''}"
+
+
+class Asks(Protocol):
+    """Sends a request; see Server.ask."""
+
+    def __call__(self, job: Job, began: float, due: float | None, patience_s: float) -> Awaitable[Outcome]: ...
+
+
+async def play(
+    trial: Trial,
+    jobs: Iterable[Job],
+    bounds: Bounds,
+    ask: Asks,
+    clock: Callable[[], float],
+    progress: Callable[[], None],
+) -> None:
+    """Send the jobs as the trial's load says and fill in its outcomes; progress is called after each.
+
+    Cancelling ends all requests at once; the outcomes by then stay.
+    """
+    began = clock()
+
+    async def one(job: Job, due: float | None) -> None:
+        trial.running += 1
+        outcome = await ask(job, began, due, bounds.patience_s)
+        trial.running -= 1  # not where it is cancelled, so that what was left is known
+        trial.outcomes.append(outcome)
+        progress()
+
+    async def client(shared: Iterator[Job]) -> None:
+        for job in shared:
+            if clock() - began >= bounds.duration_s:
+                return
+            await one(job, None)
+
+    async with asyncio.TaskGroup() as group:
+        if isinstance(trial.load, ClosedLoop):
+            shared = iter(jobs)
+            for _ in range(trial.load.clients):
+                group.create_task(client(shared))
+        else:
+            for job in jobs:
+                if job.at >= bounds.duration_s:
+                    break
+                await asyncio.sleep(max(0.0, job.at - (clock() - began)))
+                group.create_task(one(job, job.at))
+    trial.complete = True

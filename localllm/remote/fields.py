@@ -1,0 +1,138 @@
+"""Bodies of OpenAI's requests. Pure functions.
+
+https://platform.openai.com/docs/api-reference/chat/create, with the extensions of vLLM, SGLang and llama.cpp.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localllm.answer.request import AnswerRequest, Message
+from localllm.errors import RequestError
+
+# Sampling parameters of the protocol, and extensions under their names in various servers.
+_SAMPLING = {
+    **{name: (name,) for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")},
+    **{name: (name,) for name in ("top_k", "min_p", "repeat_last_n", "typical_p", "mirostat", "mirostat_tau")},
+    "mirostat_eta": ("mirostat_eta",),
+    "repeat_penalty": ("repeat_penalty", "repetition_penalty"),  # llama.cpp and Ollama; vLLM and SGLang
+}
+BANNED = -100  # the logit_bias that bans a token
+_PNG = b"\x89PNG"
+
+
+def chat_fields(request: AnswerRequest) -> dict[str, Any]:
+    """The body of a chat completion, without its model. Raises RequestError for a tool result without a call."""
+    body = {"messages": _messages(request.messages), **_limits(request)}
+    if request.tool_choice is not None:
+        # llama.cpp treats a named tool as "auto", but forces a call of the only tool.
+        body |= {"tools": request.chosen_tools, "tool_choice": "required"}
+    elif request.tools:
+        body["tools"] = list(request.tools)
+    if request.goes_on:  # without these, vLLM and SGLang start a new message, and llama.cpp repeats the old one
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    if request.has_format:
+        body["response_format"] = _response_format(request.format)
+    if isinstance(request.think, str):
+        body["reasoning_effort"] = request.think
+    elif request.think is not None:
+        body["chat_template_kwargs"] = {"enable_thinking": request.think}
+    if (logprobs := request.sampling.get("logprobs")) is not None:
+        body |= {"logprobs": True, "top_logprobs": max(logprobs, 1)}  # llama.cpp sends none at all for 0
+    return body
+
+
+def completion_fields(request: AnswerRequest) -> dict[str, Any]:
+    """The body of a completion, without its model."""
+    prompt = request.prompt
+    body = {"prompt": prompt if prompt is None or isinstance(prompt, str) else list(prompt), **_limits(request)}
+    if request.suffix is not None:
+        body["suffix"] = request.suffix
+    if request.has_format:
+        body["response_format"] = _response_format(request.format)
+        # llama.cpp ignores response_format here.
+        body["json_schema"] = request.format if isinstance(request.format, dict) else {"type": "object"}
+    if (logprobs := request.sampling.get("logprobs")) is not None:
+        body["logprobs"] = max(logprobs, 1)
+    return body
+
+
+def _limits(request: AnswerRequest) -> dict[str, Any]:
+    """Limits and sampling that the request sets; the rest is left to the server."""
+    fields: dict[str, Any] = {}
+    for ours, theirs in _SAMPLING.items():
+        if (value := request.sampling.get(ours)) is not None:
+            fields |= dict.fromkeys(theirs, value)
+    if biases := request.sampling.get("logit_bias"):
+        fields["logit_bias"] = {str(token): BANNED if bias == -math.inf else bias for token, bias in biases.items()}
+    if request.max_tokens is not None and request.max_tokens >= 0:
+        fields["max_tokens"] = request.max_tokens
+    if request.stop:
+        fields["stop"] = list(request.stop)
+    if request.ignore_eos:
+        fields["ignore_eos"] = True
+    return fields
+
+
+def _response_format(format: Any) -> dict[str, Any]:
+    if format == "json":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": format, "strict": True}}
+
+
+def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's format: every tool call has an id, and every result refers to one.
+
+    Ollama's clients send no ids: a result belongs to the first call without a result, and of its name if it has one.
+    """
+    found = []
+    waiting: dict[str, str] = {}  # calls without results: their ids and names
+    for number, message in enumerate(messages):
+        fields: dict[str, Any] = {"role": message["role"], "content": _content(message.get("content", ""))}
+        if reasoning := message.get("reasoning_content") or message.get("thinking"):
+            fields["reasoning_content"] = reasoning
+        if calls := message.get("tool_calls"):
+            fields["tool_calls"] = [_call(call, f"call_{number}_{index}") for index, call in enumerate(calls)]
+            waiting = {call["id"]: call["function"]["name"] for call in fields["tool_calls"]}
+        if message["role"] == "tool":
+            fields["tool_call_id"] = message.get("tool_call_id") or _waiting(waiting, message.get("tool_name"))
+            waiting.pop(fields["tool_call_id"], None)
+        if name := message.get("name"):
+            fields["name"] = name
+        found.append(fields)
+    return found
+
+
+def _waiting(calls: Mapping[str, str], name: str | None) -> str:
+    """The id of the call that a result belongs to. Raises RequestError if there is none."""
+    for identity, called in calls.items():
+        if name in (None, called):
+            return identity
+    raise RequestError("a tool message has no matching tool call; send the assistant's tool_calls before it")
+
+
+def _call(call: Mapping[str, Any], identity: str) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments", {})
+    return {
+        "id": call.get("id") or identity,
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
+        },
+    }
+
+
+def _content(content: Any) -> Any:
+    """Content with images as data: URLs (https://platform.openai.com/docs/guides/images-vision)."""
+    if not isinstance(content, list):
+        return content
+    return [_image(part["data"]) if part.get("type") == "image" else part for part in content]
+
+
+def _image(data: bytes) -> dict[str, Any]:
+    kind = "png" if data.startswith(_PNG) else "jpeg"
+    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}}

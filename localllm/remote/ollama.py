@@ -1,0 +1,197 @@
+"""Models on servers of Ollama's protocol, including localllm's own server.
+
+Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md. Durations are nanoseconds there.
+"""
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
+from localllm.answer.request import AnswerRequest, Message
+from localllm.answer.tool_calls import ToolCall
+from localllm.engine.request import Counts, FinishReason, Progress, Timings
+from localllm.errors import RequestError
+from localllm.remote.connection import Call, Endpoint, RemoteError
+from localllm.remote.stream import Meter, RemoteStream
+
+if TYPE_CHECKING:
+    from localllm.engine.loaded_model import LoadProgress
+
+DEFAULT_PORT = 11434
+
+
+class OllamaServer:
+    """A server and its models. Thread-safe. All methods raise RemoteError."""
+
+    def __init__(self, address: str, key: str | None = None) -> None:
+        """address: host, host:port or a URL. key: sent with every request."""
+        self.endpoint = Endpoint.parse(address, key, path="", port=DEFAULT_PORT)
+
+    def load(self, name: str, progress: "LoadProgress") -> "OllamaModel":
+        """Make the server load a model, without pulling it. An exception from progress ends the load."""
+        progress(f"{self.endpoint.host} loads {name}", 0.0)
+        shown = self.ask("POST", "/api/show", {"model": name})
+        # An empty conversation only loads the model. A localllm server reports progress.
+        call = Call(self.endpoint, "POST", "/api/chat", {"model": name, "messages": [], "progress": True})
+        for line in _objects(call):
+            if "error" in line:
+                raise RemoteError(f"{self.endpoint} cannot load {name}: {line['error']}")
+            state = line.get("progress")
+            if isinstance(state, dict) and "phase" in state:
+                progress(f"{self.endpoint.host}: {state['phase']}", state.get("share", 0.0))
+        progress(f"{self.endpoint.host} loads {name}", 1.0)
+        contexts = [value for key, value in shown.get("model_info", {}).items() if key.endswith(".context_length")]
+        # Old servers do not list capabilities; they refuse what they cannot do.
+        capabilities = frozenset(shown.get("capabilities", ("vision",)))
+        return OllamaModel(self, name, contexts[0] if contexts else None, capabilities)
+
+    def models(self) -> list[tuple[dict[str, Any], bool]]:
+        """The rows of /api/tags, and whether each model is loaded."""
+        loaded = {row.get("name") for row in self.ask("GET", "/api/ps").get("models", ())}
+        return [(row, row["name"] in loaded) for row in self.ask("GET", "/api/tags").get("models", ())]
+
+    def create(self, name: str, recipe: Mapping[str, Any]) -> None:
+        """Create a model on the server. recipe: further fields of /api/create."""
+        answer = self.ask("POST", "/api/create", {"model": name, "stream": False, **recipe})
+        if "error" in answer:
+            raise RemoteError(f"{self.endpoint} cannot save {name}: {answer['error']}")
+
+    def ask(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The response of a route that does not stream."""
+        return Call(self.endpoint, method, route, body).json()
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaModel:
+    """A server's model. Implements AnsweringModel. context: in tokens, None if unknown."""
+
+    server: OllamaServer
+    name: str
+    context: int | None = None
+    capabilities: frozenset[str] = frozenset()
+    most_choices: int = 1
+
+    def prepare(self, request: AnswerRequest) -> "OllamaPrompt":
+        """See AnsweringModel. The server renders and tokenises. RequestError for requests that the chat never makes."""
+        request.check()
+        if request.prompt is not None or request.tool_choice is not None or request.adapters is not None:
+            raise RequestError("prompts, tool_choice and adapters are not supported on a server of Ollama's protocol")
+        limits = {"num_predict": request.max_tokens, "num_ctx": request.context_limit, "num_keep": request.keep}
+        options = {**request.sampling, **limits, "stop": list(request.stop) if request.stop else None}
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": [_message(message) for message in request.messages],
+            "options": {name: value for name, value in options.items() if value is not None},
+            "stream": True,
+            "progress": True,  # an addition of localllm's server
+        }
+        if logprobs := body["options"].pop("logprobs", None):
+            body |= {"logprobs": True, "top_logprobs": logprobs}
+        if request.think is not None:
+            body["think"] = request.think
+        if request.tools:
+            body["tools"] = list(request.tools)
+        if request.has_format:
+            body["format"] = request.format
+        return OllamaPrompt(self, body)
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaPrompt:
+    """See Prompt."""
+
+    model: OllamaModel
+    body: dict[str, Any]
+    tokens: None = None
+    text: None = None
+    images: int = 0
+
+    def submit(self, choice: int = 0) -> RemoteStream:
+        """See Prompt. Does not wait; the stream reports a refusal."""
+        return RemoteStream(Call(self.model.server.endpoint, "POST", "/api/chat", self.body), _read)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    content = message.get("content") or ""
+    parts: Sequence[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    fields: dict[str, Any] = {
+        "role": message["role"],
+        "content": "\n".join(part["text"] for part in parts if part["type"] == "text"),
+    }
+    if reasoning := message.get("reasoning_content"):
+        fields["thinking"] = reasoning
+    if pictures := [part["data"] for part in parts if part["type"] == "image"]:
+        fields["images"] = [base64.b64encode(data).decode() for data in pictures]
+    if calls := message.get("tool_calls"):
+        fields["tool_calls"] = calls
+    return fields
+
+
+def _read(call: Call, meter: Meter) -> Iterator[AnswerEvent]:
+    """See remote.stream.Reader."""
+    for line in _objects(call):
+        if "error" in line:
+            raise RemoteError(str(line["error"]))
+        parts = _parts(line.get("message", {}))
+        if parts:
+            meter.piece()
+        if line.get("done"):
+            yield _end(line, meter.event(parts))
+            return
+        yield meter.event(parts, progress=_progress(line))
+
+
+def _objects(call: Call) -> Iterator[dict[str, Any]]:
+    """The JSON object of each line. Raises RemoteError."""
+    for line in call.lines():
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise RemoteError(f"The server sent a line that is not JSON: {line[:80]!r}. Is it Ollama's?") from error
+        if not isinstance(found, dict):
+            raise RemoteError(f"The server sent a line that is not an object: {line[:80]!r}. Is it Ollama's?")
+        yield found
+
+
+def _parts(message: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
+    parts = []
+    if message.get("thinking"):
+        parts.append(AnswerPart(PartKind.REASONING, message["thinking"]))
+    if message.get("content"):
+        parts.append(AnswerPart(PartKind.CONTENT, message["content"]))
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
+    for call in calls:
+        made = ToolCall(call["function"]["name"], call["function"]["arguments"])
+        parts.append(AnswerPart(PartKind.TOOL_CALLS, json.dumps(call), (made,)))
+    return tuple(parts)
+
+
+def _progress(line: Mapping[str, Any]) -> Progress | None:
+    """Progress of prefill, which a localllm server sends."""
+    found = line.get("progress")
+    if not isinstance(found, dict) or "total" not in found:  # without total: progress of a load
+        return None
+    return Progress(found.get("queue_position", 0), found.get("completed", 0), found.get("total", 0))
+
+
+def _end(line: Mapping[str, Any], event: AnswerEvent) -> AnswerEvent:
+    """The last event, with the server's counts and times."""
+    counts = Counts(
+        prompt=line.get("prompt_eval_count", 0),
+        cached_memory=line.get("prompt_eval_cached_count", 0),
+        generated=line.get("eval_count", 0),
+        dropped_messages=line.get("dropped_messages", 0),
+        dropped_tokens=line.get("dropped_tokens", 0),
+    )
+    prefill, decode = (line.get(f"{name}_duration", 0) / 1e9 for name in ("prompt_eval", "eval"))
+    return replace(
+        event,
+        counts=counts,
+        timings=Timings(prefill_s=prefill, decode_s=decode, ttft_s=event.timings.ttft_s),
+        finish_reason=FinishReason.LENGTH if line.get("done_reason") == "length" else FinishReason.STOP,
+    )

@@ -1,0 +1,127 @@
+"""A remote answer as a stream of events, read on a thread of its own."""
+
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from localllm.answer.event import AnswerEvent, AnswerPart, Logprob
+from localllm.engine.request import Counts, FinishReason, Progress, Timings
+from localllm.engine.stream import EventStream
+from localllm.remote.connection import Call, RemoteError
+
+log = logging.getLogger(__name__)
+
+NO_REASON = (
+    "The server ended the answer without a reason. Its log may say more; perhaps the prompt exceeds its context."
+)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts and times of an answer, measured here until the server sends its own."""
+
+    began: float
+    first: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+
+    def piece(self) -> None:
+        """Count a piece of the answer; servers send about one per token."""
+        self.first = self.first or time.monotonic()
+        self.counts = replace(self.counts, generated=self.counts.generated + 1)
+
+    @property
+    def timings(self) -> Timings:
+        """The times so far."""
+        now = time.monotonic()
+        first = self.first or now
+        return Timings(
+            prefill_s=first - self.began,
+            decode_s=now - first,
+            ttft_s=first - self.began if self.first else 0.0,
+        )
+
+    def event(
+        self,
+        parts: tuple[AnswerPart, ...] = (),
+        logprobs: tuple[Logprob, ...] = (),
+        progress: Progress | None = None,
+        finish_reason: FinishReason | None = None,
+    ) -> AnswerEvent:
+        """An event with the counts and times so far."""
+        return AnswerEvent(parts, self.counts, self.timings, progress, logprobs, finish_reason=finish_reason)
+
+
+# Reads an answer: yields its events, the last one with a finish_reason. Raises RemoteError; and TypeError, ValueError,
+# KeyError, AttributeError or RecursionError if the server does not follow its protocol.
+Reader = Callable[[Call, Meter], Iterator[AnswerEvent]]
+
+
+class RemoteStream:
+    """Sends a request and reads its answer. Implements AnswerStream."""
+
+    def __init__(self, call: Call, read: Reader) -> None:
+        self.accepted: Future[None] = Future()
+        self.accepted.set_running_or_notify_cancel()  # cancelling a waiter must not cancel it
+        self._call = call
+        self._reader = read
+        self._room = threading.Event()
+        self._events: EventStream[AnswerEvent] = EventStream(self._wake)
+        threading.Thread(target=self._run, name="remote answer", daemon=True).start()
+
+    def cancel(self) -> None:
+        """See AnswerStream. The protocols cancel by closing the connection."""
+        self._call.cancel()
+        self._room.set()
+
+    def poll(self) -> list[AnswerEvent]:
+        return self._events.poll()
+
+    def __iter__(self) -> Iterator[AnswerEvent]:
+        return iter(self._events)
+
+    def __aiter__(self) -> AsyncGenerator[AnswerEvent, None]:
+        return self._events.__aiter__()
+
+    def _wake(self) -> None:
+        """Called when the events' reader has made room, or has cancelled."""
+        if self._events.cancelled:
+            self._call.cancel()
+        self._room.set()
+
+    def _run(self) -> None:
+        meter = Meter(time.monotonic())
+        failure: Exception
+        try:
+            self._call.open()
+            self.accepted.set_result(None)
+            for event in self._reader(self._call, meter):
+                self._push(event)
+                if event.finish_reason is not None:
+                    return
+            failure = RemoteError(NO_REASON)
+        except RemoteError as error:
+            failure = error
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            failure = RemoteError(f"The server does not follow its protocol: {error!r}.")
+        except Exception as error:
+            log.exception("reading a server's answer failed")
+            failure = error
+        finally:
+            self._call.close()
+        if self._call.cancelled:
+            self._push(meter.event(finish_reason=FinishReason.CANCELLED))
+        else:
+            last = meter.event(finish_reason=FinishReason.ERROR)
+            self._push(replace(last, error=str(failure), cause=failure))
+        if not self.accepted.done():
+            self.accepted.set_exception(failure)
+
+    def _push(self, event: AnswerEvent) -> None:
+        """Pass on an event. If its reader falls behind, wait: the socket fills, and the server pauses."""
+        while self._events.full and not self._call.cancelled:
+            self._room.wait()
+            self._room.clear()
+        self._events.push(event)

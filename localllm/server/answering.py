@@ -1,0 +1,83 @@
+"""What every generating route does after it has read its request: run it, and write the answer, whole or streamed."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+from starlette.responses import JSONResponse
+
+from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.request import AnswerRequest
+from localllm.errors import LocalLLMError
+from localllm.server.load_watch import LoadListener
+from localllm.server.service import Run, Service, for_user_of
+from localllm.server.streams import connected, held_lines, streamed
+from localllm.server.wire import load_progress, prompt_progress
+
+
+class Writer(Protocol):
+    """Writes the answers to one request in a protocol's format. Every method but `whole` returns lines of a stream."""
+
+    media_type: str
+
+    def begin(self, run: Run) -> Iterable[bytes]:
+        """Before the first event. An error raised here still sets the HTTP status."""
+
+    def progress(self, progress: dict[str, Any]) -> bytes:
+        """Progress of the model's load or of prefill. May be called before `begin`."""
+
+    def event(self, run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterable[bytes]:
+        """An event of one answer. before: the answer without this event."""
+
+    def end(self, run: Run, answers: Sequence[Answer]) -> Iterable[bytes]:
+        """After the last event of every answer."""
+
+    def error(self, error: LocalLLMError) -> bytes:
+        """An error after the response has begun."""
+
+    def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
+        """The answers as one JSON object."""
+
+
+async def answer(
+    http: Request,
+    service: Service,
+    model: str,
+    requests: Sequence[AnswerRequest],
+    writer: Writer,
+    *,
+    stream: bool,
+    progress: bool,
+    keep_alive_s: float | None,
+    choices: int = 1,
+) -> Response:
+    """Run requests and respond. progress: whether the client wants progress lines before the first token."""
+
+    def running(listener: LoadListener | None = None) -> contextlib.AbstractAsyncContextManager[Run]:
+        return service.run(model, for_user_of(http, requests), keep_alive_s, choices=choices, listener=listener)
+
+    async def whole() -> Any:
+        async with running() as run:
+            return writer.whole(run, await run.answers())
+
+    if not stream:
+        return JSONResponse(await connected(http, whole()))
+    state_line = (lambda state: writer.progress(load_progress(state))) if progress else None
+    lines = held_lines(running, lambda run: _lines(run, writer, progress), state_line)
+    return await streamed(http, lines, writer.error, writer.media_type)
+
+
+async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
+    answers = [Answer() for _ in run.streams]
+    for line in [*writer.begin(run), b""]:  # the empty line starts the response
+        yield line
+    async with contextlib.aclosing(run.events()) as events:
+        async for index, event in events:
+            if event.progress and progress:
+                yield writer.progress(prompt_progress(event.progress))
+            for line in writer.event(run, index, event, answers[index]):
+                yield line
+            answers[index].add(event)
+    for line in writer.end(run, answers):
+        yield line

@@ -1,0 +1,190 @@
+"""Request bodies that several protocols share: base types, OpenAI's messages and tools, limits, sampling parameters."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from localllm.engine.request import ContextPolicy, SamplingParams
+from localllm.server.errors import ApiError
+from localllm.server.limits import (
+    MAX_ADAPTERS,
+    MAX_CHOICES,
+    MAX_INT,
+    MAX_LOGIT_BIAS,
+    MAX_MESSAGES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TOOLS,
+)
+from localllm.server.options import parse_duration
+
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
+Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+Object = dict[str, Any]
+# fail_fast: validation stops at the first wrong item. A list may have two million.
+Tokens = Annotated[list[Count], Field(fail_fast=True)]
+Stops = str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
+
+# Defaults below the request and the model's manifest: OpenAI's; min_p, which OpenAI lacks, is Ollama's.
+DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
+BANNED = -100  # a logit_bias of this or less bans the token
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+class Body(BaseModel):
+    """A request's body. Unknown fields are ignored."""
+
+    model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
+
+
+class AppliedAdapter(Body):
+    """A LoRA adapter that the server was started with, by its index, as in llama.cpp's server."""
+
+    id: Count
+    scale: Number = 1.0
+
+
+class Extensions(Body):
+    """Our additions to OpenAI's and Anthropic's protocols.
+
+    num_ctx limits the context, keep_alive is how long the model stays loaded, truncate drops old messages that do not
+    fit, progress asks for events before the first token. lora replaces the default adapters; an empty list uses none.
+    """
+
+    num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    keep_alive: Number | str | None = None
+    truncate: bool = False
+    progress: bool = False
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
+    min_p: Number | None = None
+    repeat_penalty: Number | None = None
+    lora: Annotated[list[AppliedAdapter], Field(max_length=MAX_ADAPTERS)] | None = None
+
+    def request_fields(self, stop: Any, logprobs: int | None = None) -> dict[str, Any]:
+        """The fields of an AnswerRequest for limits and sampling. Raises ApiError 400."""
+        sampling = {name: value for name in _SAMPLING if (value := getattr(self, name, None)) is not None}
+        if sampling.get("seed", 0) < 0:
+            sampling["seed"] = None
+        if biases := getattr(self, "logit_bias", None):
+            sampling["logit_bias"] = _biases(biases)
+        if logprobs is not None:
+            sampling["logprobs"] = logprobs
+        return {
+            "sampling": sampling,
+            "defaults": DEFAULTS,
+            "stop": None if stop is None else stop_strings(stop),
+            "context_limit": self.num_ctx,
+            "policy": ContextPolicy.DROP_MESSAGES if self.truncate else ContextPolicy.REFUSE,
+            "adapters": None if self.lora is None else tuple((entry.id, entry.scale) for entry in self.lora),
+        }
+
+
+class StreamOptions(Body):
+    """include_usage: whether a last chunk reports token counts."""
+
+    include_usage: bool = False
+
+
+class Sampled(Extensions):
+    """Fields of OpenAI's chat completions and completions, and of llama.cpp's infill."""
+
+    model: str = ""
+    temperature: Number | None = None
+    top_p: Number | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    max_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class FunctionCall(Body):
+    """The function of a tool call. arguments: JSON text; an object is accepted too."""
+
+    name: str
+    arguments: str | Object = "{}"
+
+
+class ToolCall(Body):
+    """A tool call in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    """A message in OpenAI's format."""
+
+    role: str
+    content: str | list[Object] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ToolFunction(Body):
+    """A tool's definition; other fields go to the template unchanged."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+
+class Tool(Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+def keep_alive_s(value: float | str | None) -> float | None:
+    """Seconds, or None for the server's default. Raises ApiError 400."""
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise ApiError(400, str(error)) from error
+
+
+def stop_strings(value: Any) -> tuple[str, ...]:
+    """Parse a string or a list of strings, without empty ones. Raises ApiError 400, also for too many or too long."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ApiError(400, 'option "stop" must be of type array of strings')
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise ApiError(400, f"at most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters are allowed")
+    return tuple(stop for stop in stops if stop)
+
+
+def offered_tools(tools: list[Tool] | None) -> list[Object]:
+    """The tools as chat templates expect them."""
+    return [{"type": "function", "function": tool.function.model_dump(exclude_unset=True)} for tool in tools or []]
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    biases = {}
+    for token, bias in given.items():
+        if not token.isdecimal() or len(token) > 10:
+            raise ApiError(400, f"logit_bias: {token[:32]!r} is not a token id")
+        biases[int(token)] = -math.inf if bias <= BANNED else bias
+    return biases

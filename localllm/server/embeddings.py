@@ -1,0 +1,160 @@
+"""Embedding models and rerankers, and running them over many texts in batches."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from anyio import to_thread
+from numpy.typing import NDArray
+
+from gguf_io import load_tokenizer, open_model
+from gpu_offload.embedder import LlamaEmbedder
+from gpu_offload.loading import LoadProgress
+from gpu_offload.options import LlamaOptions
+from gpu_offload.reranker import LlamaReranker, is_reranker
+from localllm.server.errors import ApiError
+from localllm.server.served import Embedder
+from localllm.settings import Settings
+
+_TOKEN_CHARS = 3  # a low estimate of characters per token, so that a batch rarely exceeds the model's limit
+
+
+class EmbeddingModel:
+    """An embedder, or a reranker where the file is one, and its tokenizer. Thread-safe; one call computes at a time."""
+
+    def __init__(self, path: Path, settings: Settings, progress: LoadProgress | None = None) -> None:
+        """Load. progress is called on this thread; what it raises ends the load and is raised again.
+
+        Raises ModelFileError, TokenizerError, LlamaCppError.
+        """
+        self._lock = threading.Lock()
+        self.file = open_model(path)
+        try:
+            self._tokenizer = load_tokenizer(self.file)
+            options = LlamaOptions(
+                threads=settings.threads,
+                gpu_layers=settings.gpu_layers,
+                main_gpu=settings.main_gpu or 0,
+                split_mode="none",
+            )
+            self._computes: LlamaEmbedder | LlamaReranker = (
+                LlamaReranker(self.file, self._tokenizer, options, progress)
+                if is_reranker(self.file)
+                else LlamaEmbedder(self.file, options, progress)
+            )
+        except BaseException:
+            self.file.close()
+            raise
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest text, in tokens."""
+        return self._computes.max_tokens
+
+    def batches(self, sizes: Sequence[int]) -> list[slice]:
+        """See served.Embedder: as many texts as fit into one pass of the model."""
+        found, first, total = [], 0, 0
+        for index, size in enumerate(sizes):
+            total += min(size, self.max_tokens)
+            if total > self.max_tokens and index > first:
+                found.append(slice(first, index))
+                first, total = index, min(size, self.max_tokens)
+        return [*found, slice(first, len(sizes))]
+
+    def embed(
+        self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
+    ) -> tuple[NDArray[np.float32], int]:
+        """See served.Embedder.
+
+        Raises ApiError 400 for an empty text, one that is too long where truncate is false, and too many dimensions.
+        """
+        embedder = self._computes
+        if not isinstance(embedder, LlamaEmbedder):
+            raise ApiError(400, f"{self.file.path.stem} is a reranker and cannot embed; use /v1/rerank")
+        if dimensions is not None and not 1 <= dimensions <= embedder.dimensions:
+            raise ApiError(400, f"dimensions must be 1 to {embedder.dimensions} for this model (got {dimensions})")
+        tokens = [self._tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
+        fitted = [self._fitted(text, truncate) for text in tokens]
+        with self._lock:
+            found = embedder.embed(fitted)[:, :dimensions]
+        found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        return found, sum(map(len, fitted))
+
+    def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> tuple[NDArray[np.float32], int]:
+        """See served.Embedder.
+
+        Raises ApiError 400 for a model that is not a reranker, and for a pair that is too long; with truncate only if
+        the query alone is too long.
+        """
+        reranker = self._computes
+        if not isinstance(reranker, LlamaReranker):
+            raise ApiError(400, f"{self.file.path.stem} is not a reranker; /api/show lists what a model can do")
+        pairs = [self._fitted_pair(reranker, query, document, truncate) for document in documents]
+        with self._lock:
+            scores = reranker.scores(pairs)
+        return scores, sum(map(len, pairs))
+
+    def _fitted_pair(self, reranker: LlamaReranker, query: str, document: str, truncate: bool) -> list[int]:
+        """Tokens of the pair, its document shortened from the end until it fits."""
+        while True:
+            pair = reranker.pair(query, document)
+            if len(pair) <= self.max_tokens:
+                return pair
+            if not truncate or not document:
+                what = "query and document have" if document else "the query alone has"
+                raise ApiError(400, f"{what} {len(pair)} tokens; the model accepts {self.max_tokens}")
+            # 15/16: cut a little more than the excess, since tokens differ in length.
+            document = document[: min(len(document) * self.max_tokens // len(pair), len(document) - 1) * 15 // 16]
+
+    def _fitted(self, text: Sequence[int], truncate: bool) -> Sequence[int]:
+        """The text, or its beginning and its last token, which may be a special one."""
+        if not text:
+            raise ApiError(400, "the input is empty; send at least one token")
+        if min(text) < 0 or max(text) >= self._tokenizer.vocab_size:
+            raise ApiError(400, f"a token is outside the vocabulary (0 to {self._tokenizer.vocab_size - 1})")
+        if len(text) <= self.max_tokens:
+            return text
+        if not truncate:
+            raise ApiError(400, f"the input has {len(text)} tokens; the model accepts {self.max_tokens}")
+        return [*text[: self.max_tokens - 1], text[-1]]
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        with self._lock:
+            self._computes.close()
+        self.file.close()
+
+
+async def embed_all(
+    model: Embedder, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
+) -> tuple[NDArray[np.float32], int]:
+    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after this batch."""
+
+    def work(batch: slice) -> tuple[NDArray[np.float32], int]:
+        return model.embed(texts[batch], truncate=truncate, dimensions=dimensions)
+
+    return await _together(work, model.batches([_tokens(text) for text in texts]))
+
+
+async def rank_all(
+    model: Embedder, query: str, documents: Sequence[str], *, truncate: bool
+) -> tuple[NDArray[np.float32], int]:
+    """Score each document; returns the scores and the number of tokens. Cancelling stops after this batch."""
+
+    def work(batch: slice) -> tuple[NDArray[np.float32], int]:
+        return model.rank(query, documents[batch], truncate=truncate)
+
+    return await _together(work, model.batches([_tokens(query) + _tokens(document) for document in documents]))
+
+
+async def _together(
+    work: Callable[[slice], tuple[NDArray[np.float32], int]], batches: Sequence[slice]
+) -> tuple[NDArray[np.float32], int]:
+    found = [await to_thread.run_sync(work, batch) for batch in batches]
+    return np.concatenate([rows for rows, _ in found]), sum(tokens for _, tokens in found)
+
+
+def _tokens(text: str | Sequence[int]) -> int:
+    """Estimated tokens of a text."""
+    return len(text) // _TOKEN_CHARS + 1 if isinstance(text, str) else len(text)

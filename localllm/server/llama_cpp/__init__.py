@@ -1,0 +1,1 @@
+"""Routes of llama.cpp's server that the other protocols lack."""

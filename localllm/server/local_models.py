@@ -1,0 +1,102 @@
+"""Models of this machine, loaded into this process."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+from localllm.answer.local import LocalModel
+from localllm.engine.engine import EngineStats
+from localllm.engine.loaded_model import LoadedModel
+from localllm.library.entry import LibraryModel, Source
+from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, ranks
+from localllm.server.embeddings import EmbeddingModel
+from localllm.server.load_watch import LoadListener
+from localllm.server.models_manager import ModelManager, Slot
+from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
+from localllm.settings import Settings
+
+
+class LocalModels:
+    """Finds models in a catalog and loads them by a manager. Implements ServedModels, which documents the methods."""
+
+    def __init__(self, catalog: Catalog, manager: ModelManager) -> None:
+        self.settings: Settings = catalog.settings
+        self.entries = catalog.entries
+        self.find = catalog.find
+        self.release = manager.expire
+        self.stop_loading = manager.stop_loading
+        self.close = manager.close
+        self._manager = manager
+
+    def library_model(self, entry: CatalogEntry) -> LibraryModel:
+        return entry.model or LibraryModel((entry.name,), Source.PATH, entry.path)
+
+    def about(self, entry: CatalogEntry) -> ModelAbout:
+        return about(entry)
+
+    def capabilities(self, entry: CatalogEntry) -> list[str]:
+        return capabilities(entry, self.settings)
+
+    def ranks(self, entry: CatalogEntry) -> bool:
+        return ranks(entry)
+
+    def describe(self, entry: CatalogEntry, verbose: bool) -> ModelDescription:
+        return describe(entry, self.settings, verbose)
+
+    @contextlib.asynccontextmanager
+    async def lease(
+        self, entry: CatalogEntry, keep_alive_s: float | None, listener: LoadListener | None
+    ) -> AsyncIterator[Lease[ServedModel]]:
+        async with self._manager.lease(entry, keep_alive_s, listener=listener) as held:
+            model = LocalModel(entry.name, cast("LoadedModel", held.model), entry.behaviour)
+            yield Lease(model, held.load_s, lambda: self._manager.discard(held.slot))
+
+    @contextlib.asynccontextmanager
+    async def lease_embedder(self, entry: CatalogEntry, keep_alive_s: float | None) -> AsyncIterator[Lease[Embedder]]:
+        async with self._manager.lease(entry, keep_alive_s, embeds=True) as held:
+            yield Lease(cast("EmbeddingModel", held.model), held.load_s)
+
+    async def resident(self) -> list[ResidentModel]:
+        loaded = sorted(self._manager.slots(), key=lambda slot: -slot.seconds_left)
+        return [_resident(slot, slot.about) for slot in (*loaded, *self._manager.coming()) if slot.about]
+
+    async def health(self) -> dict[str, Any]:
+        """status "ok": the process lives; ready: a loaded model has computed a token."""
+        return {
+            "status": "ok",
+            "ready": any(stats.generated_tokens > 0 for stats in self.engine_stats().values()),
+            "models_loaded": len(self._manager.slots()),
+            "models_loading": len(self._manager.coming()),
+        }
+
+    def engine_stats(self) -> Mapping[str, EngineStats]:
+        return {
+            slot.entry.name: slot.model.engine.stats()
+            for slot in self._manager.slots()
+            if isinstance(slot.model, LoadedModel)
+        }
+
+
+def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:
+    left = slot.seconds_left
+    if slot.model is None:
+        return ResidentModel(about, left, about.size, about.context, loading=slot.watch.state)
+    if isinstance(slot.model, EmbeddingModel):
+        return ResidentModel(about, left, about.size, slot.model.max_tokens)
+    engine, backend = slot.model.engine, slot.model.backend
+    stats = engine.stats()
+    used = (stats.pages_total - stats.pages_free) * stats.page_bytes
+    return ResidentModel(
+        about,
+        left,
+        max(about.size + used, backend.device_bytes),  # clients show device_bytes as a share of it
+        engine.context,
+        device_bytes=backend.device_bytes,
+        more={
+            "backend": backend.name,
+            "backend_reason": backend.why,
+            "cached_tokens": stats.cached_tokens,
+            "running": stats.running,
+            "waiting": stats.waiting,
+        },
+    )

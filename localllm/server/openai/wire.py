@@ -1,0 +1,127 @@
+"""Formats that several of OpenAI's routes share: errors, chunks, tool calls, tool choice, effort, response format."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.tool_calls import ToolCall
+from localllm.engine.request import FinishReason
+from localllm.errors import LocalLLMError
+from localllm.server.bodies import Sampled
+from localllm.server.errors import ApiError, kind_of, message_of, status_of
+from localllm.server.json_body import ProtocolRoute
+from localllm.server.service import Run
+from localllm.server.wire import SSE, sse, usage
+
+Object = dict[str, Any]
+
+DONE = b"data: [DONE]\n\n"
+_KINDS = {401: "authentication_error", 404: "not_found_error"}
+
+
+class OpenAIRoute(ProtocolRoute):
+    """A route of OpenAI's."""
+
+    @staticmethod
+    def error_body(status: int, message: str, code: str | None = None) -> Object:
+        """An error, as a response or within a stream."""
+        return {"error": {"message": message, "type": kind_of(status, _KINDS), "param": None, "code": code}}
+
+
+class ChunkWriter:
+    """The common part of the writers of chat completions and completions; see answering.Writer."""
+
+    media_type = SSE
+
+    def __init__(self, body: Sampled, prefix: str, kind: str) -> None:
+        self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._choices = body.n or 1
+        self._head = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": "fp_localllm",
+        }
+
+    def progress(self, progress: Object) -> bytes:
+        return sse({**self._head, "choices": [], "progress": progress})
+
+    def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+        if self._includes_usage:
+            yield sse({**self._head, "choices": [], "usage": self._usage(answers)})
+        yield DONE
+
+    def error(self, error: LocalLLMError) -> bytes:
+        return sse(OpenAIRoute.error_body(status_of(error), message_of(error)))
+
+    def _usage(self, answers: Sequence[Answer]) -> Object:
+        """The token counts of all prompts together."""
+        lasts = [answer.last for answer in answers]
+        found = usage(lasts[: self._choices])
+        for first in range(self._choices, len(lasts), self._choices):
+            more = usage(lasts[first : first + self._choices])
+            for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+                found[name] += more[name]
+            found["prompt_tokens_details"]["cached_tokens"] += more["prompt_tokens_details"]["cached_tokens"]
+        reasoning = sum(answer.reasoning_tokens for answer in answers)
+        details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
+        return found | details
+
+
+def tool_calls(answer: Answer | AnswerEvent) -> list[Object]:
+    """Tool calls with new ids, their arguments as JSON text."""
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments_of(call)},
+        }
+        for call in answer.calls
+    ]
+
+
+def arguments_of(call: ToolCall) -> str:
+    """A call's arguments as JSON text."""
+    return json.dumps(call.arguments, ensure_ascii=False)
+
+
+def finish_reason(last: AnswerEvent, calls: bool) -> str:
+    """Why an answer ended."""
+    if calls:
+        return "tool_calls"
+    return "length" if last.finish_reason is FinishReason.LENGTH else "stop"
+
+
+def think_of(effort: str | None) -> bool | str | None:
+    """The `think` of a reasoning effort."""
+    return False if effort == "none" else effort
+
+
+def format_of(response_format: Object | None) -> Any:
+    """The format of a `response_format`, or of the `text.format` of responses. Raises ApiError 400."""
+    kind = (response_format or {}).get("type", "text")
+    if response_format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return "json"
+    holder = response_format.get("json_schema", response_format)
+    if kind != "json_schema" or not isinstance(holder, dict) or not isinstance(holder.get("schema"), dict):
+        raise ApiError(400, "response_format must be of type text, json_object, or json_schema with a schema")
+    return holder["schema"]
+
+
+def tool_choice_of(choice: str | Object | None) -> str | None:
+    """The tool that must be called; "" is any of them, None lets the model decide. Raises ApiError 400."""
+    if choice in (None, "auto", "none"):
+        return None
+    if choice == "required":
+        return ""
+    if isinstance(choice, dict):
+        function = choice.get("function", choice)
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            return str(function["name"])
+    raise ApiError(400, 'tool_choice must be "none", "auto", "required" or name a function')

@@ -1,0 +1,109 @@
+"""Routes for operating the server: /health, /metrics and /docs.
+
+/docs is a static page of our own: FastAPI's pages load scripts from a CDN.
+"""
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import HTMLResponse
+
+from localllm.server.service import ServiceDep
+
+router = APIRouter(tags=["Operation"])
+
+Schema = Mapping[str, Any]
+
+_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+_STYLE = """\
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
+:root { color-scheme: light dark }
+code, h3 { font-family: ui-monospace, monospace; font-weight: normal } h3 { margin: 1.2em 0 0 } p { margin: .2em 0 }
+table { border-collapse: collapse } td, th { text-align: left; vertical-align: top; padding: .1em 1.5em .1em 0 }"""
+_BOUNDS = (
+    ("minimum", "at least"),
+    ("maximum", "at most"),
+    ("minLength", "characters, at least"),
+    ("maxLength", "characters, at most"),
+    ("minItems", "entries, at least"),
+    ("maxItems", "entries, at most"),
+)
+
+
+@router.get("/health")
+async def health(service: ServiceDep) -> dict[str, Any]:
+    """Liveness (status) and readiness (ready: a token has been computed, or the remote server answers)."""
+    return await service.models.health()
+
+
+@router.get("/metrics")
+async def metrics(service: ServiceDep) -> Response:
+    """Metrics in Prometheus' text format."""
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> HTMLResponse:
+    """This API as a page; /openapi.json has it for programs."""
+    return HTMLResponse(page(request.app.openapi()), headers=_POLICY)
+
+
+def page(described: Schema) -> str:
+    """An OpenAPI description as HTML: routes by tag, then their bodies."""
+    info = described["info"]
+    groups: dict[str, list[str]] = {}
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            groups.setdefault(operation["tags"][0], []).append("".join(_route(path, method, operation)))
+    routes = "".join(f"<h2>{escape(tag)}</h2>{''.join(shown)}" for tag, shown in groups.items())
+    bodies = "".join(_body(name, schema) for name, schema in described["components"]["schemas"].items())
+    title = escape(f"{info['title']} {info['version']}")
+    return (
+        f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+        f"<h1>{title}</h1>{routes}<h2>Bodies</h2>{bodies}</html>"
+    )
+
+
+def _route(path: str, method: str, operation: Schema) -> Iterator[str]:
+    yield f"<h3>{method.upper()} {escape(path)}</h3><p>{escape(operation['description'])}</p>"
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        yield f"<p>Body: {_type(content['schema'])}</p>"
+
+
+def _body(name: str, schema: Schema) -> str:
+    needed = schema.get("required", ())
+    rows = "".join(
+        f"<tr><td><code>{escape(field)}</code><td>{_type(about)}{_bounds(about)}<td>{_default(about, field in needed)}"
+        for field, about in schema.get("properties", {}).items()
+    )
+    text = escape(schema.get("description", ""))
+    return f'<h3 id="{escape(name)}">{escape(name)}</h3><p>{text}</p><table>{rows}</table>'
+
+
+def _type(schema: Schema) -> str:
+    """A value's type in words, with links to bodies."""
+    if reference := schema.get("$ref"):
+        name = escape(reference.rpartition("/")[2])
+        return f'<a href="#{name}">{name}</a>'
+    if choices := schema.get("anyOf"):
+        return " or ".join(f"{_type(choice)}{_bounds(choice)}" for choice in choices)
+    if "enum" in schema or "const" in schema:
+        return escape(", ".join(repr(value) for value in schema.get("enum", [schema.get("const")])))
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    return escape(schema.get("type", "anything"))
+
+
+def _bounds(schema: Schema) -> str:
+    found = [f"{words} {schema[name]:,}" for name, words in _BOUNDS if name in schema]
+    return escape(f" ({', '.join(found)})") if found else ""
+
+
+def _default(schema: Schema, needed: bool) -> str:
+    if needed:
+        return "required"
+    default = schema.get("default")
+    return "" if default is None else f"<code>{escape(repr(default))}</code>"

@@ -1,0 +1,154 @@
+"""The models of a remote server, under its names for them. Nothing is loaded here."""
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from anyio import to_thread
+
+from localllm.engine.engine import EngineStats
+from localllm.library.entry import LibraryModel
+from localllm.remote.connection import RemoteError
+from localllm.remote.openai import OpenAIModel, OpenAIServer
+from localllm.server.errors import ApiError, ModelNotFoundError
+from localllm.server.limits import MAX_NAME_CHARS
+from localllm.server.load_watch import LoadListener
+from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
+from localllm.settings import Settings
+
+# Clients offer tools only to models that list them, so all do; the remote server refuses what it cannot do.
+CAPABILITIES = ("completion", "tools")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEntry:
+    """A model that requests can name. used: the time of its last request by time.monotonic(), if any."""
+
+    model: OpenAIModel
+    used: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The server's name for it."""
+        return self.model.name
+
+
+class RemoteModels:
+    """Lists the remote server's models, again whenever a name is unknown. Thread-safe.
+
+    Implements ServedModels, which documents the methods. Facts that OpenAI's protocol does not have stay empty.
+    """
+
+    def __init__(self, server: OpenAIServer, keep_alive_s: float) -> None:
+        """keep_alive_s: how long a model counts as resident after a request; servers do not report what is loaded."""
+        self._server = server
+        self._keep_alive_s = keep_alive_s
+        self._lock = threading.Lock()
+        self._entries: dict[str, RemoteEntry] = {}
+
+    @property
+    def settings(self) -> Settings:
+        raise ApiError(501, f"the models are on {self._server.endpoint}; add, copy and remove them there")
+
+    def entries(self) -> list[RemoteEntry]:
+        offered = self._server.models()
+        with self._lock:
+            self._entries = {model.name: self._entry(model) for model in offered}
+            return list(self._entries.values())
+
+    def find(self, name: str) -> RemoteEntry:
+        if not 0 < len(name) <= MAX_NAME_CHARS:
+            raise ApiError(400, "invalid model name" if name else "model is required")
+        found = self._known(name)
+        if found is None:
+            self.entries()
+            found = self._known(name)
+        if found is None:
+            raise ModelNotFoundError(name)
+        found.used[:] = [time.monotonic()]
+        return found
+
+    def library_model(self, entry: RemoteEntry) -> LibraryModel:
+        raise ApiError(501, f"{entry.name} is on {self._server.endpoint}")
+
+    def about(self, entry: RemoteEntry) -> ModelAbout:
+        return ModelAbout(
+            name=entry.name,
+            created=0,
+            modified=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            digest=hashlib.sha256(f"{self._server.endpoint}\n{entry.name}".encode()).hexdigest(),
+            format="remote",
+            family="remote",
+            context=entry.model.context or 0,
+            owner="remote",
+        )
+
+    def capabilities(self, _entry: RemoteEntry) -> tuple[str, ...]:
+        return CAPABILITIES
+
+    def ranks(self, _entry: RemoteEntry) -> bool:
+        return True  # unknown here; the remote server refuses what it cannot do
+
+    def describe(self, entry: RemoteEntry, verbose: bool) -> ModelDescription:
+        info: dict[str, Any] = {"general.architecture": "remote", "general.name": entry.name}
+        if entry.model.context is not None:
+            info["remote.context_length"] = entry.model.context
+        return ModelDescription(self.about(entry), CAPABILITIES, info=info)
+
+    def lease(
+        self, entry: RemoteEntry, _keep_alive_s: float | None, _listener: LoadListener | None
+    ) -> contextlib.AbstractAsyncContextManager[Lease[ServedModel]]:
+        return contextlib.nullcontext(Lease(entry.model))
+
+    def lease_embedder(
+        self, entry: RemoteEntry, _keep_alive_s: float | None
+    ) -> contextlib.AbstractAsyncContextManager[Lease[Embedder]]:
+        return contextlib.nullcontext(Lease(entry.model))
+
+    def release(self, entry: RemoteEntry) -> None:
+        """Forget the model's last request."""
+        entry.used.clear()
+
+    async def resident(self) -> list[ResidentModel]:
+        """The recently requested models."""
+        now = time.monotonic()
+        rows = []
+        for entry in await to_thread.run_sync(self.entries):
+            left = max(entry.used, default=-self._keep_alive_s) + self._keep_alive_s - now
+            if left > 0:
+                about = self.about(entry)
+                more = {"backend": "remote", "backend_reason": str(self._server.endpoint)}
+                rows.append(ResidentModel(about, left, 0, about.context, more=more))
+        return rows
+
+    async def health(self) -> dict[str, Any]:
+        """ready: the remote server lists its models; reason: why it does not."""
+        state: dict[str, Any] = {"status": "ok", "ready": True, "remote": str(self._server.endpoint)}
+        try:
+            await to_thread.run_sync(self.entries)
+        except RemoteError as error:
+            return state | {"ready": False, "reason": str(error)}
+        return state
+
+    def engine_stats(self) -> Mapping[str, EngineStats]:
+        return {}
+
+    def stop_loading(self) -> None:
+        """Nothing loads here."""
+
+    async def close(self) -> None:
+        """Nothing is held here."""
+
+    def _known(self, name: str) -> RemoteEntry | None:
+        plain = name.removesuffix(":latest")
+        with self._lock:
+            return next((self._entries[one] for one in (name, plain, f"{plain}:latest") if one in self._entries), None)
+
+    def _entry(self, model: OpenAIModel) -> RemoteEntry:
+        known = self._entries.get(model.name)
+        return known if known and known.model == model else RemoteEntry(model)

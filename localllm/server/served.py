@@ -1,0 +1,183 @@
+"""The interface to the models that a server serves, run by an engine in this process or by a remote server."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from localllm.answer.event import AnsweringModel
+from localllm.engine.engine import EngineStats
+from localllm.library.behaviour import Behaviour
+from localllm.library.entry import LibraryModel, ModelDefaults
+from localllm.server.load_watch import LoadListener, LoadState
+from localllm.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from gguf_io.chat_template import ChatTemplate
+    from gguf_io.tokenizer import Tokenizer
+
+
+class ServedModel(AnsweringModel, Protocol):
+    """A model that answers. tokenizer and template raise RemoteError 501 if the model is on a remote server."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> "Tokenizer": ...
+
+    @property
+    def template(self) -> "ChatTemplate": ...
+
+
+class Embedder(Protocol):
+    """An embedding model or reranker. Its methods block."""
+
+    def batches(self, sizes: Sequence[int]) -> list[slice]:
+        """Which texts to compute together. sizes: their estimated tokens."""
+
+    def embed(
+        self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
+    ) -> "tuple[NDArray[np.float32], int]":
+        """Embed texts: normalised rows, float32[len(texts), dimensions], and the number of tokens.
+
+        dimensions keeps the first numbers of each row; None keeps all. truncate: cut long texts instead of refusing.
+        """
+
+    def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> "tuple[NDArray[np.float32], int]":
+        """Score each document for the query, higher is better; returns the scores and the number of tokens."""
+
+
+class Entry(Protocol):
+    """A model that requests can name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+EntryT = TypeVar("EntryT", bound=Entry)
+ModelT = TypeVar("ModelT")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAbout:
+    """A model's row in lists. size: bytes; context: tokens; 0 and "" are unknown.
+
+    created: seconds since the epoch; modified: RFC 3339. digest: 64 hex digits that identify the content.
+    """
+
+    name: str
+    created: int
+    modified: str
+    digest: str
+    size: int = 0
+    format: str = "gguf"
+    family: str = ""
+    parameters: str = ""
+    quantization: str = ""
+    context: int = 0
+    width: int = 0
+    owner: str = "library"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """Everything known about a model. info: its file's metadata; projector_info: its image projector's."""
+
+    about: ModelAbout
+    capabilities: Sequence[str]
+    template: str = ""
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    defaults: ModelDefaults = field(default_factory=ModelDefaults)
+    info: Mapping[str, Any] = field(default_factory=dict)
+    projector_info: Mapping[str, Any] | None = None
+    tensors: Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentModel:
+    """A model that is loaded or loading. Sizes are bytes; seconds_left may be infinite.
+
+    more: the engine's figures, by the names under which they are shown.
+    """
+
+    about: ModelAbout
+    seconds_left: float
+    size: int
+    context: int
+    device_bytes: int = 0
+    loading: LoadState | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease(Generic[ModelT]):
+    """A model that stays loaded while the lease is held. load_s: how long the request waited for it.
+
+    discard: lease this broken model no more; the next request loads it again.
+    """
+
+    model: ModelT
+    load_s: float = 0.0
+    discard: Callable[[], None] = lambda: None
+
+
+class ServedModels(Protocol[EntryT]):
+    """The models of a server. Plain methods may block, unless they say that they are for the event loop.
+
+    Methods that read a model's file raise ModelFileError and its kin.
+    """
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this machine's library. Raises ApiError 501 if the models are remote."""
+
+    def entries(self) -> Sequence[EntryT]:
+        """All models."""
+
+    def find(self, name: str) -> EntryT:
+        """Find a model by name; ":latest" is optional. Raises ApiError 400 or 404, RemoteError."""
+
+    def library_model(self, entry: EntryT) -> LibraryModel:
+        """The model's library entry. Raises ApiError 501 if the models are remote."""
+
+    def about(self, entry: EntryT) -> ModelAbout:
+        """A model's row in lists."""
+
+    def capabilities(self, entry: EntryT) -> Sequence[str]:
+        """What the model can do, in Ollama's terms."""
+
+    def ranks(self, entry: EntryT) -> bool:
+        """Whether requests may rank documents by it."""
+
+    def describe(self, entry: EntryT, verbose: bool) -> ModelDescription:
+        """Describe the model; verbose adds arrays and tensors. Also raises LibraryError."""
+
+    def lease(
+        self, entry: EntryT, keep_alive_s: float | None, listener: LoadListener | None
+    ) -> AbstractAsyncContextManager[Lease[ServedModel]]:
+        """Hold a generating model, loading it first if needed. keep_alive_s: None is the server's default."""
+
+    def lease_embedder(self, entry: EntryT, keep_alive_s: float | None) -> AbstractAsyncContextManager[Lease[Embedder]]:
+        """Hold an embedding model or reranker."""
+
+    def release(self, entry: EntryT) -> None:
+        """Unload a model as soon as no request uses it. On the event loop."""
+
+    async def resident(self) -> list[ResidentModel]:
+        """The loaded models, those that stay longest first, then the loading ones."""
+
+    async def health(self) -> dict[str, Any]:
+        """The fields of /health."""
+
+    def engine_stats(self) -> Mapping[str, EngineStats]:
+        """Figures of the engines in this process, by model. On the event loop."""
+
+    def stop_loading(self) -> None:
+        """Stop all loads and lease nothing from now on. On the event loop."""
+
+    async def close(self) -> None:
+        """Unload everything."""

@@ -1,0 +1,141 @@
+"""HTTP responses, whole or streamed, whose work ends when the client leaves."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from localllm.errors import LocalLLMError
+from localllm.server.errors import ApiError, ClientGoneError
+from localllm.server.load_watch import LoadListener, LoadState
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+HeldT = TypeVar("HeldT")
+
+
+async def connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await work. If the client leaves first, cancel it and raise ClientGoneError."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            await _end(task)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def streamed(
+    request: Request,
+    lines: AsyncGenerator[bytes, None],
+    error_line: Callable[[LocalLLMError], bytes],
+    media_type: str,
+) -> Response:
+    """Stream lines, without empty ones. Errors before the first line set the status; later ones become a line."""
+    try:
+        first = await connected(request, _next(lines))
+    except BaseException:
+        await lines.aclose()
+        raise
+    return _ClosingStream(_with_errors(first, lines, error_line), lines, media_type)
+
+
+async def held_lines(
+    holding: Callable[[LoadListener], contextlib.AbstractAsyncContextManager[HeldT]],
+    lines: Callable[[HeldT], AsyncIterator[bytes]],
+    state_line: Callable[[LoadState], bytes] | None,
+) -> AsyncGenerator[bytes, None]:
+    """Enter `holding`, such as a lease of a model, and yield the lines of what it holds.
+
+    state_line: makes lines of the load's states meanwhile; None for none.
+    """
+    latest: list[LoadState] = []
+    arrived = asyncio.Event()
+
+    def listen(state: LoadState) -> None:
+        latest[:] = [state]
+        arrived.set()
+
+    async with contextlib.AsyncExitStack() as stack:
+        entering = asyncio.create_task(stack.enter_async_context(holding(listen)))
+        try:
+            while state_line and await _comes_first(arrived, entering):
+                arrived.clear()
+                yield state_line(latest[0])
+            held = await entering
+        finally:
+            await _end(entering)
+        async for line in lines(held):
+            yield line
+
+
+async def _comes_first(event: asyncio.Event, task: "asyncio.Task[Any]") -> bool:
+    """Wait for the event or the task; True if the task is not done."""
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return not task.done()
+
+
+async def _next(lines: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(lines, b"")
+
+
+async def _end(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task and wait until it ends."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # retrieved, or asyncio logs it
+
+
+async def _with_errors(
+    first: bytes, lines: AsyncIterator[bytes], error_line: Callable[[LocalLLMError], bytes]
+) -> AsyncGenerator[bytes, None]:
+    """Pass lines on. An error becomes the last line."""
+    try:
+        if first:
+            yield first
+        async for line in lines:
+            if line:
+                yield line
+    except LocalLLMError as error:
+        yield error_line(error)
+    except Exception as error:
+        log.exception("a stream ended with %r", error)
+        yield error_line(ApiError(500, defect(error)))
+
+
+class _ClosingStream(StreamingResponse):
+    """A stream that always closes the generator of its lines."""
+
+    def __init__(self, content: AsyncIterator[bytes], source: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the lines, then close their generator."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._source.aclose()
+
+
+def defect(error: Exception) -> str:
+    """The message for an unexpected exception."""
+    return f"{type(error).__name__} in localllm; its log has more"

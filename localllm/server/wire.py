@@ -1,0 +1,87 @@
+"""Formats that several protocols share: lines of a stream, progress, log-probabilities, token counts."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from localllm.answer.event import AnswerEvent, Logprob
+from localllm.engine.request import Progress
+from localllm.server.load_watch import LoadState
+
+NDJSON = "application/x-ndjson"
+SSE = "text/event-stream"
+
+# Next line, line separator, paragraph separator; JSON itself escapes all other line ends.
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+_LEAST_LOGPROB = -9999.0  # written for minus infinity, which JSON does not have
+
+
+def ndjson(value: Any) -> bytes:
+    """One line of a stream of JSON objects."""
+    return dumps(value) + b"\n"
+
+
+def sse(value: Any, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    name = f"event: {event}\n".encode() if event else b""
+    return name + b"data: " + dumps(value) + b"\n\n"
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON in UTF-8 on one line.
+
+    Escapes lone surrogates, which UTF-8 cannot encode, and the characters that httpx takes for line ends.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.translate(_LINE_ENDS).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def prompt_progress(progress: Progress) -> dict[str, Any]:
+    """Progress before the first token: position in the queue, prompt tokens done and in total."""
+    return {
+        "queue_position": progress.queue_position,
+        "completed": progress.prefilled,
+        "total": progress.total,
+    }
+
+
+def load_progress(state: LoadState) -> dict[str, Any]:
+    """Progress of a model's load: its phase and the share of the phase that is done, 0 to 1."""
+    return {"phase": state.phase, "share": round(state.share, 4)}
+
+
+def logprob_entries(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities and their likeliest alternatives, as Ollama and OpenAI's chats have them."""
+    return [
+        {**_token(entry.token, entry.logprob), "top_logprobs": [_token(token, value) for token, value in entry.top]}
+        for entry in logprobs
+    ]
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can represent."""
+    return max(logprob, _LEAST_LOGPROB)
+
+
+def usage(lasts: Sequence[AnswerEvent]) -> dict[str, Any]:
+    """OpenAI's token counts from the last events of one prompt's answers.
+
+    dropped_messages and dropped_tokens, our addition, count what did not fit into the context.
+    """
+    counts = [last.counts for last in lasts]
+    prompt, generated = counts[0].prompt, sum(count.generated for count in counts)
+    dropped = {"dropped_messages": counts[0].dropped_messages, "dropped_tokens": counts[0].dropped_tokens}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": counts[0].cached},
+        **{name: count for name, count in dropped.items() if count},
+    }
+
+
+def _token(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(token)}

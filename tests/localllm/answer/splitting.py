@@ -1,0 +1,28 @@
+"""Answers cut into pieces, as they stream, and what a splitter makes of them."""
+
+import itertools
+from typing import Protocol
+
+from localllm.answer.event import AnswerPart, PartKind
+
+
+class Splitter(Protocol):
+    """Takes pieces of an answer's text and gives its parts."""
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """The parts that are certain after one more piece."""
+
+    def flush(self) -> list[AnswerPart]:
+        """The rest, at the answer's end."""
+
+
+def split_at(splitter: Splitter, text: str, cuts: list[int]) -> list[AnswerPart]:
+    """The parts of a text that comes in pieces, neighbours of one kind joined."""
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    parts = [part for at, end in itertools.pairwise(edges) for part in splitter.push(text[at:end])]
+    joined: list[AnswerPart] = []
+    for part in [*parts, *splitter.flush()]:
+        if joined and part.kind == joined[-1].kind and part.kind is not PartKind.TOOL_CALLS:
+            part = AnswerPart(part.kind, joined.pop().text + part.text)  # noqa: PLW2901
+        joined.append(part)
+    return joined

@@ -1,0 +1,80 @@
+"""localllm loadtest against real servers, ours in both protocols and llama-cpp-python's; cost against ours."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.llama_server import llama_server, needs_server
+from tests.localllm.server.conftest import MODEL, StartServer
+from tests.waiting import PATIENCE_S
+
+COMMAND = [sys.executable, "-c", "from localllm.cli.main import main; main()", "loadtest"]
+REQUESTS = 6
+
+
+def loadtest(url: str, *arguments: str, key: str = "") -> dict[str, Any]:
+    """The JSON of a test of REQUESTS requests each trial."""
+    command = [*COMMAND, url, "--requests", str(REQUESTS), "--answer-tokens", "8", "--json", *arguments]
+    environment = os.environ | ({"LOCALLLM_REMOTE_KEY": key} if key else {})
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("api", ["openai", "ollama"])
+def test_our_server(start_server: StartServer, api: str) -> None:
+    arguments = ["--api", api, "--model", MODEL, "--raw", "--prompt-tokens", "100:140", "--concurrency", "1,3"]
+    with start_server(models=(MODEL,)) as server:
+        report = loadtest(server.url, *arguments, "--shared-prefix", "60", "--slo", "e2e=600s")
+    assert (report["api"], report["notes"]) == (api, [])
+    for trial in report["trials"]:
+        assert (trial["answered"], trial["complete"], trial["good"], trial["counted"]) == (
+            REQUESTS,
+            True,
+            REQUESTS,
+            True,
+        )
+        for outcome in trial["outcomes"]:
+            # Words of a vocabulary of 512 tokens take several, so that lengths are met on average alone.
+            assert 80 <= outcome["prompt_tokens"] <= 160
+            assert 1 <= outcome["generated_tokens"] <= 8
+            assert 0 < outcome["ttft"] <= outcome["e2e"]
+        # The first of a trial computes the prefix, the others find it.
+        assert sorted(outcome["cached_tokens"] for outcome in trial["outcomes"])[1] >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+@needs_server
+def test_llama_cpp_pythons_server(data_dir: Path) -> None:
+    model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+    with llama_server(model, "peer", "secret") as url:
+        report = loadtest(url, "--raw", "--prompt-tokens", "100", "--rate", "20", key="secret")
+    assert (report["api"], report["model"], report["notes"]) == ("openai", "peer", [])
+    (trial,) = report["trials"]
+    assert (trial["answered"], trial["complete"]) == (REQUESTS, True)
+    assert all(outcome["pieces"] > 0 for outcome in trial["outcomes"])
+
+
+@pytest.mark.slow
+def test_cost_counts_what_our_server_has_served(start_server: StartServer) -> None:
+    with start_server(models=(MODEL,)) as server:
+        prompt, generated = 0, 0
+        for text in ("Once upon a time", "Once upon a time there was"):
+            body = {"model": MODEL, "prompt": text, "max_tokens": 5, "temperature": 0}
+            usage = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()["usage"]
+            prompt, generated = prompt + usage["prompt_tokens"], generated + usage["completion_tokens"]
+        command = [sys.executable, "-c", "from localllm.cli.main import main; main()", "cost", server.url]
+        done = subprocess.run([*command, "--watts", "36", "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert report["models"].keys() == {MODEL}
+    assert (report["total"]["prompt"], report["total"]["generated"]) == (prompt, generated)
+    assert 0 < report["total"]["cached"] < prompt
+    assert report["joules"] == pytest.approx(36 * report["seconds"])
