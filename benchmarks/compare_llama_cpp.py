@@ -90,7 +90,7 @@ class Ours:
 
     def work(self) -> ModelWork:
         """What tokens cost, once one has been decoded."""
-        return ModelWork(*self.runner.last_step().products(), self.runner.kv_bytes_per_token, self._windows)
+        return ModelWork(*self.runner.last_step().products(), self.runner.info.kv_bytes_per_token, self._windows)
 
     def close(self) -> None:
         """Free everything."""
@@ -230,7 +230,7 @@ class Comparison:
         work, limits = self._ours.work(), turns.limits
         if turns.decoded:
             return work.decode(turns.depth, turns.decoded).read * rate / limits.read.median
-        cost = work.prefill(int(turns.label.split()[1]), self._ours.runner.max_rows)
+        cost = work.prefill(int(turns.label.split()[1]), self._ours.runner.info.max_rows)
         return (cost.int8 / limits.int8.median + cost.floats / limits.floats.median) * rate
 
 

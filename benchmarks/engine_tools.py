@@ -29,7 +29,7 @@ def serve(path: Path, threads: int | None = None, folder: Path | None = None, **
     with open_model(path) as file:
         tokenizer = load_tokenizer(file)
         runner = NativeRunner(file, kv_bytes=KV_BYTES, threads=threads)
-    disk = DiskCache(folder, runner.kv_identity) if folder else None
+    disk = DiskCache(folder, runner.info.kv_layout) if folder else None
     engine = Engine(runner, tokenizer, disk=disk, **options)
     engine.start()
     return Served(engine, tokenizer)

@@ -118,8 +118,8 @@ def prompt_once(runner: LlamaCppRunner, tokens: int, decode: int) -> tuple[float
     """Tokens a second of a prompt, and of decoding after it."""
     sequence = runner.create_sequence()
     began = time.perf_counter()
-    for first in range(0, tokens, runner.max_rows):
-        count = min(runner.max_rows, tokens - first)
+    for first in range(0, tokens, runner.info.max_rows):
+        count = min(runner.info.max_rows, tokens - first)
         runner.run([100] * count, range(first, first + count), [sequence] * count, [count - 1])
     read = time.perf_counter()
     for position in range(tokens, tokens + decode):
@@ -193,7 +193,7 @@ def prefix(path: Path) -> None:
 
     def engine_on(folder: str) -> Engine:
         runner = opened(path, planned(path, None if gpus() else 0, base=LlamaOptions(max_sequences=12)))
-        engine = Engine(runner, tokenizer, disk=DiskCache(Path(folder), runner.kv_identity, 2**32))
+        engine = Engine(runner, tokenizer, disk=DiskCache(Path(folder), runner.info.kv_layout, 2**32))
         engine.start()
         ask(engine, warm, 4)
         return engine

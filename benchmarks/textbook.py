@@ -21,7 +21,7 @@ from gguf_io import open_model
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.plan import ChunkSize
 from localllm.engine.request import GenerationRequest
-from localllm.engine.speculation import DraftLength
+from localllm.engine.speculation import DraftLength, ModelDraftLength
 from localllm.engine.stream import GenerationStream
 from localllm.roofline.limits import LimitProbes
 from models import NativeRunner
@@ -38,7 +38,7 @@ def kv_waste(served: Served, tokens: Sequence[int]) -> Row:
     before = runner.pages_free()
     for length in lengths:
         ask(served.engine, (tokens[length], *tokens[1:length]), 1)
-    held = (before - runner.pages_free()) * runner.page_size
+    held = (before - runner.pages_free()) * runner.info.page_size
     paged, reserved = 1 - sum(lengths) / held, 1 - sum(lengths) / (len(lengths) * served.engine.context)
     return (
         "KV memory wasted, pages against reserving the context",
@@ -56,7 +56,7 @@ def kv_size(model: Path, served: Served) -> Row:
         size = data.get_int(f"{name}.embedding_length") // data.get_int(f"{name}.attention.head_count")
         size = data.get_int(f"{name}.attention.key_length", size)
         formula = 2 * data.get_int(f"{name}.block_count") * heads * size * 2
-    measured = served.engine.runner.kv_bytes_per_token
+    measured = served.engine.runner.info.kv_bytes_per_token
     return (
         "KV bytes a token",
         f"2 x layers x KV heads x head size x 2 = {formula}",
@@ -113,20 +113,20 @@ def speculation(model: Path, draft: Path, tokens: Sequence[int], threads: int | 
     """Tokens a round with a draft model that always guesses GUESSES tokens, against the formula."""
     with open_model(draft) as file:
         guesser = DraftModel(NativeRunner(file, kv_bytes=KV_BYTES, threads=threads))
-    choose, observe = DraftLength.choose, DraftLength.observe
+    choose, observe = DraftLength.choose, ModelDraftLength.observe
     served = serve(model, threads, draft_model=guesser)
     rounds: list[tuple[int, int]] = []
 
-    def note(length: DraftLength, drafted: int, accepted: int) -> None:
+    def note(length: ModelDraftLength, drafted: int, accepted: int) -> None:
         rounds.append((drafted, accepted))
 
     DraftLength.choose = lambda _self, limit, *_: GUESSES if limit >= GUESSES else 0  # type: ignore[method-assign]
-    DraftLength.observe = note  # type: ignore[method-assign]
+    ModelDraftLength.observe = note  # type: ignore[method-assign]
     try:
         for at in range(6):
             ask(served.engine, tokens[at * 40 : at * 40 + 24], 120)
     finally:
-        DraftLength.choose, DraftLength.observe = choose, observe  # type: ignore[method-assign]
+        DraftLength.choose, ModelDraftLength.observe = choose, observe  # type: ignore[method-assign]
         served.engine.close()
     full = [accepted for drafted, accepted in rounds if drafted == GUESSES]
     tried = sum(min(accepted + 1, GUESSES) for accepted in full)

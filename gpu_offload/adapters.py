@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gguf_io.model_file import ModelFile, open_model
+from gguf_io.model_file import FileState, ModelFile, open_model
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama
 
@@ -14,12 +14,12 @@ AdapterSet = tuple[tuple[int, float], ...]
 
 
 class Adapters:
-    """The adapters loaded for a model; llama.cpp frees them with it. identities name their files, in order."""
+    """The adapters loaded for a model; llama.cpp frees them with it. files: theirs, in order."""
 
     def __init__(self, handle: Any, model: ModelFile, paths: Sequence[Path]) -> None:
         """Load them, before the model's context is opened. Raises ModelFileError or LlamaCppError."""
         self._lib = llama()
-        self.identities: list[str] = []
+        self.files: list[FileState] = []
         self._handles = [self._load(handle, model, path) for path in paths]
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Adapters:
                 raise LlamaCppError(
                     f"{path} is an adapter for {file.architecture!r}; {model.path.name} is {model.architecture!r}."
                 )
-            self.identities.append(file.identity())
+            self.files += file.states
         adapter = self._lib.llama_adapter_lora_init(handle, str(path).encode())
         if not adapter:
             raise failure(f"llama.cpp cannot apply {path} to {model.path.name}")

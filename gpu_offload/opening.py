@@ -3,8 +3,7 @@
 import logging
 from dataclasses import replace
 
-import psutil
-
+from cpu_kernels.limits import available_memory
 from gguf_io.model_file import ModelFile
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMemoryError
@@ -29,7 +28,7 @@ def open_planned(
     plan() raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):
-        room = psutil.virtual_memory().available if main_memory is None else main_memory
+        room = available_memory() if main_memory is None else main_memory
         chosen = plan(model, gpus(), room, replace(request, dry_run=True))
         try:
             runner = LlamaCppRunner(model, chosen.options, progress)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.model_file import ModelFile
+from gguf_io.runner_info import RunnerInfo
 from gpu_offload.adapters import Adapters, AdapterSet
 from gpu_offload.cells import CellBook, RowLimits, check_room, check_rows
 from gpu_offload.decoding import Decoder
@@ -67,76 +68,29 @@ class LlamaCppRunner:
         self._max_context = int(self._lib.llama_model_n_ctx_train(self._model))
         self._limits = RowLimits(options.batch_rows, self._vocab_size, self._max_context)
         self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
-        self._kv_identity = self._identity(model)
         recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
         self._can_truncate = not recurrent
         self._sequences = Sequences(self._context, options, window_of(self._model), self._can_truncate)
         self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
-        self._can_interrupt = on_cpu and self._can_truncate
-
-    @property
-    def backend(self) -> str:
-        """Short name for people."""
-        return "llama.cpp"
-
-    @property
-    def vocab_size(self) -> int:
-        """Length of a row of logits."""
-        return self._vocab_size
-
-    @property
-    def max_context(self) -> int:
-        """Longest sequence the model was trained for, in tokens."""
-        return self._max_context
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows that one `run` takes."""
-        return self._options.batch_rows
-
-    @property
-    def max_sequences(self) -> int:
-        """Most sequence handles alive at once."""
-        return self._options.max_sequences
-
-    @property
-    def page_size(self) -> int:
-        """Tokens in a page: 1, llama.cpp's cell."""
-        return 1
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
-        return self._kv_bytes
-
-    @property
-    def kv_identity(self) -> str:
-        """Model and adapter files, KV types, llama.cpp's and our own layout versions."""
-        return self._kv_identity
-
-    @property
-    def can_truncate(self) -> bool:
-        """Whether sequences can be cut back, forked and exported at any length."""
-        return self._can_truncate
-
-    @property
-    def can_interrupt(self) -> bool:
-        """Whether `run_unless` can give up: where the CPU computes and sequences can be cut back."""
-        return self._can_interrupt
-
-    @property
-    def copies_bytes(self) -> int:
-        """Main memory planned for copies of cached prefixes: none where a GPU computes.
-
-        On the CPU llama.cpp computes attention over all cells up to the last one in use, also those of other sequences.
-        """
-        return self._kv_bytes * self._book.total // COPIES_SHARE if self._can_interrupt else 0
-
-    @property
-    def adapter_count(self) -> int:
-        """LoRA adapters that sequences may be computed with."""
-        return len(self._adapters)
+        # On the CPU llama.cpp computes attention over all cells up to the last one in use, also other sequences'.
+        moves = on_cpu and self._can_truncate
+        self.info = RunnerInfo(
+            backend="llama.cpp",
+            vocab_size=self._vocab_size,
+            max_context=self._max_context,
+            max_rows=options.batch_rows,
+            max_sequences=options.max_sequences,
+            page_size=1,  # llama.cpp's cell
+            pages_total=self._book.total,
+            kv_bytes_per_token=self._kv_bytes,
+            kv_layout=self._kv_layout(),
+            kv_files=(*model.states, *self._adapters.files),
+            can_truncate=self._can_truncate,
+            can_interrupt=moves,
+            copies_bytes=self._kv_bytes * self._book.total // COPIES_SHARE if moves else 0,
+            adapter_count=len(self._adapters),
+        )
 
     @property
     def projector(self) -> Projector | None:
@@ -146,10 +100,6 @@ class LlamaCppRunner:
     def pages_free(self) -> int:
         """Cells that no sequence holds."""
         return self._book.free
-
-    def pages_total(self) -> int:
-        """Cells of the cache."""
-        return self._book.total
 
     def page_holders(self) -> NDArray[np.int32]:
         """How many sequences hold each cell."""
@@ -198,6 +148,12 @@ class LlamaCppRunner:
         self._book.remove(sequence)
         self._positions.truncate(sequence, 0)
         self._chosen.pop(sequence, None)
+
+    def check_integrity(self, sequences: set[int]) -> None:
+        """Raise RuntimeError unless exactly these sequences are alive."""
+        alive = {sequence for sequence in range(self.info.max_sequences) if sequence in self._book}
+        if alive != sequences:
+            raise RuntimeError(f"sequences alive: {sorted(alive)}, expected: {sorted(sequences)}")
 
     def sequence_length(self, sequence: int) -> int:
         """Number of positions stored."""
@@ -254,8 +210,8 @@ class LlamaCppRunner:
         self._check_sequence(sequence)
         stored, count = self._book.length(sequence), len(image.ids)
         width, shape = int(self._lib.llama_model_n_embd_inp(self._model)), image.embeddings.shape
-        if shape != (count, width) or not count or (image.sees_all and count > self.max_rows):
-            raise ValueError(f"embeddings of shape {shape} are not rows of {width}, at most {self.max_rows}")
+        if shape != (count, width) or not count or (image.sees_all and count > self.info.max_rows):
+            raise ValueError(f"embeddings of shape {shape} are not rows of {width}, at most {self.info.max_rows}")
         if stored + count > self._max_context:
             raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
         check_room(count, self._book)
@@ -310,18 +266,18 @@ class LlamaCppRunner:
             raise ValueError("this runner is closed")
         return self._open_context
 
-    def _identity(self, model: ModelFile) -> str:
-        options, library = self._options, self._lib
+    def _kv_layout(self) -> str:
+        """KV types, and llama.cpp's and our own layout versions."""
+        options = self._options
         types = f"{options.type_k}/{options.type_v}/flash={options.flash_attention}"
-        files = "+".join([model.identity(), *self._adapters.identities])
-        return f"llama.cpp/{library.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}/{files}"
+        return f"llama.cpp/{self._lib.LLAMA_STATE_SEQ_VERSION}.{_LAYOUT}/{types}"
 
     def _new_handle(self) -> int:
         _ = self._context  # closed runners have no sequences
-        for sequence in range(self.max_sequences):
+        for sequence in range(self.info.max_sequences):
             if sequence not in self._book:
                 return sequence
-        raise LlamaCppError(f"all {self.max_sequences} sequences are in use; free one or raise max_sequences.")
+        raise LlamaCppError(f"all {self.info.max_sequences} sequences are in use; free one or raise max_sequences.")
 
     def _forget(self, sequence: int, start: int) -> bool:
         """Remove rows from `start` on, or all of them where the model cannot be cut there; say which."""

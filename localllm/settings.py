@@ -6,8 +6,9 @@ A name that no field has is an error which tells the nearest one, so that a typo
 
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -29,6 +30,7 @@ Backend = Literal["auto", "native", "llama"]
 KVType = Literal["f16", "q8_0"]
 
 MAX_PORT = 2**16 - 1
+LARGEST_LORA_WEIGHT = 1e3
 _LEAST = {
     "gpu_layers": 0,
     "main_gpu": 0,
@@ -253,3 +255,30 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 _TYPES: dict[str, tuple[Any, ...]] = {entry.name: _alternatives(entry.type) for entry in fields(Settings)}
+
+
+def parse_lora(text: str) -> list[tuple[Path, float]]:
+    """Files and weights of the lora setting: FILE or FILE:WEIGHT, separated by commas. Raises SettingsError.
+
+    A comma that belongs to a path is written as "\\,".
+    """
+    found = []
+    for part in re.split(r"(?<!\\),", text):
+        item = part.strip().replace("\\,", ",")
+        path, colon, tail = item.rpartition(":")
+        try:
+            weight = float(tail) if colon else None
+        except ValueError:  # the colon belongs to the path
+            weight = None
+        if weight is not None and not (path and abs(weight) <= LARGEST_LORA_WEIGHT):
+            raise SettingsError(
+                f"lora: {item!r} must be FILE or FILE:WEIGHT, the weight within ±{LARGEST_LORA_WEIGHT:g}."
+            )
+        if item:
+            found.append((Path(item if weight is None else path).expanduser(), 1.0 if weight is None else weight))
+    return found
+
+
+def lora_text(paths: Iterable[Path]) -> str:
+    """The lora setting that names these files, each with weight 1, whatever their paths hold."""
+    return ",".join(f"{path}:1".replace(",", "\\,") for path in paths)

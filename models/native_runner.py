@@ -18,6 +18,7 @@ from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
+from gguf_io.runner_info import RunnerInfo
 from models.architecture import Architecture
 from models.config import read_config
 from models.decoder import DecoderRecorder
@@ -68,7 +69,18 @@ class NativeRunner:
         self._store = PageStore(config, kv_bytes, types)
         self._sequences: dict[int, Sequence] = {}
         self._next_handle = 0
-        self._identity = f"{file.identity()}:native-{_LAYOUT_VERSION}:{types[0]}:{types[1]}"
+        self.info = RunnerInfo(
+            backend="native",
+            vocab_size=config.vocabulary,
+            max_context=config.context,
+            max_rows=MAX_ROWS,
+            max_sequences=MAX_SEQUENCES,
+            page_size=PAGE_TOKENS,
+            pages_total=self._store.total,
+            kv_bytes_per_token=self._store.bytes_per_token,
+            kv_layout=f"native-{_LAYOUT_VERSION}:{types[0]}:{types[1]}",
+            kv_files=file.states,
+        )
         self._team = ThreadTeam(self._threads)
         try:
             self._load(file, architecture, context or config.context, progress)
@@ -85,7 +97,6 @@ class NativeRunner:
         self._ropes = Ropes(config, architecture, loader, context)
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
         self._logits_operations = DecoderRecorder(recording, self._store, self._ropes).record()
-        file.release_all()
 
         def compiling(done: int, count: int, name: str) -> None:
             if progress is not None:
@@ -115,58 +126,9 @@ class NativeRunner:
         self._step[index] = array.ctypes.data
         return array
 
-    @property
-    def backend(self) -> str:
-        """Short name for people."""
-        return "native"
-
-    @property
-    def vocab_size(self) -> int:
-        """Length of a row of logits."""
-        return self._config.vocabulary
-
-    @property
-    def max_context(self) -> int:
-        """Longest sequence the model was trained for, in tokens."""
-        return self._config.context
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows that one `run` takes."""
-        return MAX_ROWS
-
-    @property
-    def max_sequences(self) -> int:
-        """Most sequence handles alive at once."""
-        return MAX_SEQUENCES
-
-    @property
-    def page_size(self) -> int:
-        """Tokens in a page of KV storage."""
-        return PAGE_TOKENS
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
-        return self._store.bytes_per_token
-
-    @property
-    def kv_identity(self) -> str:
-        """Model file, layout version, types of K and V."""
-        return self._identity
-
-    @property
-    def can_truncate(self) -> bool:
-        """Sequences can be cut back to any length."""
-        return True
-
     def pages_free(self) -> int:
         """Pages that can still be taken within the budget."""
         return self._store.free
-
-    def pages_total(self) -> int:
-        """Pages of the whole budget, used or not."""
-        return self._store.total
 
     def page_holders(self) -> NDArray[np.int32]:
         """How many sequences hold each page that was ever taken."""
@@ -175,11 +137,6 @@ class NativeRunner:
     def pages_needed(self, sequence: int, tokens: int) -> int:
         """Pages that appending this many tokens to the sequence would take, copies of shared pages included."""
         return self._store.needed(self._sequences[sequence], tokens)
-
-    @property
-    def adapter_count(self) -> int:
-        """LoRA adapters: none, llama.cpp has them."""
-        return 0
 
     def create_sequence(self, adapters: tuple[tuple[int, float], ...] = ()) -> int:
         """Return the handle of a new, empty sequence. Raises ValueError for adapters."""
@@ -265,8 +222,10 @@ class NativeRunner:
             self._store.truncate(target, start)
             raise
 
-    def check_integrity(self) -> None:
-        """Raise RuntimeError unless pages and sequences account for each other exactly."""
+    def check_integrity(self, sequences: set[int]) -> None:
+        """Raise RuntimeError unless exactly these sequences are alive, and pages account for them."""
+        if set(self._sequences) != sequences:
+            raise RuntimeError(f"sequences alive: {sorted(self._sequences)}, expected: {sorted(sequences)}")
         self._store.check_integrity(list(self._sequences.values()))
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class LocalModel:
 
     @property
     def most_choices(self) -> int:
-        return self.loaded.engine.runner.max_sequences
+        return self.loaded.engine.runner.info.max_sequences
 
     def prepare(self, request: AnswerRequest) -> "LocalPrompt":
         request.check()

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -16,21 +16,23 @@ from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.images import SeesImages, text_of_prompt
-from localllm.engine.inspection import EngineSnapshot, Journal, view_request
+from localllm.engine.inspection import EngineSnapshot, Journal, RequestView, StepRecord
 from localllm.engine.kv_manager import KVManager
-from localllm.engine.plan import Plan, PlannedRows
-from localllm.engine.prefix_cache import common_prefix
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest
+from localllm.engine.plan import Plan
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request
 from localllm.engine.runner import Interruptible, Runner
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.stream import GenerationStream
-from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError, RequestError
+from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
+from localllm.memory import give_back_later
 
-# While requests run, KV is copied out for the disk only once so many rows were computed, a step being so many at least:
-# no faster than by a small share of the time, and no slower than it comes. When idle, at once.
+# While requests run, KV is copied out for the disk only after this many rows, a step counting as LEAST_ROWS at least:
+# it then takes a small share of the time, and keeps up. When idle, at once.
 SPILL_ROWS = 256
 LEAST_ROWS = 16
+# The bookkeeping is checked after each busy time, once nothing has come for so long.
+IDLE_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -78,32 +80,33 @@ class Engine:
         draft_model: DraftModel | None = None,
         adapters: AdapterSet = (),
     ) -> None:
+        info = runner.info
         self.runner = runner
+        self.context = min(context_limit or info.max_context, info.max_context)
         self._vocabulary = vocabulary
-        self._wakened = threading.Event()
-        self._news = threading.Event()  # set when somebody cancels or comes; see Interruptible
-        self.context = min(context_limit or runner.max_context, runner.max_context)
+        self._adapters = adapters
+        self._draft_model = draft_model
         self._max_waiting = max_waiting
-        max_running = max(min(max_running, runner.max_sequences // 2, runner.max_rows), 1)
+        max_running = max(min(max_running, info.max_sequences // 2, info.max_rows), 1)
         self._kv = KVManager(
             runner,
-            kept_sequences=runner.max_sequences - max_running,
-            background_pages=min(background_tokens // runner.page_size, runner.pages_total() // 8),
+            kept_sequences=info.max_sequences - max_running,
+            background_pages=min(background_tokens // info.page_size, info.pages_total // 8),
             disk=disk,
             wake_engine=self._wake,
             adapters=adapters,
         )
-        self._adapters = adapters
-        self._draft_model = draft_model
         self._scheduler = Scheduler(runner, self._kv, max_running, draft_model)
-        self._submissions: deque[Generation] = deque()
         self._journal = Journal()
-        self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
+        self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
+        self._wakened = threading.Event()
+        self._interrupted = threading.Event()  # a request came or was cancelled since the step began
+        self._submissions: deque[Generation] = deque()
+        self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
         self._closing = self._closed = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
-        self._totals = dict.fromkeys(("prompt", "memory", "disk", "generated", "drafted", "accepted"), 0)
 
     def start(self) -> None:
         """Begin to serve."""
@@ -116,7 +119,7 @@ class Engine:
         prompt takes some milliseconds here, one whose messages must be dropped as long as rendering the rest.
         """
         text = text_of_prompt(request.prompt, request.images)
-        self._check(request, text)
+        check_request(request, text, self.runner.info, sees_images=isinstance(self.runner, SeesImages))
         if request.images and request.context_policy is ContextPolicy.ROLLING:
             request = replace(request, context_policy=ContextPolicy.REFUSE)
         context, remedy = self._context_of(request)
@@ -125,7 +128,7 @@ class Engine:
         except ContextOverflowError as error:
             raise ContextOverflowError(error.prompt_tokens, context, remedy) from None
         stream = GenerationStream(self._wake, self._interrupt)
-        sampler = Sampler(request.sampling, self.runner.vocab_size, text, self._vocabulary.token_bytes)
+        sampler = Sampler(request.sampling, self.runner.info.vocab_size, text, self._vocabulary.token_bytes)
         generation = Generation(request, prompt, context, sampler, self._vocabulary, stream, self._adapters_of(request))
         with self._lock:
             if self._closing or self._failure:
@@ -138,62 +141,28 @@ class Engine:
 
     def step(self) -> bool:
         """Do one round of work on the calling thread; False if there was nothing to do."""
-        self._news.clear()  # what is set from now on was perhaps not seen by this step
-        self._settle()
+        self._interrupted.clear()
+        ended = self._take_news()
         self._journal.answer(self._snapshot)
         plan = self._scheduler.schedule()
-        if not plan.parts:
-            return self._settle() or plan.again or self._spill()
-        try:
-            logits = self._run(plan)
-        except LocalLLMError as error:
-            return self._fail(plan, error)
-        if logits is None:
-            return True
-        self._commit(plan, logits)
-        self._rows_unspilled += max(len(plan), LEAST_ROWS)
-        if self._rows_unspilled >= SPILL_ROWS:
-            self._rows_unspilled = 0
-            self._spill()
-        return True
-
-    def _run(self, plan: Plan) -> NDArray[np.float32] | None:
-        """Compute the plan's rows, and learn from the time that it took; None where a patient one was given up."""
-        began = time.monotonic()
-        logits = self._compute(plan)
-        if logits is None:
-            return None
-        took = time.monotonic() - began
-        self._scheduler.observe(plan, took)
-        self._journal.note(plan, took)
-        return logits
-
-    def _compute(self, plan: Plan) -> NDArray[np.float32] | None:
-        for part in plan.parts:
-            if part.image is not None:
-                assert isinstance(self.runner, SeesImages) and part.generation.sequence is not None
-                self.runner.append_image(part.generation.sequence, part.image)
-        if not plan.tokens:
-            return np.empty((0, self.runner.vocab_size), dtype=np.float32)
-        rows = plan.tokens, plan.positions, plan.sequences, plan.wanted
-        if plan.patient and isinstance(self.runner, Interruptible):
-            return self.runner.run_unless(self._news, *rows)
-        return self.runner.run(*rows)
-
-    def _spill(self) -> bool:
-        return self._kv.spiller is not None and self._kv.spiller.spill()
+        self._report_progress()
+        if plan.parts and (logits := self._run(plan)) is not None:
+            accepted = self._sample(plan, logits)
+            self._commit(plan, accepted)
+        ended |= self._end_finished()
+        return bool(plan.parts) or plan.again or ended or self._spill()
 
     def stats(self) -> EngineStats:
         """Return how busy the engine is and what it has done."""
-        totals, cache, copies = self._totals, self._kv.cache, self._kv.copies
+        info, totals, cache, copies = self.runner.info, self._totals, self._kv.cache, self._kv.copies
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting) + len(self._submissions),
             cached_prefixes=len(cache),
             cached_tokens=cache.tokens,
-            pages_total=self.runner.pages_total(),
+            pages_total=info.pages_total,
             pages_free=self.runner.pages_free(),
-            page_bytes=self.runner.page_size * self.runner.kv_bytes_per_token,
+            page_bytes=info.page_size * info.kv_bytes_per_token,
             copies_bytes=copies.bytes if copies else 0,
             copies_limit=copies.limit if copies else 0,
             prompt_tokens=totals["prompt"],
@@ -207,23 +176,12 @@ class Engine:
         )
 
     def inspect(self) -> "Future[EngineSnapshot]":
-        """Return what will hold a look inside, taken between two steps; it is cancelled if the engine ends first."""
+        """Return a future for a look inside, taken between two steps; it is cancelled if the engine ends first."""
         asked = self._journal.ask()
         if self._closing or self._failure:
             asked.cancel()
         self._wake()
         return asked
-
-    def _snapshot(self) -> EngineSnapshot:
-        running, waiting = self._scheduler.running, self._scheduler.waiting
-        return EngineSnapshot(
-            steps=self._journal.steps,
-            requests=(*(view_request(one, False) for one in running), *(view_request(one, True) for one in waiting)),
-            prefixes=self._kv.cache.tree(),
-            page_size=self.runner.page_size,
-            pages_total=self.runner.pages_total(),
-            page_holders=self.runner.page_holders(),
-        )
 
     def close(self) -> None:
         """Cancel everything, write what the disk tier is due, stop the thread and close the runner. Idempotent."""
@@ -233,152 +191,183 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
         self._end_all(FinishReason.CANCELLED, None)
-        if self._kv.spiller and not self._failure and not self._closed:
-            self._kv.spiller.close()
-        self._closed = True
+        if not self._failure and not self._closed:
+            self._kv.close()
         self.runner.close()
         if self._draft_model is not None:
             self._draft_model.close()
+        if not self._closed:
+            give_back_later()
+        self._closed = True
 
-    def check_integrity(self) -> set[int]:
-        """Raise RuntimeError where bookkeeping is wrong; return the sequences in use. Between steps only."""
+    def check_integrity(self) -> None:
+        """Raise RuntimeError where the bookkeeping is wrong. Between steps only; takes some milliseconds."""
         if self._draft_model is not None:
             self._draft_model.check_integrity()
         owned = self._kv.cache.check_integrity()
         for generation in self._scheduler.running:
-            if generation.sequence is None:
+            sequence = generation.sequence
+            if sequence.handle is None:
                 continue
-            if generation.sequence in owned:
-                raise RuntimeError(f"sequence {generation.sequence} has two owners")
-            if self.runner.sequence_length(generation.sequence) != generation.computed:
-                raise RuntimeError(f"sequence {generation.sequence} does not hold what its generation counts")
-            owned.add(generation.sequence)
-        return owned
-
-    def _check(self, request: GenerationRequest, text: list[int]) -> None:
-        if not text:
-            raise RequestError("The prompt is empty. Send at least one token.")
-        if request.images and not isinstance(self.runner, SeesImages):
-            raise RequestError(
-                f"The {self.runner.backend} engine reads no images. Load the model with --backend llama."
-            )
-        if min(text) < 0 or max(text) >= self.runner.vocab_size:
-            raise RequestError(f"A prompt token is outside the vocabulary (0 to {self.runner.vocab_size - 1}).")
-        for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s"):
-            value = getattr(request, name)
-            if value is not None and value < 0:
-                raise RequestError(f"{name} is {value}; it cannot be negative.")
-        if any(not stop for stop in request.stop):
-            raise RequestError("A stop string is empty. Leave it out.")
+            if sequence.handle in owned:
+                raise RuntimeError(f"sequence {sequence.handle} has two owners")
+            if self.runner.sequence_length(sequence.handle) != sequence.computed:
+                raise RuntimeError(f"sequence {sequence.handle} does not hold what its generation counts")
+            owned.add(sequence.handle)
+        self.runner.check_integrity(owned)
 
     def _adapters_of(self, request: GenerationRequest) -> AdapterSet:
         if request.adapters is None:
             return self._adapters
-        return adapter_set(request.adapters, self.runner.adapter_count)
+        return adapter_set(request.adapters, self.runner.info.adapter_count)
 
     def _context_of(self, request: GenerationRequest) -> tuple[int, str]:
         """The longest sequence that a request may have, and what would allow a longer one."""
-        allowed, in_memory = min(self.context, request.context_limit or self.context), self._context_in_memory()
+        allowed = min(self.context, request.context_limit or self.context)
+        # A page is left for copying.
+        in_memory = max(self.runner.info.pages_total - 1, 1) * self.runner.info.page_size
         if in_memory < allowed:
             return in_memory, "load the model with more memory for keys and values (kv_mib)"
         if allowed < self.context:
             return allowed, "raise the request's own limit (num_ctx)"
         return allowed, "load a model with more context (--ctx, as far as the model was made for it)"
 
-    def _context_in_memory(self) -> int:
-        """Longest sequence that the KV budget holds, a page for copying left."""
-        return max(self.runner.pages_total() - 1, 1) * self.runner.page_size
-
-    def _commit(self, plan: Plan, logits: NDArray[np.float32]) -> None:
-        """Note what was computed, sample where a prompt is complete, send events."""
-        for part, rows in zip(plan.parts, plan.logits, strict=True):
-            generation = part.generation
-            generation.computed += len(part)
-            self._kv.keep_state(generation)
-            if rows.start == rows.stop:
-                generation.send_progress(0)
-                continue
-            if generation.request.max_tokens == 0:
-                generation.finish_reason = FinishReason.LENGTH
-                continue
-            try:
-                generation.accept_rows(logits[rows], part.drafts)
-            except LocalLLMError as error:
-                generation.fail(error)
-            self._cut_rejected(part)
-            if generation.finish_reason is None and generation.roll_if_full():
-                self._kv.discard(generation)
-            generation.send_text()
-        self._settle()
-
-    def _fail(self, plan: Plan, error: LocalLLMError) -> bool:
-        """End the requests whose rows could not be computed; what their sequences hold now is unknown."""
-        for part in plan.parts:
-            self._kv.discard(part.generation)
-            part.generation.fail(error)
-        return self._settle()
-
-    def _cut_rejected(self, part: PlannedRows) -> None:
-        """Forget the rows of drafts that did not come true, and that of a last token, which is never reused."""
-        generation = part.generation
-        first = generation.computed - len(part.drafts)
-        came = generation.tokens[first : generation.computed]
-        valid = min(first + common_prefix(came, part.drafts), len(generation.tokens) - 1)
-        if generation.computed > valid:
-            assert generation.sequence is not None
-            self.runner.truncate_sequence(generation.sequence, valid)
-            generation.computed = valid
-
-    def _settle(self) -> bool:
-        """Queue what was submitted, end what is done, cancelled or late, tell the waiting their place.
-
-        Returns whether anything ended.
-        """
+    def _take_news(self) -> bool:
+        """Queue what was submitted, and end what was cancelled or is late; whether anything ended."""
         while self._submissions:
             self._scheduler.add(self._submissions.popleft())
-        ended = False
         for generation in [*self._scheduler.running, *self._scheduler.waiting]:
-            if generation.finish_reason is None and generation.stream.cancelled:
-                generation.finish_reason = FinishReason.CANCELLED
-            elif generation.finish_reason is None and generation.expired:
-                generation.finish_reason = FinishReason.LENGTH
-            if generation.finish_reason:
-                self._finish(generation)
-                ended = True
+            if generation.writer.stream.cancelled:
+                generation.end(FinishReason.CANCELLED)
+            elif generation.expired:
+                generation.end(FinishReason.LENGTH)
+        return self._end_finished()
+
+    def _run(self, plan: Plan) -> NDArray[np.float32] | None:
+        """Compute the plan's rows, and learn from the time that it took; None where it was given up or failed.
+
+        A failure ends the plan's requests, whose sequences hold what is not known.
+        """
+        began = time.monotonic()
+        try:
+            logits = self._compute(plan)
+        except LocalLLMError as error:
+            for part in plan.parts:
+                self._kv.discard(part.generation.sequence)
+                part.generation.fail(error)
+            return None
+        if logits is None:
+            return None
+        took = time.monotonic() - began
+        self._scheduler.observe(plan, took)
+        self._journal.note(StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, took))
+        return logits
+
+    def _compute(self, plan: Plan) -> NDArray[np.float32] | None:
+        for part in plan.parts:
+            if part.image is not None:
+                handle = part.generation.sequence.handle
+                assert isinstance(self.runner, SeesImages) and handle is not None
+                self.runner.append_image(handle, part.image)
+        if not plan.tokens:
+            return np.empty((0, self.runner.info.vocab_size), dtype=np.float32)
+        rows = plan.tokens, plan.positions, plan.sequences, plan.wanted
+        if plan.patient and isinstance(self.runner, Interruptible):
+            return self.runner.run_unless(self._interrupted, *rows)
+        return self.runner.run(*rows)
+
+    def _sample(self, plan: Plan, logits: NDArray[np.float32]) -> list[int]:
+        """Choose tokens where a prompt is complete; return how many drafts of each part were right.
+
+        Whatever one generation raises ends that one alone.
+        """
+        accepted = [0] * len(plan.parts)
+        for at, (part, rows) in enumerate(zip(plan.parts, plan.logits, strict=True)):
+            if rows.start == rows.stop:
+                continue
+            try:
+                accepted[at] = part.generation.sample(logits[rows], part.drafts)
+            except Exception as error:
+                part.generation.fail(error)
+        return accepted
+
+    def _commit(self, plan: Plan, accepted: list[int]) -> None:
+        """Note what was computed, forget drafts that were wrong, send text."""
+        for part, right in zip(plan.parts, accepted, strict=True):
+            generation, sequence = part.generation, part.generation.sequence
+            self._kv.advance(sequence, len(part))
+            if not generation.generated:
+                continue
+            # The row of the last token is never reused: its logits are needed when the sequence goes on.
+            first = sequence.computed - len(part.drafts)
+            self._kv.cut(sequence, min(first + right, len(sequence.tokens) - 1))
+            window = generation.roll_if_full() if generation.finish_reason is None else None
+            if window is not None:
+                self._kv.discard(sequence)
+                sequence.replace(window)
+            generation.send_text()
+        self._rows_unspilled += max(len(plan), LEAST_ROWS)
+        if self._rows_unspilled >= SPILL_ROWS:
+            self._rows_unspilled = 0
+            self._spill()
+
+    def _spill(self) -> bool:
+        return self._kv.spiller is not None and self._kv.spiller.spill()
+
+    def _end_finished(self) -> bool:
+        """Send the last event of every generation that has ended; whether there were any."""
+        ended = [each for each in [*self._scheduler.running, *self._scheduler.waiting] if each.finish_reason]
+        for generation in ended:
+            self._scheduler.remove(generation)
+            counts = generation.counts
+            self._totals.update(
+                prompt=counts.prompt,
+                memory=counts.cached_memory,
+                disk=counts.cached_disk,
+                generated=counts.generated,
+                drafted=counts.drafted,
+                accepted=counts.accepted,
+            )
+            generation.finish()
+        return bool(ended)
+
+    def _report_progress(self) -> None:
+        for generation in self._scheduler.running:
+            generation.send_progress(0)
         for position, generation in enumerate(self._scheduler.waiting, start=1):
             generation.send_progress(position)
-        return ended
 
-    def _finish(self, generation: Generation) -> None:
-        self._scheduler.remove(generation)
-        self._kv.release(generation)
-        for name, value in (
-            ("prompt", generation.counts.prompt),
-            ("memory", generation.counts.cached_memory),
-            ("disk", generation.counts.cached_disk),
-            ("generated", generation.counts.generated),
-            ("drafted", generation.counts.drafted),
-            ("accepted", generation.counts.accepted),
-        ):
-            self._totals[name] += value
-        generation.send_last()
+    def _snapshot(self) -> EngineSnapshot:
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        return EngineSnapshot(
+            steps=self._journal.steps,
+            requests=(*(_view(one, False) for one in running), *(_view(one, True) for one in waiting)),
+            prefixes=self._kv.cache.tree(),
+            page_size=self.runner.info.page_size,
+            pages_total=self.runner.info.pages_total,
+            page_holders=self.runner.page_holders(),
+        )
 
     def _wake(self) -> None:
         self._wakened.set()
 
     def _interrupt(self) -> None:
         """Wake the engine, and have it give up a step that others need not wait for."""
-        self._news.set()
+        self._interrupted.set()
         self._wake()
 
     def _loop(self) -> None:
+        checked = True
         try:
             while not self._closing:
                 self._wakened.clear()
-                if not self.step():
-                    # Woken by submissions, cancels, readers and the writer; time limits are looked at meanwhile.
-                    busy = self._scheduler.running or self._scheduler.waiting
-                    self._wakened.wait(0.05 if busy else None)
+                if self.step():
+                    checked = False
+                elif self._scheduler.running or self._scheduler.waiting:
+                    self._wakened.wait(0.05)  # for readers and the writer; time limits are looked at meanwhile
+                elif not self._wakened.wait(None if checked else IDLE_S):
+                    self.check_integrity()
+                    checked = True
         except Exception as error:
             log.exception("The engine stops after an unexpected error")
             with self._lock:
@@ -388,10 +377,21 @@ class Engine:
     def _end_all(self, reason: FinishReason, error: Exception | None) -> None:
         """End every request without touching the runner, whose state may be lost."""
         for generation in [*self._scheduler.running, *self._scheduler.waiting, *self._submissions]:
-            generation.finish_reason = reason
-            generation.error = str(error) if error else None
-            generation.send_last()
+            generation.abort(reason, error)
         self._scheduler.running.clear()
         self._scheduler.waiting.clear()
         self._submissions.clear()
         self._journal.cancel()
+
+
+def _view(generation: Generation, waiting: bool) -> RequestView:
+    """A request as people see it."""
+    counts, sequence = generation.counts, generation.sequence
+    return RequestView(
+        tokens=len(sequence.tokens),
+        computed=sequence.computed,
+        cached=counts.cached,
+        generated=counts.generated,
+        waiting=waiting,
+        background=generation.request.background,
+    )

@@ -1,17 +1,12 @@
 """A look inside the engine for people: the last steps, the requests at work, the prefix tree. Read-only."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the last two import, in the end, the prefix cache, which is viewed here
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from localllm.engine.generation import Generation
-    from localllm.engine.plan import Plan
+import numpy as np
+from numpy.typing import NDArray
 
 KEPT_STEPS = 240
 
@@ -28,7 +23,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class PrefixView:
-    """A node of the prefix tree: its edge holds tokens start..stop-1; sharers is how many kept prefixes use them."""
+    """A node of a prefix tree: its edge holds tokens start..stop-1; sharers is how many kept prefixes use them."""
 
     start: int
     stop: int
@@ -58,26 +53,25 @@ class EngineSnapshot:
     prefixes: tuple[PrefixView, ...]
     page_size: int
     pages_total: int
-    page_holders: "NDArray[np.int32]"
+    page_holders: NDArray[np.int32]
 
 
 class Journal:
-    """Notes steps and answers those who ask for a look. note and answer are for the engine's thread; ask for any."""
+    """Keeps the last steps, and hands out snapshots. note and answer are for the engine's thread; ask is for any."""
 
     def __init__(self) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._asked: deque[Future[EngineSnapshot]] = deque()
 
     def ask(self) -> "Future[EngineSnapshot]":
-        """Return what will hold a snapshot after the present step. The caller wakes the engine."""
+        """Return a future for a snapshot after the present step. The caller wakes the engine."""
         future: Future[EngineSnapshot] = Future()
         self._asked.append(future)
         return future
 
-    def note(self, plan: "Plan", seconds: float) -> None:
+    def note(self, step: StepRecord) -> None:
         """Remember a step."""
-        prefill = len(plan) - plan.decoded - plan.drafted
-        self._steps.append(StepRecord(prefill, plan.decoded, plan.drafted, seconds))
+        self._steps.append(step)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
@@ -85,32 +79,22 @@ class Journal:
         return tuple(self._steps)
 
     def answer(self, look: Callable[[], EngineSnapshot]) -> None:
-        """Give everybody who asked, and still waits, a snapshot."""
+        """Set the result of every future that was asked for and is still wanted."""
         while self._asked:
             asked = self._asked.popleft()
             if asked.set_running_or_notify_cancel():
                 asked.set_result(look())
 
     def cancel(self) -> None:
-        """Tell everybody who asked that there will be none."""
+        """Cancel every future that was asked for."""
         while self._asked:
             self._asked.popleft().cancel()
 
 
-def view_request(generation: "Generation", waiting: bool) -> RequestView:
-    """A request as people see it."""
-    return RequestView(
-        tokens=len(generation.tokens),
-        computed=generation.computed,
-        cached=generation.counts.cached,
-        generated=generation.counts.generated,
-        waiting=waiting,
-        background=generation.request.background,
-    )
-
-
-def depth_first(prefixes: Sequence[PrefixView], level: int = 0) -> Iterable[tuple[int, PrefixView]]:
-    """Every node with its level, parents before children."""
-    for prefix in prefixes:
+def depth_first(prefixes: Sequence[PrefixView]) -> Iterator[tuple[int, PrefixView]]:
+    """Every node with its level, parents before children. Trees may be deeper than Python's recursion."""
+    stack = [(0, prefix) for prefix in reversed(prefixes)]
+    while stack:
+        level, prefix = stack.pop()
         yield level, prefix
-        yield from depth_first(prefix.children, level + 1)
+        stack += [(level + 1, child) for child in reversed(prefix.children)]

@@ -1,14 +1,14 @@
-"""Where a generation's KV comes from and where it goes: prefix cache, running neighbours, disk tier, free pages."""
+"""Where a sequence's KV comes from and where it goes: prefix cache, running neighbours, copies, disk, free pages."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from localllm.engine.adapters import AdapterSet, marked
+from localllm.engine.adapters import AdapterSet
 from localllm.engine.disk_cache import DiskCache, Segment
-from localllm.engine.generation import Generation
 from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
-from localllm.engine.runner import KeepsCopies, Runner
+from localllm.engine.runner import Runner
+from localllm.engine.sequence import TokenSequence
 from localllm.engine.spill import Spiller
 from localllm.engine.state_cache import StateCache, mark_places
 
@@ -19,11 +19,11 @@ LEAST_RESTORED = 16
 
 
 class KVManager:
-    """Hands sequences to generations and takes them back. The engine's thread is the only caller.
+    """Gives sequences the runner's sequences and takes them back. The engine's thread is the only caller.
 
-    kept_sequences bounds the prefixes kept, so that running generations always find a free handle.
-    background_pages are kept free of cached chats for background requests, which may not evict any. wake_engine is
-    called when the disk tier can take more; it keeps what was computed with the usual adapters alone.
+    kept_sequences bounds the prefixes kept, so that running generations always find a free handle. background_pages are
+    kept free of cached chats for background requests, which may not evict any. wake_engine is called when the disk tier
+    can take more. adapters: those that the model was loaded with; only what was computed with them goes to the disk.
     """
 
     def __init__(
@@ -36,87 +36,147 @@ class KVManager:
         adapters: AdapterSet = (),
     ) -> None:
         self._runner = runner
+        self._can_truncate = runner.info.can_truncate
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
         self._adapters = adapters
-        self.cache: PrefixCache | StateCache = PrefixCache(runner) if runner.can_truncate else StateCache(runner)
-        self._disk = disk if runner.can_truncate or disk is None else disk.of_states()
+        self._disk = disk if self._can_truncate or disk is None else disk.of_states()
         self._disks: dict[str, DiskCache] = {}
-        copies = runner.copies_bytes if isinstance(runner, KeepsCopies) and runner.can_truncate else 0
-        self.copies = MemoryTier(copies) if copies else None
+        self._restoring: dict[TokenSequence, Sequence[MemorySegment | Segment]] = {}
+        self._marks: dict[TokenSequence, list[int]] = {}  # where steps end, so that states can be kept
+        self.cache: PrefixCache | StateCache = PrefixCache(runner) if self._can_truncate else StateCache(runner)
+        if self._disk is not None:
+            self._disk.when_ready(wake_engine)
+        limit = runner.info.copies_bytes if self._can_truncate else 0
+        self.copies = MemoryTier(limit) if limit else None
         self.spiller = Spiller(runner, self.cache, self.copies, wake_engine) if self._disk or self.copies else None
 
-    def start(self, generation: Generation, running: Iterable[Generation]) -> bool:
-        """Give the generation the longest prefix known; False if a neighbour is just computing a longer one.
+    def start(self, sequence: TokenSequence, neighbours: Iterable[tuple[TokenSequence, bool]]) -> bool:
+        """Attach the longest known prefix; False if a neighbour is just computing a longer one.
 
-        Waiting for the neighbour computes the common part once. The last token is never reused: its logits are needed.
+        Waiting for the neighbour computes the common part once. neighbours: those that run, and whether each goes on.
+        The last token is never reused: its logits are needed.
         """
-        tokens = generation.tokens[:-1]
-        key = self._key(tokens, generation)
-        cached = generation.images.whole(self.cache.match(key))
+        tokens = sequence.tokens[:-1]
+        cached = sequence.images.whole(self.cache.match(sequence.space, tokens))
         source, computed, coming = None, cached, cached
-        for other in running:
-            if other.sequence is None or not self._runner.can_truncate or not _may_share(other, generation):
+        for other, goes_on in neighbours:
+            if other.handle is None or not self._can_truncate or other.space != sequence.space:
                 continue
-            common = generation.images.whole(common_prefix(tokens, other.tokens[:-1]))
-            coming = max(coming, common if not other.stream.full else 0)
+            common = sequence.images.whole(common_prefix(tokens, other.tokens[:-1]))
+            coming = max(coming, common if goes_on else 0)
             if min(common, other.computed) > computed:
-                source, computed = other.sequence, min(common, other.computed)
-        if coming - computed >= self._runner.page_size:
+                source, computed = other.handle, min(common, other.computed)
+        if coming - computed >= self._runner.info.page_size:
             return False
-        segments = self._stored(tokens, key, generation) if len(tokens) - computed >= LEAST_RESTORED else []
+        segments = self._stored(sequence, tokens) if len(tokens) - computed >= LEAST_RESTORED else []
         if segments and segments[-1].useful - computed >= LEAST_RESTORED:
-            generation.restoring = [segment for segment in segments if segment.stop > computed]
-            computed = min(computed, generation.restoring[0].start)
+            ahead = [segment for segment in segments if segment.stop > computed]
+            self._restoring[sequence] = ahead
+            computed = min(computed, ahead[0].start)
         if computed == 0:
-            generation.start(self._runner.create_sequence(generation.adapters), 0)
+            handle = self._runner.create_sequence(sequence.space.adapters)
         elif source is None or computed <= cached:
-            generation.start(self.cache.fork(key, computed), computed)
+            handle = self.cache.fork(sequence.space, tokens, computed)
         else:
-            generation.start(self._runner.fork_sequence(source, computed), computed)
-        if not self._runner.can_truncate and not generation.request.background:
-            generation.marks = mark_places(len(generation.tokens))
+            handle = self._runner.fork_sequence(source, computed)
+        sequence.attach(handle, computed)
+        if not self._can_truncate and not sequence.background:
+            self._marks[sequence] = mark_places(len(sequence.tokens))
         if self.copies and isinstance(self.cache, PrefixCache):
             self.cache.release_where(self.copies.holds)
         return True
 
-    def _stored(
-        self, tokens: list[int], key: list[int], generation: Generation
-    ) -> Sequence[MemorySegment] | Sequence[Segment]:
-        """The stored segments that follow the tokens furthest: copies in main memory, else those on disk."""
-        copies = self.copies.find(key) if self.copies else []
-        disk = self._disk_of(generation)
-        stored = disk.find(tokens) if disk and not (copies and copies[-1].useful == len(tokens)) else []
-        return stored if stored and (not copies or stored[-1].useful > copies[-1].useful) else copies
-
-    def keep_state(self, generation: Generation) -> None:
-        """Keep a copy of the state that a generation has reached, if it is at a mark."""
-        if generation.computed not in generation.marks:
-            return
-        assert generation.sequence is not None
-        while len(self.cache) >= self._kept_sequences:
-            self.cache.drop_oldest()
-        self._keep(generation, self._runner.fork_sequence(generation.sequence, generation.computed))
-
-    def restore(self, generation: Generation) -> None:
-        """Import one segment from main memory or the disk. What cannot be read will be computed."""
-        segment, *generation.restoring = generation.restoring
-        sequence, tokens = generation.sequence, segment.stop - segment.start
-        assert sequence is not None
-        room = self.make_room(self._runner.pages_needed(sequence, tokens), generation.request.background)
+    def restore(self, sequence: TokenSequence) -> bool:
+        """Import one segment, if there is one for the sequence. What cannot be read will be computed."""
+        segments = self._restoring.pop(sequence, ())
+        if not segments:
+            return False
+        segment, *others = segments
+        handle, tokens = sequence.handle, segment.stop - segment.start
+        assert handle is not None
+        room = self.make_room(self._runner.pages_needed(handle, tokens), sequence.background)
         data = self._data(segment) if room else None
         if data is None:
-            generation.restoring = []
-            return
+            return True
         try:
-            self._runner.import_kv(sequence, segment.start, segment.stop, data)
+            self._runner.import_kv(handle, segment.start, segment.stop, data)
         except ValueError as error:
             log.warning("Computing tokens %d to %d again: %s", segment.start, segment.stop, error)
-            generation.restoring = []
-            return
+            return True
         if segment.useful < segment.stop:
-            self._runner.truncate_sequence(sequence, segment.useful)
-        generation.restored(segment.useful, from_disk=isinstance(segment, Segment))
+            self._runner.truncate_sequence(handle, segment.useful)
+        sequence.restored(segment.useful, from_disk=isinstance(segment, Segment))
+        if others:
+            self._restoring[sequence] = others
+        return True
+
+    def is_restoring(self, sequence: TokenSequence) -> bool:
+        """Whether segments are still to be read before the sequence's next rows."""
+        return sequence in self._restoring
+
+    def rows_ahead(self, sequence: TokenSequence) -> int:
+        """Pending tokens before the next image, or the next place where the state is to be kept."""
+        computed, end = sequence.computed, len(sequence.tokens)
+        end = next((mark for mark in self._marks.get(sequence, ()) if mark > computed), end)
+        return min(sequence.images.text_end(computed, end), end) - computed
+
+    def advance(self, sequence: TokenSequence, rows: int) -> None:
+        """Note that rows were computed, and keep a copy of the state if the sequence has come to a mark."""
+        sequence.advance(rows)
+        if sequence.computed not in self._marks.get(sequence, ()):
+            return
+        assert sequence.handle is not None
+        while len(self.cache) >= self._kept_sequences:
+            self.cache.drop_oldest()
+        self._keep(sequence, self._runner.fork_sequence(sequence.handle, sequence.computed))
+
+    def cut(self, sequence: TokenSequence, length: int) -> None:
+        """Forget what was computed behind `length`, if anything."""
+        if sequence.computed > length:
+            assert sequence.handle is not None
+            self._runner.truncate_sequence(sequence.handle, length)
+            sequence.cut(length)
+
+    def make_room(self, pages: int, background: bool) -> bool:
+        """Evict until this many pages are free; False if that cannot be."""
+        while (free := self._runner.pages_free()) < pages:
+            if background or not self.cache.evict(pages - free):
+                return False
+        return True
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Take the runner's sequence back: into the cache, or free it where it came from a background request."""
+        handle = self._detached(sequence)
+        if handle is None:
+            return
+        if sequence.background:
+            self._runner.free_sequence(handle)
+            return
+        self._keep(sequence, handle)
+        while len(self.cache) > self._kept_sequences:
+            self.cache.drop_oldest()
+        while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:
+            self.cache.evict(self._background_pages - self._runner.pages_free())
+
+    def discard(self, sequence: TokenSequence) -> None:
+        """Free the runner's sequence, whose KV is not to be used again."""
+        if (handle := self._detached(sequence)) is not None:
+            self._runner.free_sequence(handle)
+
+    def close(self) -> None:
+        """Write what is due to the disk tier, and end its threads."""
+        if self.spiller is not None:
+            self.spiller.close()
+        if self._disk is not None:
+            self._disk.close()
+
+    def _stored(self, sequence: TokenSequence, tokens: list[int]) -> Sequence[MemorySegment] | Sequence[Segment]:
+        """The stored segments that follow the tokens furthest: copies in main memory, else those on disk."""
+        copies = self.copies.find(sequence.space, tokens) if self.copies else []
+        disk = self._disk_of(sequence)
+        stored = disk.find(tokens) if disk and not (copies and copies[-1].useful == len(tokens)) else []
+        return stored if stored and (not copies or stored[-1].useful > copies[-1].useful) else copies
 
     def _data(self, segment: MemorySegment | Segment) -> bytes | None:
         if isinstance(segment, MemorySegment):
@@ -124,65 +184,25 @@ class KVManager:
         assert self._disk is not None
         return self._disk.load(segment)
 
-    def make_room(self, pages: int, background: bool) -> bool:
-        """Evict until so many pages are free; False if that cannot be."""
-        while (free := self._runner.pages_free()) < pages:
-            if background or not self.cache.evict(pages - free):
-                return False
-        return True
+    def _detached(self, sequence: TokenSequence) -> int | None:
+        self._restoring.pop(sequence, None)
+        self._marks.pop(sequence, None)
+        return sequence.detach()
 
-    def pages_needed(self, generation: Generation, rows: int) -> int:
-        """Pages that the next rows of a started generation take."""
-        assert generation.sequence is not None
-        return self._runner.pages_needed(generation.sequence, rows)
-
-    def release(self, generation: Generation) -> None:
-        """Take the sequence back: into the cache, or free it where it came from a background request."""
-        sequence, generation.sequence = generation.sequence, None
-        if sequence is None:
-            return
-        if generation.request.background:
-            self._runner.free_sequence(sequence)
-            return
-        self._keep(generation, sequence)
-        while len(self.cache) > self._kept_sequences:
-            self.cache.drop_oldest()
-        while self._runner.pages_free() < self._background_pages and len(self.cache) > 1:
-            self.cache.evict(self._background_pages - self._runner.pages_free())
-
-    def _keep(self, generation: Generation, sequence: int) -> None:
-        """Put a sequence that holds what the generation has computed into the cache, and have it copied."""
-        tokens = generation.tokens[: generation.computed]
-        key = self._key(tokens, generation)
-        self.cache.insert(key, sequence)
+    def _keep(self, sequence: TokenSequence, handle: int) -> None:
+        """Put a runner's sequence of all computed tokens into the cache, and have it copied."""
+        tokens = sequence.tokens[: sequence.computed]
+        self.cache.insert(sequence.space, tokens, handle)
         if self.spiller:
-            disk = self._disk_of(generation) if generation.request.persist else None
-            text = generation.images.text_end(0, len(tokens))  # what stands before images, which are never copied
-            self.spiller.later(tokens[:text], key[:text], disk)
+            disk = self._disk_of(sequence) if sequence.persist else None
+            text = sequence.images.text_end(0, len(tokens))  # what comes before images, which are never copied
+            self.spiller.later(sequence.space, tokens[:text], disk)
 
-    def _key(self, tokens: list[int], generation: Generation) -> list[int]:
-        """What the prefix cache knows these tokens by: themselves, under the usual adapters and in no namespace."""
-        namespace = generation.request.namespace
-        if generation.adapters == self._adapters and not namespace:
-            return tokens
-        return marked(tokens, generation.adapters, namespace)
-
-    def _disk_of(self, generation: Generation) -> DiskCache | None:
-        """Where the generation's KV is kept on disk: each namespace has a part of its own."""
-        if self._disk is None or generation.adapters != self._adapters:
+    def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
+        """Where the sequence's KV is kept on disk: each namespace has a part of its own."""
+        adapters, namespace = sequence.space
+        if self._disk is None or adapters != self._adapters:
             return None
-        namespace = generation.request.namespace
         if namespace and namespace not in self._disks:
             self._disks[namespace] = self._disk.apart(namespace)
         return self._disks.get(namespace, self._disk)
-
-    def discard(self, generation: Generation) -> None:
-        """Free the sequence, whose KV is not to be used again."""
-        sequence, generation.sequence = generation.sequence, None
-        if sequence is not None:
-            self._runner.free_sequence(sequence)
-
-
-def _may_share(one: Generation, other: Generation) -> bool:
-    """Whether one's keys and values may serve the other."""
-    return one.adapters == other.adapters and one.request.namespace == other.request.namespace

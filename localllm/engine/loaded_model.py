@@ -16,7 +16,7 @@ from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.adapters import adapter_set
 from localllm.engine.backends import BackendChoice, for_draft, open_runner, usual_adapters
-from localllm.engine.disk_cache import DiskCache, disk_cache_folder
+from localllm.engine.disk_cache import disk_cache_of
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.images import ImagePieces, SeesImages
@@ -60,7 +60,7 @@ class LoadedModel:
         runner = self.engine.runner
         if not isinstance(runner, SeesImages):
             raise RequestError(
-                f"{self.file.path.name} runs on the {runner.backend} engine, which reads text only. "
+                f"{self.file.path.name} runs on the {runner.info.backend} engine, which reads text only. "
                 "Load it with --backend llama and its projector, --mmproj FILE."
             )
         if runner.projector is None:
@@ -136,9 +136,8 @@ def load_model(
                 runner.close()
                 raise
         weights = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
-        adapters = adapter_set(weights, runner.adapter_count)
-        identity = f"{runner.kv_identity}/{adapters}" if adapters else runner.kv_identity
-        disk = DiskCache(disk_cache_folder(), identity) if settings.disk_cache else None
+        adapters = adapter_set(weights, runner.info.adapter_count)
+        disk = disk_cache_of(runner.info, adapters) if settings.disk_cache else None
     except BaseException:
         file.close()
         if draft_model is not None:

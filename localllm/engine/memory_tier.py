@@ -1,4 +1,4 @@
-"""Copies of cached prefixes in main memory, for runners whose stored tokens cost every step (`KeepsCopies`).
+"""Copies of cached prefixes in main memory, for runners whose stored tokens cost every step (`copies_bytes`).
 
 On the CPU, llama.cpp computes attention over all cells in use, also those of other sequences. So cached prefixes are
 copied when the engine is idle, freed in the runner when another request starts, and imported when a prompt begins with
@@ -8,6 +8,7 @@ them again. Copies are segments in a tree like the disk tier's, compared token b
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from localllm.engine.adapters import KeySpace
 from localllm.engine.disk_cache import SEGMENT_TOKENS
 from localllm.engine.prefix_cache import common_prefix
 
@@ -44,35 +45,34 @@ class _Node:
 class MemoryTier:
     """Segments of up to `limit` bytes; what was used least recently goes first, from the ends on.
 
-    Tokens are what the prefix cache knows a prefix by. Not thread-safe: the engine's thread is the only caller.
+    Each space has a tree of its own. Not thread-safe: the engine's thread is the only caller.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.bytes = 0
-        self._root = _Node(None, [], b"")
+        self._roots: dict[KeySpace, _Node] = {}
         self._ends: set[_Node] = set()
         self._clock = 0
 
-    def find(self, tokens: Sequence[int]) -> list[MemorySegment]:
+    def find(self, space: KeySpace, tokens: Sequence[int]) -> list[MemorySegment]:
         """Return the chain of segments that begins at 0 and follows the tokens furthest; it counts as used now."""
         self._clock += 1
         chain, start = [], 0
-        for node, useful in self._follow(tokens):
+        for node, useful in self._follow(space, tokens):
             node.last_used = self._clock
             chain.append(MemorySegment(start, start + len(node.tokens), useful, node.kv))
             start += len(node.tokens)
         return chain
 
-    def holds(self, tokens: Sequence[int]) -> bool:
+    def holds(self, space: KeySpace, tokens: Sequence[int]) -> bool:
         """Whether all of these tokens have copies."""
-        *_, (_, useful) = [(self._root, 0), *self._follow(tokens)]
-        return useful == len(tokens)
+        return max((useful for _, useful in self._follow(space, tokens)), default=0) == len(tokens)
 
-    def missing(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def missing(self, space: KeySpace, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of the segments that must be stored so that all tokens have copies."""
         start = 0
-        for node, useful in self._follow(tokens):
+        for node, useful in self._follow(space, tokens):
             if useful == start + len(node.tokens) and (useful % SEGMENT_TOKENS == 0 or useful == len(tokens)):
                 start = useful
         while start < len(tokens):
@@ -80,31 +80,29 @@ class MemoryTier:
             yield start, stop
             start = stop
 
-    def store(self, tokens: Sequence[int], start: int, kv: bytes) -> None:
+    def store(self, space: KeySpace, tokens: Sequence[int], start: int, kv: bytes) -> None:
         """Keep the KV of tokens[start:], if what comes before has copies and there is room."""
-        parent, at = self._root, 0
-        for node, useful in self._follow(tokens[:start]):
+        parent, at = self._roots.setdefault(space, _Node(None, [], b"")), 0
+        for node, useful in self._follow(space, tokens[:start]):
             if useful == at + len(node.tokens):
                 parent, at = node, useful
-        if at != start:
-            return
         made = _Node(parent, list(tokens[start:]), kv)
         made.last_used = self._clock
-        if made.size > self.limit:
-            return
-        for shorter in [child for child in parent.children if made.tokens[: len(child.tokens)] == child.tokens]:
-            self._remove(shorter)  # the end of a conversation that has grown
-        parent.children.append(made)
-        self._ends.discard(parent)
-        self._ends.add(made)
-        self.bytes += made.size
+        if at == start and made.size <= self.limit:
+            for shorter in [child for child in parent.children if made.tokens[: len(child.tokens)] == child.tokens]:
+                self._remove(shorter)  # the end of a conversation that has grown
+            parent.children.append(made)
+            self._ends.discard(parent)
+            self._ends.add(made)
+            self.bytes += made.size
         while self.bytes > self.limit:
             self._remove(min(self._ends - {made}, key=lambda node: node.last_used, default=made))
+        self._roots = {space: root for space, root in self._roots.items() if root.children}
 
-    def _follow(self, tokens: Sequence[int]) -> Iterator[tuple[_Node, int]]:
+    def _follow(self, space: KeySpace, tokens: Sequence[int]) -> Iterator[tuple[_Node, int]]:
         """The segments that follow the tokens furthest, each with how many tokens are those asked for up to there."""
-        node, at = self._root, 0
-        while at < len(tokens):
+        node, at = self._roots.get(space), 0
+        while node is not None and at < len(tokens):
             rest = tokens[at : at + SEGMENT_TOKENS]
             shared = [(common_prefix(child.tokens, rest), child) for child in node.children]
             common, best = max(shared, key=lambda one: (one[0], -len(one[1].tokens)), default=(0, node))
@@ -117,12 +115,14 @@ class MemoryTier:
 
     def _remove(self, node: _Node) -> None:
         """Forget a segment and all behind it."""
-        for child in [*node.children]:
-            self._remove(child)
-        self._ends.discard(node)
-        self.bytes -= node.size
         parent = node.parent
-        assert parent is not None  # the root is never removed
+        assert parent is not None  # a root is never removed
         parent.children.remove(node)
-        if not parent.children and parent is not self._root:
+        if not parent.children and parent.parent is not None:
             self._ends.add(parent)
+        going = [node]
+        while going:
+            gone = going.pop()
+            going += gone.children
+            self._ends.discard(gone)
+            self.bytes -= gone.size

@@ -22,13 +22,13 @@ class PlannedRows:
 
 @dataclass(slots=True)
 class Plan:
-    """A batch for Runner.run, in the order in which rows were added. Parts that are images are no rows of it.
+    """A batch for Runner.run, in the order in which rows were added. Parts that are images are not among its rows.
 
     logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
     its prompt is unfinished. pages: what all parts take. again: this pass changed what the next can plan, by reading KV
     from the disk or by preempting, so that another is due even if no row was planned. patient: it may take long, if it
-    is given up as soon as somebody cancels or comes. decoded and drafted: rows of answers, and of guesses behind them.
-    decodes: all parts are a pending token each. images: some part is one.
+    is given up as soon as a request comes or is cancelled. decoded and drafted: rows of answers, and of drafts behind
+    them. decodes: all parts are a pending token each. images: some part is one.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -49,29 +49,29 @@ class Plan:
         return len(self.tokens)
 
     def add(self, part: PlannedRows, pages: int) -> None:
-        """Add rows of a generation that has a sequence, which take so many pages; one part a generation."""
-        generation, start = part.generation, part.generation.computed
-        assert generation.sequence is not None
+        """Add rows of a generation that has a runner's sequence, which take this many pages; one part a generation."""
+        sequence, start = part.generation.sequence, part.generation.sequence.computed
+        assert sequence.handle is not None
         self.pages += pages
         self.parts.append(part)
         if part.image is not None:
             self.images = True
             self.logits.append(slice(0, 0))
             return
-        self.decoded += part.count if generation.generated else 0
+        self.decoded += part.count if part.generation.generated else 0
         self.drafted += len(part.drafts)
         self.decodes = self.decodes and part.count == 1
-        rows = [*generation.tokens[start : start + part.count], *part.drafts]
+        rows = [*sequence.tokens[start : start + part.count], *part.drafts]
         self.tokens += rows
         self.positions += range(start, start + len(rows))
-        self.sequences += [generation.sequence] * len(rows)
-        wanted = 1 + len(part.drafts) if part.count == generation.pending else 0
+        self.sequences += [sequence.handle] * len(rows)
+        wanted = 1 + len(part.drafts) if part.count == sequence.pending else 0
         self.logits.append(slice(len(self.wanted), len(self.wanted) + wanted))
         self.wanted += range(len(self.tokens) - wanted, len(self.tokens))
 
 
 def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
-    """Share a budget of rows: everybody gets an equal part, and what the modest leave goes to the others."""
+    """Share a budget of rows evenly; what one does not need goes to the others."""
     shares = [0] * len(wants)
     for served, index in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
         shares[index] = min(wants[index], budget // (len(wants) - served))
@@ -82,9 +82,9 @@ def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
 class ChunkSize:
     """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times.
 
-    A prompt that is alone may take ALONE_S: only cancelling it, or a newcomer, waits for the step, and long steps read
-    the weights less often. Both may wait a quarter of a second, no longer, unless the step can be given up for them:
-    then what it has done is lost, so that it may take PATIENT_S.
+    A prompt that is alone may take ALONE_S: only cancelling it, or a new request, waits for the step, and long steps
+    read the weights less often. Neither may wait longer than a quarter of a second, unless the step can be given up for
+    them: then its work is lost, so that it may take PATIENT_S.
     """
 
     TARGET_S = 0.15
@@ -105,13 +105,13 @@ class ChunkSize:
 
     @property
     def rows_alone(self) -> int:
-        """Rows of the next step where nobody else is served."""
+        """Rows of the next step where there is no other request."""
         return self._rows_in(self.ALONE_S)
 
     def rows_patient(self, ahead: int) -> int:
-        """Rows of the next step where nobody else is served, it can be given up, and so many rows are ahead.
+        """Rows of the next step where there is no other request and it can be given up; ahead: rows still to compute.
 
-        They are shared out evenly: a step of a few that are left over would take as long as one of many.
+        They are shared out evenly: a step of the few that are left over would take as long as one of many.
         """
         most = max(self._rows_in(self.PATIENT_S) // self.WHOLE_TILES * self.WHOLE_TILES, self.LEAST_PATIENT)
         share = -(-ahead // max(-(-ahead // most), 1))
@@ -119,6 +119,10 @@ class ChunkSize:
 
     def _rows_in(self, seconds: float) -> int:
         return min(max(int(self._rows_per_s * seconds), self.SMALLEST), self._largest)
+
+    def seconds(self, rows: int) -> float:
+        """How long computing this many rows should take; 0 until anything was measured."""
+        return rows / self._rows_per_s if self._rows_per_s else 0.0
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step. Small ones tell little: their time is that of reading the weights."""

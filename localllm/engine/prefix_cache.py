@@ -1,7 +1,8 @@
-"""Prefixes whose keys and values are still in memory: a radix tree on token ids over the runner's sequences."""
+"""Prefixes whose keys and values are still in memory: radix trees on token ids over the runner's sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
 
+from localllm.engine.adapters import KeySpace
 from localllm.engine.inspection import PrefixView
 from localllm.engine.runner import Runner
 
@@ -9,13 +10,14 @@ from localllm.engine.runner import Runner
 class _Node:
     """The end of an edge. The path from the root spells a prefix; a leaf holds the sequence that stores it."""
 
-    __slots__ = ("children", "edge", "last_used", "parent", "sequence", "start")
+    __slots__ = ("children", "edge", "last_used", "parent", "sequence", "space", "start")
 
-    def __init__(self, parent: "_Node | None", start: int, edge: list[int], last_used: int) -> None:
+    def __init__(self, space: KeySpace, parent: "_Node | None", start: int, edge: list[int]) -> None:
+        self.space = space
         self.parent = parent
         self.start = start
         self.edge = edge
-        self.last_used = last_used
+        self.last_used = 0
         self.children: dict[int, _Node] = {}
         self.sequence: int | None = None
 
@@ -27,15 +29,16 @@ class _Node:
 class PrefixCache:
     """Keeps the KV of past prompts and answers, and finds the longest known prefix of a new one, to the single token.
 
-    Every leaf owns one sequence of the runner, as long as its path; inner nodes own none, because any leaf below holds
-    their tokens. Pages are shared inside the runner, so that a prefix of many conversations is stored once. What was
-    used least recently is cut first, from its tail on. The runner's sequences must be such that can be cut (StateCache
-    keeps others). Not thread-safe: the engine's thread is the only caller.
+    There is a radix tree for each space, so that no two share anything. Every leaf owns one sequence of the runner, as
+    long as its path; inner nodes own none, because any leaf below holds their tokens. Pages are shared inside the
+    runner, so that a prefix of many conversations is stored once. The least recently used prefix of all trees is cut
+    first, from its tail on. The runner's sequences must be such that can be cut (StateCache keeps others). Not
+    thread-safe: the engine's thread is the only caller.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._root = _Node(None, 0, [], 0)
+        self._roots: dict[KeySpace, _Node] = {}
         self._leaves: set[_Node] = set()
         self._clock = 0
         self.tokens = 0  # kept, shared prefixes counted once
@@ -45,40 +48,46 @@ class PrefixCache:
         """Number of prefixes kept, one sequence each."""
         return len(self._leaves)
 
-    def match(self, tokens: Sequence[int]) -> int:
+    def match(self, space: KeySpace, tokens: Sequence[int]) -> int:
         """Return how many leading tokens are kept. Changes nothing."""
-        return self._walk(tokens)[1]
+        root = self._roots.get(space)
+        return _walk(root, tokens)[1] if root else 0
 
-    def fork(self, tokens: Sequence[int], length: int) -> int:
-        """Return a new sequence that holds tokens[:length]; length must not exceed match(tokens)."""
-        if length == 0:
-            return self._runner.create_sequence()
-        node = self._split(self._walk(tokens[:length])[0], length)
+    def fork(self, space: KeySpace, tokens: Sequence[int], length: int) -> int:
+        """Return a new sequence that holds tokens[:length]; length must be above 0 and at most match(...)."""
+        node = self._split(_walk(self._roots[space], tokens[:length])[0], length)
         self._touch(node)
         return self._runner.fork_sequence(_sequence_below(node), length)
 
-    def holder(self, tokens: Sequence[int]) -> int | None:
+    def holder(self, space: KeySpace, tokens: Sequence[int]) -> int | None:
         """Return a sequence that begins with all these tokens, or None. It stays the cache's."""
-        node, length = self._walk(tokens)
-        return _sequence_below(node) if 0 < length == len(tokens) else None
+        root = self._roots.get(space)
+        node, length = _walk(root, tokens) if root else (None, 0)
+        return _sequence_below(node) if node and 0 < length == len(tokens) else None
 
-    def insert(self, tokens: Sequence[int], sequence: int) -> None:
-        """Take over a sequence that holds exactly these tokens; it is freed at once if they are already kept."""
-        node, length = self._walk(tokens)
+    def insert(self, space: KeySpace, tokens: Sequence[int], sequence: int) -> None:
+        """Take over a sequence that holds exactly these tokens; it is freed at once if they are kept already, or none.
+
+        A leaf that the tokens go on from grows, so that a conversation is one node however many turns it has.
+        """
+        root = self._roots.get(space) or _Node(space, None, 0, [])
+        node, length = _walk(root, tokens)
         if length == len(tokens):
             self._runner.free_sequence(sequence)
             self._touch(self._split(node, length))
             return
-        node = self._split(node, length)
-        if node.sequence is not None:
+        self._roots[space] = root
+        if node.sequence is not None and length == node.depth:
             self._runner.free_sequence(node.sequence)
-            node.sequence = None
-            self._leaves.discard(node)
-        leaf = _Node(node, length, list(tokens[length:]), 0)
+            leaf = node
+            leaf.edge = [*leaf.edge, *tokens[length:]]
+        else:
+            node = self._split(node, length)
+            leaf = _Node(space, node, length, list(tokens[length:]))
+            node.children[leaf.edge[0]] = leaf
+            self._leaves.add(leaf)
         leaf.sequence = sequence
-        node.children[leaf.edge[0]] = leaf
-        self._leaves.add(leaf)
-        self.tokens += len(leaf.edge)
+        self.tokens += len(tokens) - length
         self._touch(leaf)
 
     def evict(self, pages: int) -> bool:
@@ -86,7 +95,7 @@ class PrefixCache:
         if not self._leaves:
             return False
         leaf = min(self._leaves, key=lambda node: node.last_used)
-        page = self._runner.page_size
+        page = self._runner.info.page_size
         keep = max(leaf.start, (leaf.depth - max(pages, 1) * page) // page * page)
         self.evicted_tokens += leaf.depth - keep
         if keep > leaf.start:
@@ -102,27 +111,30 @@ class PrefixCache:
         """Give one sequence handle back: forget the least recently used prefix whole; False if none is left."""
         before = len(self._leaves)
         while self._leaves and len(self._leaves) == before:
-            self.evict(self._runner.pages_total())
+            self.evict(self._runner.info.pages_total)
         return len(self._leaves) < before
 
-    def release_where(self, is_kept_elsewhere: Callable[[list[int]], bool]) -> None:
+    def release_where(self, is_kept_elsewhere: Callable[[KeySpace, list[int]], bool]) -> None:
         """Forget the prefixes that are kept elsewhere, and free what the runner stores of them alone."""
         for leaf in [*self._leaves]:
             node: _Node | None = leaf
-            while node in self._leaves and is_kept_elsewhere(_path(node)):
+            while node in self._leaves and is_kept_elsewhere(node.space, _path(node)):
                 parent = node.parent
                 self._remove(node)
                 node = parent
 
     def check_integrity(self) -> set[int]:
-        """Walk the whole tree, raise RuntimeError where it is wrong, and return the sequences it owns."""
+        """Walk all trees, raise RuntimeError where one is wrong, and return the sequences they own."""
         owned: set[int] = set()
         leaves = set()
+        tokens = 0
         for node in self._nodes():
             assert node.parent is not None
+            tokens += len(node.edge)
             problems = {
                 "an empty edge": not node.edge,
                 "a wrong parent": node.parent.children.get(node.edge[0]) is not node,
+                "a wrong space": node.parent.space != node.space,
                 "a gap": node.start != node.parent.depth,
                 "a parent used before its child": node.parent.last_used < node.last_used,
                 "a leaf without a sequence": not node.children and node.sequence is None,
@@ -136,37 +148,34 @@ class PrefixCache:
             for problem, found in problems.items():
                 if found:
                     raise RuntimeError(f"prefix cache: {problem} at depth {node.depth}")
-        if leaves != self._leaves or self.tokens != sum(len(node.edge) for node in self._nodes()):
-            raise RuntimeError("prefix cache: leaves or tokens are not the tree's")
+        if leaves != self._leaves or self.tokens != tokens or not all(root.children for root in self._roots.values()):
+            raise RuntimeError("prefix cache: leaves, tokens or roots are not the trees'")
         return owned
 
     def tree(self) -> tuple[PrefixView, ...]:
-        """The prefixes as a tree for people to look at."""
-        return tuple(_view(child) for child in self._root.children.values())
+        """The prefixes as trees for people to look at."""
+        views: dict[_Node, PrefixView] = {}
+        for node in reversed([*self._nodes()]):  # children before their parents
+            children = tuple(views.pop(child) for child in node.children.values())
+            sharers = sum(child.sharers for child in children) or 1
+            views[node] = PrefixView(node.start, node.depth, sharers, node.last_used, children)
+        return tuple(views[child] for root in self._roots.values() for child in root.children.values())
 
     def _nodes(self) -> Iterator[_Node]:
-        stack = list(self._root.children.values())
+        """All nodes but the roots, parents before their children."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
             yield node
             stack += node.children.values()
 
-    def _walk(self, tokens: Sequence[int]) -> tuple[_Node, int]:
-        """Return the node in whose edge the longest known prefix ends, and that prefix's length."""
-        node, length = self._root, 0
-        while length < len(tokens) and (child := node.children.get(tokens[length])):
-            shared = common_prefix(child.edge, tokens[length : length + len(child.edge)])
-            node, length = child, length + shared
-            if shared < len(child.edge):
-                break
-        return node, length
-
     def _split(self, node: _Node, length: int) -> _Node:
         """Return the node that ends at `length`, cutting this one's edge in two where needed."""
         if length == node.depth:
             return node
-        assert node.parent is not None  # the root's edge is empty, so that it never splits
-        head = _Node(node.parent, node.start, node.edge[: length - node.start], node.last_used)
+        assert node.parent is not None  # a root's edge is empty, so that it never splits
+        head = _Node(node.space, node.parent, node.start, node.edge[: length - node.start])
+        head.last_used = node.last_used
         node.parent.children[head.edge[0]] = head
         node.parent, node.edge, node.start = head, node.edge[length - node.start :], length
         head.children[node.edge[0]] = node
@@ -185,12 +194,25 @@ class PrefixCache:
         del parent.children[leaf.edge[0]]
         self._leaves.discard(leaf)
         self.tokens -= len(leaf.edge)
-        if parent.children or parent is self._root:
+        if parent.children or parent.parent is None:
             self._runner.free_sequence(sequence)
         else:
             self._runner.truncate_sequence(sequence, parent.depth)
             parent.sequence = sequence
             self._leaves.add(parent)
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.space]
+
+
+def _walk(root: _Node, tokens: Sequence[int]) -> tuple[_Node, int]:
+    """Return the node in whose edge the longest known prefix ends, and that prefix's length."""
+    node, length = root, 0
+    while length < len(tokens) and (child := node.children.get(tokens[length])):
+        shared = common_prefix(child.edge, tokens[length : length + len(child.edge)])
+        node, length = child, length + shared
+        if shared < len(child.edge):
+            break
+    return node, length
 
 
 def _path(node: _Node) -> list[int]:
@@ -200,12 +222,6 @@ def _path(node: _Node) -> list[int]:
         edges.append(node.edge)
         node = node.parent
     return [token for edge in reversed(edges) for token in edge]
-
-
-def _view(node: _Node) -> PrefixView:
-    children = tuple(_view(child) for child in node.children.values())
-    sharers = sum(child.sharers for child in children) or 1
-    return PrefixView(node.start, node.depth, sharers, node.last_used, children)
 
 
 def _sequence_below(node: _Node) -> int:

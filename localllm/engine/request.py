@@ -1,13 +1,14 @@
 """What a front end asks of the engine, and what comes back. Every front end reads the same stream of events."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from gguf_io.runner_info import RunnerInfo
+from localllm.errors import RequestError
 
+if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint
     from localllm.engine.images import ImageRows
 
@@ -47,10 +48,16 @@ class SamplingParams:
     logprobs: int | None = None
 
     @classmethod
-    def of(cls, source: "DataclassInstance", **others: Any) -> "SamplingParams":
-        """Those that a source, such as the settings, has under the same names. others: what it has not."""
-        names = {field.name for field in fields(cls)} & {field.name for field in fields(source)}
-        return cls(**{name: getattr(source, name) for name in names} | others)
+    def of(cls, source: Any, **others: Any) -> "SamplingParams":
+        """The SETTABLE ones that a source, such as the settings, has under the same names, and others."""
+        return cls(**{name: getattr(source, name) for name in SETTABLE} | others)
+
+
+# What settings and chats decide; the rest is for single requests.
+SETTABLE = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta"),
+    *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty", "seed"),
+)
 
 
 class FinishReason(StrEnum):
@@ -98,14 +105,14 @@ class GenerationRequest:
     max_tokens None runs to the end of the context; 0 fills the cache and generates nothing. context_limit None is the
     engine's own. time_limit_s counts from submission; reaching it finishes with LENGTH. Lower priority values are
     served first. A background request (a title, say) never evicts cached chats, and leaves nothing in the cache.
-    messages are needed for ContextPolicy.DROP_MESSAGES alone, and asked only when something must be dropped.
-    persist says whether the KV may go to the disk tier afterwards. constraint is at its beginning, as LoadedModel's
-    `constraint` makes it; the engine works on a copy. It decides itself when the answer may end, min_tokens does not.
+    messages are needed for ContextPolicy.DROP_MESSAGES alone, and used only when something must be dropped. persist:
+    whether the KV may go to the disk tier afterwards. constraint: as LoadedModel's `constraint` makes it, at its
+    beginning; the engine works on a copy. It decides by itself when the answer may end, whatever min_tokens is.
     adapters are LoRA adapters by number, each with its weight; None takes those that the model was loaded with.
-    Requests of one namespace share keys and values of known prefixes among themselves, and with no others.
-    images are the runs of rows that stand in the prompt, by the first id of each; a window with images never rolls.
-    keep is how many first tokens of the prompt stay in a window that rolls, as far as they take less than half of it; a
-    negative number is all of them, None the engine's own.
+    Requests of one namespace share keys and values of known prefixes with each other only. images: the rows of the
+    prompt's images, by the first id of each; a window with images never rolls. keep: how many first tokens of the
+    prompt stay in a window that rolls, as far as they take less than half of it; a negative number is all of them, None
+    the engine's default.
     """
 
     prompt: tuple[int, ...]
@@ -130,7 +137,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural logarithm of a token's probability before the sampler's filters, and its best rivals."""
+    """Natural logarithm of a token's probability before the sampler's filters, and the most probable tokens."""
 
     token_id: int
     logprob: float
@@ -142,7 +149,7 @@ class Counts:
     """Numbers of tokens. prompt is what was left of it after dropping.
 
     cached_memory and cached_disk are parts of prompt whose KV was reused from that tier. drafted and accepted count
-    speculated tokens. dropped_messages and dropped_tokens tell what ContextPolicy took away.
+    speculative tokens. dropped_messages and dropped_tokens are what ContextPolicy took away.
     """
 
     prompt: int = 0
@@ -184,9 +191,9 @@ class TokenEvent:
     """One step of a generation.
 
     text is whole UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
-    token_ids. logprobs are those of tokens of which some text has come; what ends the answer, a stop string's tokens
-    too, has none. progress is set on events before the first token; finish_reason (and seed, error, cause, the
-    exception behind it where it is known, stop_string, the one that ended the text) on the last event only.
+    token_ids. logprobs are those of tokens of which some text has come; tokens that end the answer, those of a stop
+    string too, have none. progress is set on events before the first token; finish_reason, seed, error, cause (the
+    exception behind an error) and stop_string (the one that ended the text) on the last event only.
     """
 
     text: str = ""
@@ -200,3 +207,27 @@ class TokenEvent:
     error: str | None = None
     cause: Exception | None = None
     stop_string: str | None = None
+
+
+MAX_STOPS, MAX_STOP_CHARACTERS = 256, 65536
+
+
+def check_request(request: GenerationRequest, text: Sequence[int], info: RunnerInfo, sees_images: bool) -> None:
+    """Raise RequestError for a request that a runner cannot serve. text: the prompt's tokens that are no images."""
+    if not text:
+        raise RequestError("The prompt is empty. Send at least one token.")
+    if request.images and not sees_images:
+        raise RequestError(f"The {info.backend} engine reads no images. Load the model with --backend llama.")
+    if min(text) < 0 or max(text) >= info.vocab_size:
+        raise RequestError(f"A prompt token is outside the vocabulary (0 to {info.vocab_size - 1}).")
+    for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s"):
+        value = getattr(request, name)
+        if value is not None and value < 0:
+            raise RequestError(f"{name} is {value}; it cannot be negative.")
+    if "" in request.stop:
+        raise RequestError("A stop string is empty. Leave it out.")
+    if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARACTERS:
+        raise RequestError(
+            f"At most {MAX_STOPS} stop strings of {MAX_STOP_CHARACTERS} characters in all are allowed; "
+            f"the request has {len(request.stop)} of {sum(map(len, request.stop))}."
+        )

@@ -2,8 +2,8 @@
 
 Two implementations: `models.NativeRunner` (our CPU kernels) and `gpu_offload.LlamaCppRunner`. A runner owns the weights
 and the storage of keys and values, and nothing else: no requests, no sampling, no text. It is not thread-safe; the
-engine's own thread is its only caller. The contract uses plain numbers and arrays only, so that implementations need
-not import anything from here.
+engine's own thread is its only caller. The contract uses plain numbers and arrays, so that implementations need not
+import anything from here.
 """
 
 import threading
@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.runner_info import RunnerInfo
 from localllm.engine.adapters import AdapterSet
 
 
@@ -20,55 +21,16 @@ class Runner(Protocol):
     """Sequences of tokens in, logits out.
 
     A sequence is a small integer handle to an append-only list of positions 0..length-1 whose keys and values are
-    stored. Storage is counted in pages of `page_size` tokens; sequences made by `fork_sequence` share pages, and a
+    stored. Storage is counted in pages of `info.page_size` tokens; sequences made by `fork_sequence` share pages, and a
     shared page is copied before it is written.
     """
 
     @property
-    def backend(self) -> str:
-        """Short name for people, e.g. "native" or "llama.cpp"."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Length of a row of logits."""
-
-    @property
-    def max_context(self) -> int:
-        """Longest sequence the model was trained for (or stretched to), in tokens."""
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows that one `run` takes."""
-
-    @property
-    def max_sequences(self) -> int:
-        """Most sequence handles alive at once."""
-
-    @property
-    def page_size(self) -> int:
-        """Tokens in a page of KV storage."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
-
-    @property
-    def kv_identity(self) -> str:
-        """What stored KV depends on besides tokens: model file, KV types, layout version. Keys the disk tier."""
-
-    @property
-    def can_truncate(self) -> bool:
-        """Whether sequences can be cut back to any length (recurrent models cannot)."""
-
-    @property
-    def adapter_count(self) -> int:
-        """LoRA adapters that sequences may be computed with."""
+    def info(self) -> RunnerInfo:
+        """What the runner is and can do; the same record always."""
 
     def pages_free(self) -> int:
         """Pages that can still be taken within the budget."""
-
-    def pages_total(self) -> int:
-        """Pages of the whole budget, used or not."""
 
     def page_holders(self) -> NDArray[np.int32]:
         """How many sequences hold each page, 0 for a free one, about in the order in which pages are first taken.
@@ -106,17 +68,20 @@ class Runner(Protocol):
     ) -> NDArray[np.float32]:
         """Append rows to sequences and return the logits of the wanted ones.
 
-        tokens, positions, sequences: one entry a row, rows <= max_rows. The rows of one sequence stand together, in
+        tokens, positions, sequences: one entry per row, at most max_rows. The rows of one sequence stand together, in
         order, and their positions continue the sequence's length. wanted: indices of rows, ascending.
         Returns float32[len(wanted), vocab_size], valid until the next call. A row's logits do not depend on the other
         rows. Raises before anything is changed if a token, position or sequence is out of range or pages run out.
         """
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
-        """Return the keys and values of positions start..stop-1 in the runner's own format (see kv_identity)."""
+        """Return the keys and values of positions start..stop-1 in the runner's own format (see info.kv_layout)."""
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
         """Append what export_kv returned; start must equal the sequence's length. Raises ValueError on a wrong size."""
+
+    def check_integrity(self, sequences: set[int]) -> None:
+        """Raise RuntimeError unless exactly these sequences are alive, and pages and sequences agree."""
 
     def close(self) -> None:
         """Free weights, KV storage and threads. Idempotent."""
@@ -124,11 +89,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """What a Runner has beyond others if a long run of it can be ended early."""
-
-    @property
-    def can_interrupt(self) -> bool:
-        """Whether it can with this model, where it lies."""
+    """What a Runner has beyond others if a long run of it can be ended early, where `info.can_interrupt` says so."""
 
     def run_unless(
         self,
@@ -139,15 +100,3 @@ class Interruptible(Protocol):
         wanted: Sequence[int],
     ) -> NDArray[np.float32] | None:
         """Like Runner.run, but give up soon after another thread has set `stop`: None, with nothing changed."""
-
-
-@runtime_checkable
-class KeepsCopies(Protocol):
-    """A Runner whose storage is allocated at once, and may cost every step for all tokens in it.
-
-    Cached prefixes then move to copies in main memory (localllm/engine/memory_tier.py).
-    """
-
-    @property
-    def copies_bytes(self) -> int:
-        """Main memory planned for copies; 0 keeps everything in the runner."""

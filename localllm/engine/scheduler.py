@@ -1,5 +1,6 @@
-"""Which rows the next step computes: admission, chunked prefill, decode first, preemption."""
+"""Which rows the next step computes: admission, chunked prefill, decode first, fair turns, preemption."""
 
+import time
 from bisect import insort
 from itertools import count, groupby
 
@@ -11,11 +12,20 @@ from localllm.engine.runner import Interruptible, Runner
 from localllm.engine.speculation import StepCosts
 from localllm.errors import OutOfMemoryError
 
+# How long a generation may run while others wait for its place.
+TURN_S = 2.0
+# A turn lasts this many times as long as computing its KV again would take, where it may have to be.
+TURN_PER_PREFILL = 4
+
 
 class Scheduler:
-    """First come, first served within a priority, several at a time; background requests come last.
+    """Admits requests, and plans steps. The engine's thread is the only caller.
 
-    The engine's thread is the only caller.
+    First come, first served within a priority; background requests come last. Where requests wait that do not fit
+    beside the running ones, these take turns: one that has run for TURN_S, and has a new token, goes to the end of the
+    queue, so that answers without end do not keep others waiting. Its KV goes to the prefix cache, from where it goes
+    on for free. Only where memory is short may it be evicted; then turns are longer than computing it again takes, so
+    that most of the time is spent on new tokens. The batch stays full, so that turns cost no throughput.
     """
 
     def __init__(self, runner: Runner, kv: KVManager, max_running: int, draft_model: DraftModel | None) -> None:
@@ -24,45 +34,43 @@ class Scheduler:
         self._max_running = max_running
         self._arrivals = count()
         self._order: dict[Generation, tuple[bool, int, int]] = {}
+        self._admitted: dict[Generation, tuple[float, int]] = {}  # when, and how many tokens it had generated
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
         self._draft_model = draft_model
-        self._patient = isinstance(runner, Interruptible) and runner.can_interrupt
-        self.chunk = ChunkSize(runner.max_rows)
+        self._patient = isinstance(runner, Interruptible) and runner.info.can_interrupt
+        self.chunk = ChunkSize(runner.info.max_rows)
         self.costs = StepCosts()
         self.preemptions = 0
 
     def add(self, generation: Generation) -> None:
-        """Put a new generation into the queue."""
+        """Put a new generation into the queue, or one whose turn is over at the end of its priority's."""
         request = generation.request
         self._order[generation] = (request.background, request.priority, next(self._arrivals))
-        self._enqueue(generation)
+        insort(self.waiting, generation, key=self._order.__getitem__)
 
     def remove(self, generation: Generation) -> None:
-        """Forget a generation that has finished; its sequence is the caller's to release before."""
+        """Forget a generation that has ended, and take its KV back."""
         del self._order[generation]
-        if self._draft_model is not None:
-            self._draft_model.forget(generation)
-        (self.running if generation in self.running else self.waiting).remove(generation)
+        if generation in self.running:
+            self._stop(generation)
+        else:
+            self.waiting.remove(generation)
 
     def schedule(self) -> Plan:
         """Return the next step's rows; an empty plan if nothing can run now."""
         self._admit()
         plan = Plan()
-        active = [generation for generation in self.running if not generation.stream.full]
+        active = [generation for generation in self.running if not generation.writer.stream.full]
         ready = [generation for generation in active if self._started(generation)]
         for generation in ready:
-            if generation.restoring:
-                self._kv.restore(generation)
-                generation.send_progress(0)
-                plan.again = True
-        ready = [generation for generation in ready if not generation.restoring]
-        self._add_decodes(plan, [generation for generation in ready if generation.pending == 1])
+            plan.again |= self._kv.restore(generation.sequence)
+        ready = [generation for generation in ready if not self._kv.is_restoring(generation.sequence)]
+        self._add_decodes(plan, [generation for generation in ready if generation.sequence.pending == 1])
         if len(plan.parts) < len(ready):
-            self._add_prefills(plan, [generation for generation in ready if generation.pending > 1])
+            self._add_prefills(plan, [generation for generation in ready if generation.sequence.pending > 1])
         if active and not plan.parts and not plan.again:
-            self._preempt(self.running[-1])
-            plan.again = True
+            self._preempt(plan)
         return plan
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -74,21 +82,25 @@ class Scheduler:
             self.costs.observe(len(plan), seconds)
 
     def _admit(self) -> None:
-        """Let waiting requests run, in order, while there is room. Those whose readers are behind make room."""
+        """Let waiting requests run, in order, while there is room.
+
+        Those whose readers are behind make room, and those whose turn is over.
+        """
         if not self.waiting:
             return
-        waiting = [generation for generation in self.waiting if not generation.stream.full]
-        paused = [generation for generation in self.running if generation.stream.full]
+        waiting = [generation for generation in self.waiting if not generation.writer.stream.full]
+        paused = [generation for generation in self.running if generation.writer.stream.full]
         for generation in waiting:
             background = generation.request.background
             while paused and (self._all_run or not (background or self._fits(generation))):
                 self._requeue(paused.pop())
-            if self._all_run or not self._fits(generation):
+            if (self._all_run or not self._fits(generation)) and not self._turn_for(generation):
                 if background:
                     continue
                 break
             self.waiting.remove(generation)
             insort(self.running, generation, key=self._order.__getitem__)
+            self._admitted[generation] = time.monotonic(), generation.generated
         if waiting and not self.running:
             waiting[0].fail(OutOfMemoryError("Cached chats fill the KV memory, and a background request evicts none."))
 
@@ -102,79 +114,119 @@ class Scheduler:
         needed = self._pages(generation)
         if generation.request.background:
             return needed <= self._runner.pages_free()
-        return not self.running or needed + sum(map(self._pages, self.running)) <= self._runner.pages_total()
+        return not self.running or needed + sum(map(self._pages, self.running)) <= self._runner.info.pages_total
 
     def _pages(self, generation: Generation) -> int:
-        return len(generation.tokens) // self._runner.page_size + 2  # the page begun, and one to go on
+        return len(generation.sequence.tokens) // self._runner.info.page_size + 2  # the page begun, and one to go on
+
+    def _turn_for(self, generation: Generation) -> bool:
+        """Let running generations whose turn is over wait again, so that another fits; False if that is not enough."""
+        if generation.request.background:
+            return False
+        now, rank = time.monotonic(), self._order[generation][:2]
+        short = not self._fits(generation)
+        over = [other for other in self.running if self._order[other][:2] >= rank and self._is_over(other, now, short)]
+        over.sort(key=lambda other: (self._order[other][:2], -self._admitted[other][0]))
+        left = list(self.running)
+        ending: list[Generation] = []
+        while over and (len(left) >= self._max_running or not self._fit_together(left, generation)):
+            ending.append(over.pop())
+            left.remove(ending[-1])
+        if len(left) >= self._max_running or not self._fit_together(left, generation):
+            return False
+        for other in ending:
+            self._requeue(other, at_the_end=True)
+        return True
+
+    def _is_over(self, generation: Generation, now: float, short: bool) -> bool:
+        """Whether a running generation's turn is over. short: its KV may be evicted when it waits."""
+        since, generated = self._admitted[generation]
+        again = self.chunk.seconds(generation.sequence.computed) if short else 0.0
+        return generation.generated > generated and now - since >= TURN_S + TURN_PER_PREFILL * again
+
+    def _fit_together(self, others: list[Generation], generation: Generation) -> bool:
+        return not others or sum(map(self._pages, [*others, generation])) <= self._runner.info.pages_total
 
     def _started(self, generation: Generation) -> bool:
-        return generation.sequence is not None or self._kv.start(generation, self.running)
+        if generation.sequence.handle is not None:
+            return True
+        neighbours = ((other.sequence, not other.writer.stream.full) for other in self.running)
+        if not self._kv.start(generation.sequence, neighbours):
+            return False
+        generation.writer.admitted()
+        return True
 
     def _add_decodes(self, plan: Plan, decoding: list[Generation]) -> None:
         for generation, drafts in zip(decoding, self._drafts(decoding), strict=True):
-            if generation.sequence is None:  # preempted for an earlier one in this very step
+            if generation.sequence.handle is None:  # preempted for an earlier one in this very step
                 continue
-            room = self._runner.max_rows - len(plan) - 1
+            room = self._runner.info.max_rows - len(plan) - 1
             if room < 0:
                 return
             if drafts and self._add(plan, PlannedRows(generation, 1, drafts[:room])):
                 continue
-            while not self._add(plan, PlannedRows(generation, 1)) and self._preempt(self.running[-1]) is not generation:
+            while not self._add(plan, PlannedRows(generation, 1)) and self._preempt(plan) is not generation:
                 pass
 
     def _drafts(self, decoding: list[Generation]) -> list[list[int]]:
-        """What each generation may go on with; the draft model guesses where nothing else is known."""
-        guided = self._draft_model is not None or any(generation.knows_more for generation in decoding)
-        if not decoding or not guided or not self._runner.can_truncate:
+        """What each generation may go on with; the draft model drafts where prompt lookup finds nothing."""
+        guided = self._draft_model is not None or any(each.speculation.knows_more for each in decoding)
+        if not decoding or not guided or not self._runner.info.can_truncate:
             return [[] for _ in decoding]
         others = len(decoding) - 1
         spare = (self.chunk.rows - len(decoding)) // len(decoding)
-        limits = [
-            min(spare, generation.tokens_left - 1, generation.context - len(generation.tokens) - 1)
-            for generation in decoding
-        ]
+        limits = [min(spare, generation.most_drafted) for generation in decoding]
         drafts = [
-            generation.draft(limit, self.costs, others) for generation, limit in zip(decoding, limits, strict=True)
+            generation.speculation.look_up(limit, self.costs, others)
+            for generation, limit in zip(decoding, limits, strict=True)
         ]
         if self._draft_model is None:
             return drafts
         token_s = self._draft_model.token_s / len(decoding)
         counts = [
-            0 if known else generation.wanted_guesses(limit, self.costs, token_s, others)
+            0 if known else generation.speculation.wanted_of_model(limit, self.costs, token_s, others)
             for generation, limit, known in zip(decoding, limits, drafts, strict=True)
         ]
-        guesses = self._draft_model.guess(list(zip(decoding, counts, strict=True)))
+        sequences = [generation.sequence for generation in decoding]
+        guesses = self._draft_model.guess(list(zip(sequences, counts, strict=True)))
         return [known or guess for known, guess in zip(drafts, guesses, strict=True)]
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
         rows = self.chunk.rows
         if len(self.running) + len(self.waiting) == 1 and prefilling:
             plan.patient = self._patient and prefilling[0].request.time_limit_s is None
-            ahead = max(_text_ahead(prefilling[0]), 1)  # no text before an image, which takes its step all the same
+            ahead = max(self._kv.rows_ahead(prefilling[0].sequence), 1)  # an image takes its step all the same
             rows = self.chunk.rows_patient(ahead) if plan.patient else self.chunk.rows_alone
-        budget = min(rows, self._runner.max_rows) - len(plan)
+        budget = min(rows, self._runner.info.max_rows) - len(plan)
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
-            members = [generation for generation in group if generation.sequence is not None]
-            reading = [generation for generation in members if generation.images.at(generation.computed) is None]
+            members = [generation for generation in group if generation.sequence.handle is not None]
+            reading = []
             for generation in members:
-                if (image := generation.images.at(generation.computed)) is not None and budget > 0:
+                image = generation.sequence.images.at(generation.sequence.computed)
+                if image is None:
+                    reading.append(generation)
+                elif budget > 0:
                     self._add(plan, PlannedRows(generation, len(image.ids), image=image))
                     budget -= len(image.ids)
-            shares = fair_shares([_text_ahead(generation) for generation in reading], max(budget, 0))
-            for generation, share in zip(reading, shares, strict=True):
+            wants = [self._kv.rows_ahead(generation.sequence) for generation in reading]
+            for generation, share in zip(reading, fair_shares(wants, max(budget, 0)), strict=True):
                 if share and self._add(plan, PlannedRows(generation, share)):
                     budget -= share
 
     def _add(self, plan: Plan, part: PlannedRows) -> bool:
         """Add rows if their pages, beside those of the rows already planned, can be found."""
-        needed = self._kv.pages_needed(part.generation, len(part))
-        if not self._kv.make_room(plan.pages + needed, part.generation.request.background):
+        sequence = part.generation.sequence
+        assert sequence.handle is not None
+        needed = self._runner.pages_needed(sequence.handle, len(part))
+        if not self._kv.make_room(plan.pages + needed, sequence.background):
             return False
         plan.add(part, needed)
         return True
 
-    def _preempt(self, generation: Generation) -> Generation:
+    def _preempt(self, plan: Plan) -> Generation:
         """Let the last in order wait again, or fail if it is the only one; return it."""
+        plan.again = True
+        generation = self.running[-1]
         if self.running == [generation]:
             generation.fail(
                 OutOfMemoryError(
@@ -186,18 +238,18 @@ class Scheduler:
         self._requeue(generation)
         return generation
 
-    def _requeue(self, generation: Generation) -> None:
-        """Let a running one wait again. Its KV goes to the cache, where it stays unless the pages are needed."""
+    def _requeue(self, generation: Generation, at_the_end: bool = False) -> None:
+        """Let a running one wait again, in its old place of the queue, or behind all of its priority."""
+        self._stop(generation)
+        if at_the_end:
+            self.add(generation)
+        else:
+            insort(self.waiting, generation, key=self._order.__getitem__)
+
+    def _stop(self, generation: Generation) -> None:
+        """Take a generation out of the running ones. Its KV stays in the cache unless the pages are needed."""
         self.running.remove(generation)
-        self._kv.release(generation)
-        self._enqueue(generation)
-
-    def _enqueue(self, generation: Generation) -> None:
-        insort(self.waiting, generation, key=self._order.__getitem__)
-
-
-def _text_ahead(generation: Generation) -> int:
-    """Pending tokens before the next image or mark."""
-    computed = generation.computed
-    end = next((mark for mark in generation.marks if mark > computed), len(generation.tokens))
-    return min(generation.images.text_end(computed, end), end) - computed
+        del self._admitted[generation]
+        self._kv.release(generation.sequence)
+        if self._draft_model is not None:
+            self._draft_model.forget(generation.sequence)

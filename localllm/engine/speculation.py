@@ -1,18 +1,24 @@
-"""How many tokens to speculate: as many as pay, judged by what steps cost and how often guesses were right."""
+"""Speculative decoding: what may come next, and how many tokens of it are worth checking.
+
+Prompt lookup needs no second model: what followed the same words before probably follows them again. How many tokens
+are drafted follows from what steps cost and from how often drafts were right.
+"""
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 MAX_DRAFT = 15
 # A gain below this is not worth the risk that the measure is off.
 LEAST_GAIN = 1.05
+NGRAM = 3
 
 
 class StepCosts:
-    """What a decoding step costs by its rows, learned from the steps' own times, for each number of rows apart.
+    """What a decoding step costs by its number of rows, learned from the steps' own times.
 
     Costs do not grow evenly: rows are computed in tiles, and one more may cost nothing, or a tile. What was not
-    measured lies on a line between its neighbours, and beyond them rows cost what PRIOR says. Old measures fade, so
-    that a machine that others use too is followed, and numbers of rows that did not pay are tried again some day.
+    measured is interpolated between its neighbours, and beyond them rows cost what PRIOR says. Old measures fade, so
+    that changes of the machine's load are followed, and numbers of rows that did not pay are tried again.
     """
 
     LARGEST = 32
@@ -29,13 +35,13 @@ class StepCosts:
         self._noted = [0] * (self.LARGEST + 1)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a step that only decoded. Large ones are never asked about."""
+        """Learn from a step that only decoded. Large ones are never looked up."""
         if rows > self.LARGEST:
             return
         self._steps += 1
         weight = self._weight(rows)
         if weight > 1:
-            seconds = min(seconds, 3 * self._means[rows])  # somebody else had the processor
+            seconds = min(seconds, 3 * self._means[rows])  # another process had the processor
         elif not self._weights[rows]:
             insort(self._measured, rows)
         self._means[rows] = (self._means[rows] * weight + seconds) / (weight + 1)
@@ -43,7 +49,7 @@ class StepCosts:
         self._noted[rows] = self._steps
 
     def seconds(self, rows: int) -> float:
-        """What a step of so many rows should take; until anything was measured, in units of a step of one."""
+        """What a step of this many rows should take; until anything was measured, in units of a step of one row."""
         if not self._measured:
             return self._prior(rows)
         at = bisect_left(self._measured, rows)
@@ -68,36 +74,19 @@ class StepCosts:
 
 
 class DraftLength:
-    """How long the next draft of a model should be for one request.
-
-    At zero, a short draft is tried again only after a pause that doubles with every failure.
-    """
+    """How long the next draft for one request should be; `chance` says how likely its guesses are."""
 
     FORGET = 0.9
-    FIRST_PAUSE = 8
-    LONGEST_PAUSE = 256
-
-    def __init__(self) -> None:
-        # As if four guesses had been made, three of them right: begin with hope.
-        self._right, self._wrong = 3.0, 1.0
-        self._pause = 0
-        self._next_pause = self.FIRST_PAUSE
 
     def chance(self, at: int) -> float:
-        """Estimated probability that the guess at this place of a draft is right where all before it were."""
-        return self._right / (self._right + self._wrong)
-
-    def token(self) -> None:
-        """Note that a token was generated."""
-        self._pause -= self._pause > 0
+        """Estimated probability that the guess at this place of a draft is right if all before it are."""
+        raise NotImplementedError
 
     def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
-        """Tokens to draft, 0 to `limit`: the number that promises most tokens a second.
+        """Tokens to draft, 0 to `limit`: the number that promises most tokens per second.
 
         drafting_s: time that drafting one token takes. others: rows that the step has anyway.
         """
-        if self._pause or limit <= 0:
-            return 0
         plain = 1 / costs.seconds(others + 1)
         best, best_gain = 0, LEAST_GAIN
         expected = likely = 1.0
@@ -107,6 +96,36 @@ class DraftLength:
             gain = expected / (costs.seconds(others + 1 + count) + count * drafting_s) / plain
             if gain > best_gain:
                 best, best_gain = count, gain
+        return best
+
+
+class ModelDraftLength(DraftLength):
+    """How long the next draft of a draft model should be.
+
+    Where none pays, a short draft is tried again only after a pause that doubles with every failure.
+    """
+
+    FIRST_PAUSE = 8
+    LONGEST_PAUSE = 256
+
+    def __init__(self) -> None:
+        self._right, self._wrong = 3.0, 1.0  # as if four guesses had been made, three of them right
+        self._pause = 0
+        self._next_pause = self.FIRST_PAUSE
+
+    def chance(self, at: int) -> float:
+        """Estimated probability that the guess at this place of a draft is right if all before it are."""
+        return self._right / (self._right + self._wrong)
+
+    def token(self) -> None:
+        """Note that a token was generated."""
+        self._pause -= self._pause > 0
+
+    def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
+        """Tokens to draft; none during a pause."""
+        if self._pause or limit <= 0:
+            return 0
+        best = super().choose(limit, costs, drafting_s, others)
         if not best:
             self._rest()
         return best
@@ -128,7 +147,7 @@ class DraftLength:
 
 
 class LookupLength(DraftLength):
-    """How long the next draft by prompt lookup should be for one request.
+    """How long the next draft by prompt lookup should be.
 
     What a lookup would have guessed is known for every token, whether it was drafted or not. So nothing need be tried,
     and the chances are those of guesses after as many right ones in a row: text that is copied goes on being copied.
@@ -138,12 +157,11 @@ class LookupLength(DraftLength):
     CLASSES = ((0, 1.0, 1.0), (1, 1.2, 0.8), (4, 1.8, 0.2), (8, 1.9, 0.1))
 
     def __init__(self) -> None:
-        super().__init__()
         self._streak = 0
         self._seen = [[right, wrong] for _, right, wrong in self.CLASSES]
 
     def chance(self, at: int) -> float:
-        """Estimated probability that the guess at this place of a draft is right where all before it were."""
+        """Estimated probability that the guess at this place of a draft is right if all before it are."""
         right, wrong = self._class(self._streak + at)
         return right / (right + wrong)
 
@@ -153,11 +171,90 @@ class LookupLength(DraftLength):
         seen[:] = [seen[0] * self.FORGET + right, seen[1] * self.FORGET + (not right)]
         self._streak = self._streak + 1 if right else 0
 
-    def observe(self, drafted: int, accepted: int) -> None:
-        """A verified draft tells nothing that its tokens have not told."""
-
-    def _rest(self) -> None:
-        """Need no pause: looking up costs nothing."""
-
     def _class(self, streak: int) -> list[float]:
         return self._seen[sum(streak >= first for first, _, _ in self.CLASSES) - 1]
+
+
+class PromptLookup:
+    """Finds the tokens that followed the last NGRAM tokens where they occurred last in the prompt or the output.
+
+    Where that was right, it goes on from there: the more tokens agree, the better the place.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+        self._after: dict[tuple[int, ...], int] = {}
+        for end in range(NGRAM, len(self._tokens)):
+            self._after[tuple(self._tokens[end - NGRAM : end])] = end
+        self._next = self._found()
+
+    @property
+    def found(self) -> bool:
+        """Whether the last tokens occurred before."""
+        return self._next is not None
+
+    def append(self, token_id: int) -> bool | None:
+        """Add a token to what is searched; return whether it was the expected one, None if none was expected."""
+        end, expected = len(self._tokens), self._next
+        if end >= NGRAM:
+            self._after[tuple(self._tokens[end - NGRAM : end])] = end
+        self._tokens.append(token_id)
+        right = None if expected is None else self._tokens[expected] == token_id
+        self._next = expected + 1 if expected is not None and right else self._found()
+        return right
+
+    def draft(self, length: int) -> list[int]:
+        """Return up to `length` tokens that may come next; often none."""
+        return [] if self._next is None else self._tokens[self._next : self._next + length]
+
+    def _found(self) -> int | None:
+        return self._after.get(tuple(self._tokens[-NGRAM:]))
+
+
+class Speculation:
+    """What one request drafts: from its own text by prompt lookup, else from a draft model.
+
+    drafted and accepted count tokens.
+    """
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.drafted = self.accepted = 0
+        self._lookup = PromptLookup(text)
+        self._lookup_length = LookupLength()
+        self._model_length = ModelDraftLength()
+        self._by_model = False
+
+    @property
+    def knows_more(self) -> bool:
+        """Whether `look_up` has something to go on with."""
+        return self._lookup.found
+
+    def look_up(self, limit: int, costs: StepCosts, others: int) -> list[int]:
+        """Draft up to `limit` tokens that followed the same ones before; others: further rows of the step."""
+        self._by_model = False
+        if not self._lookup.found:
+            return []
+        return self._lookup.draft(self._lookup_length.choose(limit, costs, 0.0, others))
+
+    def wanted_of_model(self, limit: int, costs: StepCosts, token_s: float, others: int) -> int:
+        """How many tokens a draft model should draft that takes token_s for each; for where `look_up` gave none."""
+        self._by_model = True
+        return self._model_length.choose(limit, costs, token_s, others)
+
+    def token(self, token_id: int) -> None:
+        """Note a token that has come."""
+        expected = self._lookup.append(token_id)
+        if expected is not None:
+            self._lookup_length.guessed(expected)
+        self._model_length.token()
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """Note how many tokens of the latest draft were right."""
+        if self._by_model:
+            self._model_length.observe(drafted, accepted)
+        self.drafted += drafted
+        self.accepted += accepted
+
+    def restart(self, text: Sequence[int]) -> None:
+        """Go on with another text."""
+        self._lookup = PromptLookup(text)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from localllm.engine.adapters import KeySpace
 from localllm.engine.inspection import PrefixView
 from localllm.engine.runner import Runner
 
@@ -14,7 +15,7 @@ LEAST_BETWEEN = 512
 
 
 def mark_places(length: int) -> list[int]:
-    """Where the state of a prompt of so many tokens is to be kept while it is computed, ascending."""
+    """Where the state of a prompt of this many tokens is to be kept while it is computed, ascending."""
     step = max(length // MARKS // LEAST_BETWEEN + 1, 1) * LEAST_BETWEEN
     last = length - TAIL_TOKENS
     return [*range(step, last, step), last] if last > TAIL_TOKENS else []
@@ -24,13 +25,14 @@ def mark_places(length: int) -> list[int]:
 class _State:
     """A sequence of the runner, and the tokens that it stores."""
 
+    space: KeySpace
     tokens: list[int]
     sequence: int
     last_used: int
 
 
 class StateCache:
-    """Stands where a PrefixCache would, for a runner whose sequences are of use whole or not at all.
+    """Takes the place of a PrefixCache for a runner whose sequences are of use whole or not at all.
 
     A state that another continues goes before one that none does, the least recently used first. Not thread-safe: the
     engine's thread is the only caller.
@@ -51,32 +53,30 @@ class StateCache:
         """Tokens behind all states."""
         return sum(len(state.tokens) for state in self._states)
 
-    def match(self, tokens: Sequence[int]) -> int:
+    def match(self, space: KeySpace, tokens: Sequence[int]) -> int:
         """Return how many leading tokens the longest state of use holds. Changes nothing."""
-        found = self._longest(tokens)
-        return len(found.tokens) if found else 0
+        leading = (state for state in self._of(space) if list(tokens[: len(state.tokens)]) == state.tokens)
+        return max((len(state.tokens) for state in leading), default=0)
 
-    def fork(self, tokens: Sequence[int], length: int) -> int:
-        """Return a new sequence that holds tokens[:length], which is what `match` said, or nothing."""
-        if length == 0:
-            return self._runner.create_sequence()
-        state = self._exact(tokens[:length])
+    def fork(self, space: KeySpace, tokens: Sequence[int], length: int) -> int:
+        """Return a new sequence that holds tokens[:length]; length is what `match` returned, above 0."""
+        state = self._exact(space, tokens[:length])
         assert state is not None
         self._touch(state)
         return self._runner.fork_sequence(state.sequence, length)
 
-    def holder(self, tokens: Sequence[int]) -> int | None:
+    def holder(self, space: KeySpace, tokens: Sequence[int]) -> int | None:
         """Return the sequence that holds exactly these tokens, or None. It stays the cache's."""
-        state = self._exact(tokens)
+        state = self._exact(space, tokens)
         return state.sequence if state else None
 
-    def insert(self, tokens: Sequence[int], sequence: int) -> None:
+    def insert(self, space: KeySpace, tokens: Sequence[int], sequence: int) -> None:
         """Take over a sequence that holds exactly these tokens; it is freed at once if they are kept, or none."""
-        state = self._exact(tokens)
+        state = self._exact(space, tokens)
         if state or not tokens:
             self._runner.free_sequence(sequence)
         else:
-            state = _State(list(tokens), sequence, 0)
+            state = _State(space, list(tokens), sequence, 0)
             self._states.append(state)
         if state:
             self._touch(state)
@@ -98,7 +98,8 @@ class StateCache:
     def check_integrity(self) -> set[int]:
         """Raise RuntimeError where the bookkeeping is wrong, and return the sequences owned."""
         owned = {state.sequence for state in self._states}
-        if len(owned) != len(self._states) or len({tuple(state.tokens) for state in self._states}) != len(owned):
+        kept = {(state.space, tuple(state.tokens)) for state in self._states}
+        if not len(owned) == len(self._states) == len(kept):
             raise RuntimeError("state cache: a sequence or its tokens are kept twice")
         for state in self._states:
             if self._runner.sequence_length(state.sequence) != len(state.tokens):
@@ -110,16 +111,16 @@ class StateCache:
         ordered = sorted(self._states, key=lambda state: len(state.tokens))
         return tuple(PrefixView(0, len(state.tokens), 1, state.last_used) for state in ordered)
 
-    def _longest(self, tokens: Sequence[int]) -> _State | None:
-        leading = (state for state in self._states if list(tokens[: len(state.tokens)]) == state.tokens)
-        return max(leading, key=lambda state: len(state.tokens), default=None)
+    def _of(self, space: KeySpace) -> list[_State]:
+        return [state for state in self._states if state.space == space]
 
-    def _exact(self, tokens: Sequence[int]) -> _State | None:
-        return next((state for state in self._states if state.tokens == list(tokens)), None)
+    def _exact(self, space: KeySpace, tokens: Sequence[int]) -> _State | None:
+        return next((state for state in self._of(space) if state.tokens == list(tokens)), None)
 
     def _is_continued(self, state: _State) -> bool:
         length = len(state.tokens)
-        return any(len(other.tokens) > length and other.tokens[:length] == state.tokens for other in self._states)
+        others = self._of(state.space)
+        return any(len(other.tokens) > length and other.tokens[:length] == state.tokens for other in others)
 
     def _touch(self, state: _State) -> None:
         self._clock += 1

@@ -10,6 +10,7 @@ from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
 from localllm.library.notices import warn_once
+from localllm.settings import lora_text
 
 # Ollama's parameters by the names of our settings.
 SETTING_OF = {
@@ -71,7 +72,7 @@ def behaviour_of(model: LibraryModel) -> Behaviour:
         parameters["mirostat"] = 2
     settings: dict[str, object] = {SETTING_OF[name]: value for name, value in parameters.items() if name in SETTING_OF}
     if defaults.adapters:
-        settings["lora"] = ",".join(map(str, defaults.adapters))
+        settings["lora"] = lora_text(defaults.adapters)
     if defaults.projectors:
         settings["mmproj"] = str(defaults.projectors[0])
     # Ollama writes "no limit" and "by chance" as negative numbers, and None says so here.

@@ -72,9 +72,9 @@ def divergence(
     runner: Runner, reference: Runner, chunks: Sequence[Sequence[int]], progress: Progress
 ) -> tuple[Perplexity, Divergence]:
     """Measure a model beside its reference, chunk by chunk. Both must have the same vocabulary; RequestError if not."""
-    if runner.vocab_size != reference.vocab_size:
+    if runner.info.vocab_size != reference.info.vocab_size:
         raise RequestError(
-            f"The model has {runner.vocab_size} tokens and the reference {reference.vocab_size}: "
+            f"The model has {runner.info.vocab_size} tokens and the reference {reference.info.vocab_size}: "
             "they cannot be compared."
         )
     losses, reference_losses, divergences, same = [], [], [], []
@@ -111,8 +111,8 @@ def log_probabilities(runner: Runner, chunk: Sequence[int]) -> NDArray[np.float6
 
 def _predictions(runner: Runner, sequence: int, chunk: Sequence[int]) -> Iterator[NDArray[np.float64]]:
     first = len(chunk) // 2
-    for start in range(0, len(chunk), runner.max_rows):
-        rows = chunk[start : start + runner.max_rows]
+    for start in range(0, len(chunk), runner.info.max_rows):
+        rows = chunk[start : start + runner.info.max_rows]
         positions = range(start, start + len(rows))
         wanted = [row for row, position in enumerate(positions) if first <= position < len(chunk) - 1]
         logits = runner.run(rows, positions, [sequence] * len(rows), wanted)

@@ -96,7 +96,6 @@ def _write(file: ModelFile, target: Path, kind: str, progress: Progress) -> None
         for done, name in enumerate(file.tensors):
             progress("quantising", done / len(file.tensors))
             writer.write_tensor_data(_blocks(file, name, types[name]))
-            file.release(name)
     progress("quantising", 1.0)
 
 

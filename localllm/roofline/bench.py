@@ -101,7 +101,9 @@ def _bench_threads(
             measured = cast("MeasuredRunner", runner)
             steps = tuple(measure_steps(measured, load_tokenizer(file), prompts, count_steps, clock))
         limits = None if probes is None else probes.limits()
-        return ThreadReport(count, limits, _measures(test.seconds, wish, work, runner.max_rows), steps), choice.name
+        return ThreadReport(
+            count, limits, _measures(test.seconds, wish, work, runner.info.max_rows), steps
+        ), choice.name
 
 
 def _rounds(
@@ -124,7 +126,7 @@ def _work(file: ModelFile, runner: MeasuredRunner) -> ModelWork:
     runner.run([0], [0], [sequence], [0])
     row, logits = runner.last_step().products()
     runner.free_sequence(sequence)
-    return ModelWork(row, logits, runner.kv_bytes_per_token, windows(file))
+    return ModelWork(row, logits, runner.info.kv_bytes_per_token, windows(file))
 
 
 def _measures(seconds: Seconds, wish: Wish, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:

@@ -46,7 +46,7 @@ class SpeedTest:
         self._runner, self._wish, self._clock, self._tell = runner, wish, clock, tell
         self.seconds = Seconds(decode={depth: [] for depth in wish.depths})
         generator = np.random.default_rng(_SEED)
-        self.tokens: list[int] = generator.integers(0, runner.vocab_size, wish.longest).tolist()
+        self.tokens: list[int] = generator.integers(0, runner.info.vocab_size, wish.longest).tolist()
         self._filled: dict[int, int] = {}
         longest = runner.create_sequence()
         for depth in sorted(wish.depths):
@@ -86,8 +86,8 @@ class SpeedTest:
 
     def _append(self, sequence: int, tokens: Sequence[int]) -> None:
         """Compute tokens, as many at a time as the runner takes, with logits of the last."""
-        for first in range(0, len(tokens), self._runner.max_rows):
-            piece = tokens[first : first + self._runner.max_rows]
+        for first in range(0, len(tokens), self._runner.info.max_rows):
+            piece = tokens[first : first + self._runner.info.max_rows]
             start, last = self._runner.sequence_length(sequence), first + len(piece) == len(tokens)
             wanted = [len(piece) - 1] if last else []
             self._runner.run(piece, range(start, start + len(piece)), [sequence] * len(piece), wanted)

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-import psutil
-
+from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
 from localllm.engine.backends import choose_backend, native_kv_bytes
 from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
-from localllm.engine.memory_plan import plan_memory
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
+from localllm.memory import plan_memory
 from localllm.server.catalog import CatalogEntry, about, with_files
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.llama_plans import EMBEDDING_BYTES, MIB, plan_embedder, plan_model
@@ -115,7 +114,7 @@ class MemoryLoader:
     def _room(self, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
         """Bytes that are neither used nor promised."""
         promised = sum(map(_promised, loaded)) + sum(plan.needed for plan in coming)
-        room = psutil.virtual_memory().available - promised
+        room = available_memory() - promised
         if self._options.memory_bytes is not None:
             held = sum(map(_held, loaded)) + sum(plan.needed for plan in coming)
             room = min(room, self._options.memory_bytes - held)

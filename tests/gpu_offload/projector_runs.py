@@ -88,7 +88,7 @@ def batch_difference(runner: LlamaCppRunner, prompt: ImagePieces) -> float:
 
 def close_sequences(runner: LlamaCppRunner) -> None:
     """Free what a test, also one that failed, has left in a runner that others use after it."""
-    for sequence in range(runner.max_sequences):
+    for sequence in range(runner.info.max_sequences):
         with contextlib.suppress(ValueError):
             runner.free_sequence(sequence)
-    assert runner.pages_free() == runner.pages_total()
+    assert runner.pages_free() == runner.info.pages_total

@@ -37,7 +37,7 @@ def rows(sequence: int, start: int, stop: int) -> tuple[tuple[int, ...], range, 
 
 
 def test_a_step_that_is_given_up_changes_nothing(runner: LlamaCppRunner, caplog: pytest.LogCaptureFixture) -> None:
-    assert runner.can_interrupt
+    assert runner.info.can_interrupt
     sequence, other = runner.create_sequence(), runner.create_sequence()
     runner.run(*rows(sequence, 0, 100))
     free, stop = runner.pages_free(), threading.Event()

@@ -70,13 +70,9 @@ def greedy(runner: Runner, sequence: int, logits: np.ndarray, count: int) -> lis
 
 
 def test_it_has_every_member_of_the_protocol_with_the_same_parameters():
-    for name, member in vars(Runner).items():
-        if name.startswith("_"):
-            continue
-        ours = inspect.getattr_static(LlamaCppRunner, name)
-        assert type(ours) is type(member), name
-        if inspect.isfunction(member):
-            assert inspect.signature(ours) == inspect.signature(member), name
+    methods = {name: member for name, member in vars(Runner).items() if inspect.isfunction(member) and name[0] != "_"}
+    for name, member in methods.items():
+        assert inspect.signature(getattr(LlamaCppRunner, name)) == inspect.signature(member), name
 
 
 @pytest.mark.parametrize(
@@ -93,12 +89,12 @@ def test_one_sequence_gives_llama_cpps_logits_to_the_bit(data_dir, name, open_ru
 
 
 def test_it_says_what_it_is(runner, path):
-    assert runner.backend == "llama.cpp"
-    assert runner.vocab_size == llama_oracle.vocab_size(path)
-    assert (runner.page_size, runner.max_rows, runner.max_sequences) == (1, 128, 4)
-    assert runner.can_truncate
-    assert runner.pages_free() == runner.pages_total() == 512
-    assert runner.kv_bytes_per_token == 5 * 2 * 4 * 8 * 2  # layers, K and V, KV heads, head length, float16
+    assert runner.info.backend == "llama.cpp"
+    assert runner.info.vocab_size == llama_oracle.vocab_size(path)
+    assert (runner.info.page_size, runner.info.max_rows, runner.info.max_sequences) == (1, 128, 4)
+    assert runner.info.can_truncate
+    assert runner.pages_free() == runner.info.pages_total == 512
+    assert runner.info.kv_bytes_per_token == 5 * 2 * 4 * 8 * 2  # layers, K and V, KV heads, head length, float16
 
 
 def test_rows_of_several_sequences_in_one_batch(runner, path, story, tolerance):
@@ -124,7 +120,7 @@ def test_wanted_rows_may_be_none_some_or_more_than_one_call_returns(runner, path
     tolerance = 2 * llama_oracle.own_difference(path, tuple((story * 8)[:120]), SAME) + 1e-3
     long = (story * 8)[:120]
     expected = llama_oracle.prefill_logits(path, long, SAME)
-    assert append(runner, runner.create_sequence(), long, wanted=[]).shape == (0, runner.vocab_size)
+    assert append(runner, runner.create_sequence(), long, wanted=[]).shape == (0, runner.info.vocab_size)
     some = append(runner, runner.create_sequence(), long, wanted=[3, 119])
     np.testing.assert_allclose(some, expected[[3, 119]], atol=tolerance)
     every = append(runner, runner.create_sequence(), long)
@@ -239,8 +235,12 @@ def test_identity_tells_models_and_types_apart(runner, path, open_runner):
     other_type = open_runner(path, LlamaOptions(context_tokens=256, type_k="f32", type_v="f32", gpu_layers=0))
     other_model = open_runner(path.with_name("tinystories656K-F32.gguf"), OPTIONS)
     again = open_runner(path, OPTIONS)
-    assert len({runner.kv_identity, other_type.kv_identity, other_model.kv_identity}) == 3
-    assert again.kv_identity == runner.kv_identity
+
+    def identity(opened):
+        return opened.info.kv_layout, opened.info.kv_files
+
+    assert len({identity(runner), identity(other_type), identity(other_model)}) == 3
+    assert identity(again) == identity(runner)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +290,8 @@ def test_bad_handles_and_lengths_are_refused(runner):
 def test_a_sequence_does_not_outgrow_the_model(path, open_runner):
     runner = open_runner(path, LlamaOptions(context_tokens=4096, batch_rows=512, gpu_layers=0))
     sequence = runner.create_sequence()
-    while runner.sequence_length(sequence) < runner.max_context:
-        append(runner, sequence, [5] * min(512, runner.max_context - runner.sequence_length(sequence)), wanted=[])
+    while runner.sequence_length(sequence) < runner.info.max_context:
+        append(runner, sequence, [5] * min(512, runner.info.max_context - runner.sequence_length(sequence)), wanted=[])
     with pytest.raises(ValueError, match="grow beyond"):
         append(runner, sequence, [5])
 
@@ -312,8 +312,9 @@ def test_quantised_keys_and_values(tmp_path, open_runner):
     runner = open_runner(path, options)
     sequence = runner.create_sequence()
     append(runner, sequence, [1, 2, 3])
-    assert runner.kv_bytes_per_token == 2 * 2 * 128 * (34 + 18) // 32  # layers, KV heads, head length, bytes of blocks
-    assert abs(len(runner.export_kv(sequence, 0, 3)) - 3 * runner.kv_bytes_per_token) < 300  # positions and headers
+    per_token = 2 * 2 * 128 * (34 + 18) // 32  # layers, KV heads, head length, bytes of blocks
+    assert runner.info.kv_bytes_per_token == per_token
+    assert abs(len(runner.export_kv(sequence, 0, 3)) - 3 * per_token) < 300  # positions and headers
 
 
 def test_bad_options_and_files_end_in_errors_not_in_the_process(path, data_dir, open_runner):

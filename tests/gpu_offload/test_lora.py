@@ -111,8 +111,8 @@ def test_forks_inherit_and_freed_handles_forget(runner, folder, prompt, toleranc
 
 def test_stored_keys_and_values_name_the_adapters(runner, path, folder, opened):
     plain, other = opened(path), opened(path, folder / "two.gguf")
-    assert len({runner.kv_identity, plain.kv_identity, other.kv_identity}) == 3
-    assert (plain.adapter_count, other.adapter_count, runner.adapter_count) == (0, 1, 2)
+    assert len({opened_one.info.kv_files for opened_one in (runner, plain, other)}) == 3
+    assert (plain.info.adapter_count, other.info.adapter_count, runner.info.adapter_count) == (0, 1, 2)
     with pytest.raises(ValueError, match="there are 0 adapters"):
         plain.create_sequence(FIRST)
 

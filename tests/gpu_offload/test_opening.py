@@ -71,5 +71,5 @@ def test_a_real_model_opens_on_what_is_here(data_dir):
     with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as small:
         runner, chosen = opening.open_planned(small, PlanRequest())
     assert chosen.fits
-    assert runner.pages_total() >= chosen.options.context_tokens
+    assert runner.info.pages_total >= chosen.options.context_tokens
     runner.close()

@@ -82,7 +82,7 @@ def prefilled(runner: LlamaCppRunner, tokens: list[int] = PROMPT) -> int:
 
 
 def test_it_says_that_its_sequences_cannot_be_cut(runner):
-    assert not runner.can_truncate
+    assert not runner.info.can_truncate
     sequence = prefilled(runner)
     for attempt in (
         lambda: runner.truncate_sequence(sequence, 3),
@@ -121,7 +121,7 @@ def test_whole_sequences_can_be_saved_and_restored(runner, path):
 
 
 def test_the_state_is_counted_a_sequence_not_a_token(runner, path):
-    assert runner.kv_bytes_per_token == 0
+    assert runner.info.kv_bytes_per_token == 0
     with open_model(path) as model:
         use = Estimate(ModelNeeds(model), LlamaOptions(context_tokens=256, max_sequences=3), ()).in_main_memory()
     with llama_oracle.recorded_log() as log, llama_oracle.context(path, 64):

@@ -1,6 +1,6 @@
 """Small GGUF files of every native architecture: random weights that keep activations near one, no vocabulary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ class Synthetic:
     dropped: tuple[str, ...] = ()
     beside: dict[str, str] = field(default_factory=dict)
     layer_norm: bool = False
+    expert_width: int = 0  # where no key states it as a number
+
+    @property
+    def inner(self) -> int:
+        """Width of the feed-forward network, or of each expert."""
+        return self.expert_width or int(self.extra.get("expert_feed_forward_length", self.feed_forward))
 
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
@@ -55,22 +61,11 @@ _SHARED_EXPERT = {
 }
 _NORMS_OF_ALL_HEADS = {"attn_q_norm.weight": "queries", "attn_k_norm.weight": "keys"}
 _OUTPUT_BIASES = {"attn_output.bias": "width", "ffn_up.bias": "inner", "ffn_down.bias": "width"}
+_NORMS_BEFORE = ("attn_norm.weight", "ffn_norm.weight")
 
 MODELS: dict[str, Synthetic] = {
     "llama": Synthetic("llama", tied=False, extra={"rope.dimension_count": 64}),
     "llama-multi-query": Synthetic("llama", heads=8, kv_heads=1, head=32, extra={"rope.dimension_count": 32}),
-    "llama-linear-rope": Synthetic(
-        "llama", extra={"rope.dimension_count": 64, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
-    ),
-    "llama-yarn": Synthetic(
-        "llama",
-        extra={
-            "rope.dimension_count": 64,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 256,
-        },
-    ),
     "llama3-rope": Synthetic("llama", extra={"rope.dimension_count": 64}, factors={"rope_freqs.weight": 8.0}),
     "mixtral": Synthetic("llama", experts=6, extra={"rope.dimension_count": 64, "expert_used_count": 2}),
     "qwen2": Synthetic("qwen2", bias=True, embedding=448, heads=7, kv_heads=1, head=64),
@@ -104,14 +99,10 @@ MODELS: dict[str, Synthetic] = {
         extra={**_GEMMA.extra, "rope.freq_base": 1_000_000.0},
     ),
     "gemma3-rope-swa": replace(
-        _GEMMA,
-        architecture="gemma3",
-        head_norms=True,
-        extra={**_GEMMA.extra, "rope.freq_base_swa": 500.0, "attention.sliding_window_pattern": 3},
+        _GEMMA, architecture="gemma3", head_norms=True, extra={**_GEMMA.extra, "attention.sliding_window_pattern": 3}
     ),
-    "gemma": Synthetic("gemma"),
+    **{name: Synthetic(name) for name in ("gemma", "ernie4_5")},
     "internlm2": Synthetic("internlm2", tied=False),
-    "ernie4_5": Synthetic("ernie4_5"),
     "exaone": Synthetic("exaone", factors={"rope_freqs.weight": 8.0}),
     "seed_oss": Synthetic(
         "seed_oss", bias=True, added={"post_attention_norm.weight": "width"}, dropped=("ffn_norm.weight",)
@@ -129,7 +120,6 @@ MODELS: dict[str, Synthetic] = {
         },
     ),
     "granite": Synthetic("granite", extra=_GRANITE),
-    "granite-unturned": Synthetic("granite", extra={**_GRANITE, "rope.scaling.finetuned": False}),
     "granitemoe": Synthetic(
         "granitemoe",
         experts=8,
@@ -152,9 +142,7 @@ MODELS: dict[str, Synthetic] = {
     "olmoe": Synthetic(
         "olmoe", tied=False, kv_heads=4, experts=6, extra={"expert_used_count": 3}, added=_NORMS_OF_ALL_HEADS
     ),
-    "olmo2": Synthetic(
-        "olmo2", tied=False, post_norms=True, added=_NORMS_OF_ALL_HEADS, dropped=("attn_norm.weight", "ffn_norm.weight")
-    ),
+    "olmo2": Synthetic("olmo2", tied=False, post_norms=True, added=_NORMS_OF_ALL_HEADS, dropped=_NORMS_BEFORE),
     "olmo3": Synthetic(
         "olmo2",
         layers=4,
@@ -168,9 +156,9 @@ MODELS: dict[str, Synthetic] = {
             "rope.scaling.original_context_length": 128,
         },
         added=_NORMS_OF_ALL_HEADS,
-        dropped=("attn_norm.weight", "ffn_norm.weight"),
+        dropped=_NORMS_BEFORE,
     ),
-    "exaone4": Synthetic("exaone4", head_norms=True, post_norms=True, dropped=("attn_norm.weight", "ffn_norm.weight")),
+    "exaone4": Synthetic("exaone4", head_norms=True, post_norms=True, dropped=_NORMS_BEFORE),
     "exaone4-32b": Synthetic(
         "exaone4",
         layers=64,
@@ -182,7 +170,7 @@ MODELS: dict[str, Synthetic] = {
         head_norms=True,
         post_norms=True,
         extra={"attention.sliding_window": 40},
-        dropped=("attn_norm.weight", "ffn_norm.weight"),
+        dropped=_NORMS_BEFORE,
     ),
     "glm4": Synthetic(
         "glm4",
@@ -257,11 +245,48 @@ MODELS: dict[str, Synthetic] = {
 }
 
 
-def write(model: Synthetic, path: Path, seed: int = 1, values: Mapping[str, NDArray[np.float32]] | None = None) -> Path:
-    """Write the file, matrices in F32, and return its path. values: tensors by name, instead of random ones."""
+def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, **extra: Any) -> Synthetic:
+    """One of the models with other metadata; "__" in a key is a dot."""
+    model = MODELS[name]
+    changed = {key: value for key, value in model.extra.items() if key not in without}
+    changed |= {key.replace("__", "."): value for key, value in extra.items()}
+    return replace(model, extra=changed, expert_width=expert_width)
+
+
+_WIDTH = ("expert_feed_forward_length",)
+MODELS["llama-linear-rope"] = _varied("llama", rope__scaling__type="linear", rope__scaling__factor=4.0)
+MODELS["llama-yarn"] = _varied(
+    "llama", rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=256
+)
+MODELS["granite-unturned"] = _varied("granite", rope__scaling__finetuned=False)
+MODELS["gemma2-rope-swa"] = _varied("gemma2", rope__freq_base_swa=500.0)
+MODELS["gemma3-attention-factor"] = _varied("gemma3-rope-swa", rope__scaling__attn_factor=1.3)
+MODELS["gemma3-rope-swa"] = _varied("gemma3-rope-swa", rope__freq_base_swa=500.0)
+MODELS["gpt-oss-rope-swa"] = _varied("gpt-oss", rope__freq_base_swa=300.0)
+MODELS["qwen2moe-unstated"] = _varied("qwen2moe", without=_WIDTH, expert_width=256, expert_used_count=2)
+MODELS["qwen3moe-unstated"] = replace(_varied("qwen3moe", without=_WIDTH, expert_width=128), experts=8)
+MODELS["qwen3moe-listed"] = _varied(
+    "qwen3moe", expert_width=192, expert_used_count=[4, 4], expert_feed_forward_length=[192, 192]
+)
+
+
+def write(
+    model: Synthetic,
+    path: Path,
+    seed: int = 1,
+    values: Mapping[str, NDArray[np.float32]] | None = None,
+    tokens: Sequence[str] = (),
+) -> Path:
+    """Write the file, matrices in F32, and return its path.
+
+    values: tensors by name, instead of random ones. tokens: a vocabulary without merges or scores.
+    """
     name = model.architecture
     writer = gguf.GGUFWriter(path, name)
-    writer.add_tokenizer_model("no_vocab")
+    writer.add_tokenizer_model("llama" if tokens else "no_vocab")
+    if tokens:
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
     metadata: dict[str, Any] = {
         "vocab_size": model.vocabulary,
         "block_count": model.layers,
@@ -335,7 +360,7 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
 def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
     """A shape from the names of its sizes."""
     queries, keys = model.heads * model.head, model.kv_heads * model.head
-    inner = model.extra.get("expert_feed_forward_length", model.feed_forward)
+    inner = model.inner
     sizes = {
         "width": model.embedding,
         "queries": queries,
@@ -352,9 +377,8 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
 
 
 def _feed_forward(model: Synthetic) -> dict[str, tuple[int, ...]]:
-    width, inner = model.embedding, model.feed_forward
+    width, inner = model.embedding, model.inner
     if model.experts:
-        inner = model.extra.get("expert_feed_forward_length", inner)
         up = (model.experts, inner, width)
         return {
             "ffn_gate_inp.weight": (model.experts, width),

@@ -29,9 +29,9 @@ def test_logits_equal_llama_cpp(name: str, tmp_path: Path) -> None:
         for length in LENGTHS:
             expected = llama_oracle.prefill_logits(path, tokens[:length])
             sequence = runner.create_sequence()
-            rows = range(0, length, runner.max_rows)
+            rows = range(0, length, runner.info.max_rows)
             ours = np.concatenate(
-                [_run(runner, sequence, tokens[first : min(length, first + runner.max_rows)]) for first in rows]
+                [_run(runner, sequence, tokens[first : min(length, first + runner.info.max_rows)]) for first in rows]
             )
             spread = expected.std()
             assert np.abs(ours - expected).max() < TOLERANCE * spread * 4

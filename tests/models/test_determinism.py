@@ -37,7 +37,7 @@ def open_runner(case: tuple[Path, KVTypes], threads: int | None = None) -> Nativ
 def runner(case: tuple[Path, KVTypes]) -> Iterator[NativeRunner]:
     runner = open_runner(case)
     yield runner
-    runner.check_integrity()
+    runner.check_integrity(set(runner._sequences))
     runner.close()
 
 

@@ -92,8 +92,8 @@ def quantized(source: Path, file_type: str) -> Path:
 def logits(runner: NativeRunner, tokens: list[int]) -> np.ndarray:
     sequence = runner.create_sequence()
     pieces = []
-    for first in range(0, len(tokens), runner.max_rows):
-        piece = tokens[first : first + runner.max_rows]
+    for first in range(0, len(tokens), runner.info.max_rows):
+        piece = tokens[first : first + runner.info.max_rows]
         positions = list(range(first, first + len(piece)))
         pieces.append(runner.run(piece, positions, [sequence] * len(piece), list(range(len(piece)))).copy())
     runner.free_sequence(sequence)

@@ -33,10 +33,6 @@ class WatchedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    @property
-    def copies_bytes(self) -> int:
-        return getattr(self.runner, "copies_bytes", 0)
-
     def create_sequence(self, adapters: AdapterSet = ()) -> int:
         sequence = self.runner.create_sequence(adapters)
         self.alive.add(sequence)
@@ -65,19 +61,20 @@ class WatchedRunner:
             self.batches.append(len(rows[0]))
         return logits  # type: ignore[no-any-return]
 
-    def check_pages(self, owned: set[int]) -> None:
+    def check_integrity(self, owned: set[int]) -> None:
         """Raise unless exactly these sequences are alive, and no page is lost."""
         if self.alive != owned:
             raise RuntimeError(f"sequences alive {self.alive}, owned {owned}")
         stored = sum(self.runner.sequence_length(sequence) for sequence in self.alive)
-        taken = self.runner.pages_total() - self.runner.pages_free()
-        slack = len(self.alive) * self.runner.page_size
-        if taken * self.runner.page_size > stored + slack:
+        taken = self.runner.info.pages_total - self.runner.pages_free()
+        slack = len(self.alive) * self.runner.info.page_size
+        if taken * self.runner.info.page_size > stored + slack:
             raise RuntimeError(f"{taken} pages are taken by {stored} tokens")
         holders = self.runner.page_holders()
-        held = sum(-(-self.runner.sequence_length(sequence) // self.runner.page_size) for sequence in self.alive)
+        held = sum(-(-self.runner.sequence_length(sequence) // self.runner.info.page_size) for sequence in self.alive)
         if (int((holders > 0).sum()), int(holders.sum())) != (taken, held):
             raise RuntimeError(f"{taken} pages are taken and held {held} times, but counted {holders.tolist()}")
+        self.runner.check_integrity(owned)
 
 
 def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
@@ -90,7 +87,7 @@ def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
     from models import NativeRunner
 
     runner = NativeRunner(model, kv_bytes=2**20, threads=1)
-    per_token = runner.kv_bytes_per_token  # known once it is loaded, for it may pad heads
+    per_token = runner.info.kv_bytes_per_token  # known once it is loaded, for it may pad heads
     runner.close()
     return NativeRunner(model, kv_bytes=tokens * per_token, threads=1)
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from localllm.engine.adapters import AdapterSet, adapter_set, marked, parse_lora
+from localllm.engine.adapters import AdapterSet, adapter_set
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.loaded_model import load_model
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import Completion
 from localllm.errors import RequestError, SettingsError
-from localllm.settings import Settings
+from localllm.settings import Settings, lora_text, parse_lora
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.gpu_offload import lora_files
@@ -36,6 +36,12 @@ def test_the_setting_names_files_and_weights() -> None:
             parse_lora(bad)
 
 
+def test_paths_with_commas_and_colons_are_one_adapter_each() -> None:
+    paths = [Path("/models/a, b/x:1.5"), Path("/y:z.gguf"), Path("/plain.gguf")]
+    assert parse_lora(lora_text(paths)) == [(path, 1.0) for path in paths]
+    assert parse_lora("/a\\,b.gguf:0.5, c") == [(Path("/a,b.gguf"), 0.5), (Path("c"), 1.0)]
+
+
 def test_a_request_may_choose_what_is_loaded() -> None:
     assert adapter_set([(1, 2.0), (0, 0.5)], 2) == BOTH
     assert adapter_set([(0, 0.0)], 1) == ()
@@ -44,14 +50,6 @@ def test_a_request_may_choose_what_is_loaded() -> None:
             adapter_set(bad, 2)
     with pytest.raises(RequestError, match="--lora"):
         adapter_set(ONE, 0)
-
-
-def test_marked_tokens_differ_where_the_adapters_do() -> None:
-    sets: list[AdapterSet] = [(), ONE, BOTH, ((0, 0.5),), ((0, -1.0),), ((1, 1.0),)]
-    keys = {tuple(marked([7, 8], adapters)) for adapters in sets}
-    assert len(keys) == len(sets)
-    assert all(key[1:] == (8,) and key[0] & 0xFFFFFFFF == 7 and key[0] != 7 for key in keys)
-    assert marked([], ONE) == []
 
 
 def ask(engine: Engine, adapters: AdapterSet | None, tokens: tuple[int, ...] = PROMPT) -> Completion:
@@ -86,7 +84,7 @@ def test_prefixes_are_shared_under_the_same_adapters_alone() -> None:
     assert len({expected(runner, adapters) for adapters in ((), ONE, BOTH)}) == 3
     with pytest.raises(RequestError, match="There is no adapter 2"):
         ask(engine, ((2, 1.0),))
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
 
 
 def test_neighbours_of_other_adapters_do_not_wait_for_each_other() -> None:
@@ -98,7 +96,7 @@ def test_neighbours_of_other_adapters_do_not_wait_for_each_other() -> None:
         for adapters in sets
     ]
     while engine.step():
-        runner.check_pages(engine.check_integrity())
+        engine.check_integrity()
     for adapters, stream in zip(sets, streams, strict=True):
         assert stream.collect().token_ids == expected(runner, adapters)
 

@@ -131,7 +131,7 @@ def test_what_the_native_engine_turns_out_not_to_know_goes_to_llama_cpp(
     with open_model(data_dir / "models/gguf/stories260K-F32.gguf") as file:
         runner, choice = open_runner(file, Settings(ctx=128, threads=1), None)
         runner.close()
-        assert runner.backend == choice.name == "llama.cpp"
+        assert runner.info.backend == choice.name == "llama.cpp"
         assert "its rope is of another kind" in choice.why
         with pytest.raises(UnsupportedModelError):
             open_runner(file, Settings(backend="native"), None)
@@ -144,8 +144,8 @@ def test_keys_and_values_are_stored_as_the_settings_say(known: ModelFile) -> Non
     ):
         runner, _ = open_runner(known, settings, None)
         per_value = {"f16": 2 * 64, "q8_0": 64 + 4}
-        assert runner.kv_identity.endswith(":".join(types))
-        assert runner.kv_bytes_per_token == 2 * 2 * sum(per_value[kind] for kind in types)  # layers, heads
+        assert runner.info.kv_layout.endswith(":".join(types))
+        assert runner.info.kv_bytes_per_token == 2 * 2 * sum(per_value[kind] for kind in types)  # layers, heads
         runner.close()
     request = plan_request(Settings(kv_type_k="q8_0"))
     assert request.kv_types == ("q8_0", None)
@@ -164,8 +164,8 @@ def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
             (open_runner(file, settings, None)[0], 4 * 2**20 // per_token),
             (open_runner(file, settings, None, kv_tokens=1024)[0], 1024),
         ):
-            assert runner.kv_bytes_per_token == per_token
-            assert runner.pages_total() == tokens // runner.page_size
+            assert runner.info.kv_bytes_per_token == per_token
+            assert runner.info.pages_total == tokens // runner.info.page_size
             runner.close()
 
 

@@ -47,7 +47,7 @@ def answers(runner: FakeRunner, *wanted: GenerationRequest) -> list[Completion]:
     engine = Engine(runner, VOCABULARY)
     streams = [engine.submit(request) for request in wanted]
     while engine.step():
-        runner.check_pages(engine.check_integrity())
+        engine.check_integrity()
     return [stream.collect() for stream in streams]
 
 
@@ -57,7 +57,7 @@ def alone(
     """Every token sampled under its mask, with nothing forced, drafted or cached; the window rolls at the context."""
     assert request.constraint is not None
     state = request.constraint.fork()
-    sampler = Sampler(request.sampling, runner.vocab_size, request.prompt)
+    sampler = Sampler(request.sampling, runner.info.vocab_size, request.prompt)
     window, tokens = list(request.prompt), []
     while len(tokens) < (request.max_tokens or 1000):
         if len(window) >= context:

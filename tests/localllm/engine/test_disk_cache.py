@@ -25,7 +25,7 @@ LONG = tuple((at * 7) % 63 + 1 for at in range(600))
 def turn(folder: Path, prompt: tuple[int, ...], runner: FakeRunner | None = None) -> tuple[Completion, FakeRunner]:
     """One turn in a process of its own, as far as memory goes."""
     runner = runner or FakeRunner(pages=400, max_rows=64)
-    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(folder, runner.kv_identity, 2**20))
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(folder, runner.info.kv_layout, 2**20))
     stream = engine.submit(GenerationRequest(prompt, sampling=SamplingParams(temperature=0), max_tokens=4))
     while engine.step():
         engine.check_integrity()
@@ -57,8 +57,7 @@ def test_a_branch_uses_the_common_part_to_the_single_token(tmp_path: Path) -> No
 
 def test_other_models_and_short_prompts_find_nothing(tmp_path: Path) -> None:
     turn(tmp_path, LONG)
-    other = FakeRunner(pages=400)
-    other.kv_identity = "another model"
+    other = FakeRunner(pages=400, kv_layout="another model")
     assert turn(tmp_path, LONG, other)[0].last.counts.cached_disk == 0
     turn(tmp_path / "short", LONG[:20])
     assert not list((tmp_path / "short").glob("*/*.kv"))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from localllm.engine.draft_model import CATCH_UP_ROWS, DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
-from localllm.engine.speculation import DraftLength, StepCosts
+from localllm.engine.speculation import DraftLength, ModelDraftLength, StepCosts
 from localllm.engine.stream import Completion
 from localllm.errors import OutOfMemoryError, RequestError
 from tests.fakes.fake_runner import FakeRunner
@@ -41,7 +41,7 @@ def answers(draft: FakeRunner | None, *wanted: GenerationRequest, pages: int = 4
     while engine.step():
         engine.check_integrity()
     done = [stream.collect() for stream in streams]
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
     return done
 
 
@@ -125,19 +125,19 @@ def test_step_costs_are_those_observed() -> None:
 
 def test_drafts_grow_with_acceptance_and_end_where_they_lose() -> None:
     cheap, dear = costs(0.02, 0.0005), costs(0.001, 0.02)
-    length = DraftLength()
+    length = ModelDraftLength()
     for _ in range(20):
         length.observe(4, 4)
     assert length.choose(30, cheap, 0.0) >= 8
     assert length.choose(3, cheap, 0.0) == 3
-    assert 0 < DraftLength().choose(30, cheap, 0.005) < DraftLength().choose(30, cheap, 0.0)
-    length = DraftLength()
+    assert 0 < ModelDraftLength().choose(30, cheap, 0.005) < ModelDraftLength().choose(30, cheap, 0.0)
+    length = ModelDraftLength()
     assert length.choose(30, dear, 0.0) == 0
     assert length.choose(30, cheap, 0.0) == 0, "it pauses"
-    for _ in range(DraftLength.FIRST_PAUSE):
+    for _ in range(ModelDraftLength.FIRST_PAUSE):
         length.token()
     assert length.choose(30, cheap, 0.0) > 0
-    failing, tried = DraftLength(), 0
+    failing, tried = ModelDraftLength(), 0
     for _ in range(1000):
         if count := failing.choose(30, cheap, 0.0):
             failing.observe(count, 0)

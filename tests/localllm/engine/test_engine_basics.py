@@ -84,7 +84,7 @@ def test_together_as_alone(can_truncate: bool) -> None:
     streams = [engine.submit(request(*prompt)) for prompt in prompts]
     run_all(engine)
     assert [stream.collect().token_ids for stream in streams] == [expected(runner, prompt, 6) for prompt in prompts]
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
 
 
 def test_samples_of_one_prompt_share_its_prefill() -> None:
@@ -96,7 +96,7 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
     answers = {stream.collect().token_ids for stream in streams}
     assert len(answers) == 4
     # 40 rows for the prompt, the last of it again for three, and five decoded tokens each.
-    assert runner.rows_computed <= 40 + 3 * runner.page_size + 4 * 5
+    assert runner.rows_computed <= 40 + 3 * runner.info.page_size + 4 * 5
 
 
 def test_stop_string_over_token_borders_is_cut() -> None:
@@ -252,7 +252,7 @@ def test_memory_pressure_preempts_and_loses_nothing() -> None:
     run_all(engine)
     assert [stream.collect().token_ids for stream in streams] == [expected(runner, prompt, 25) for prompt in prompts]
     assert engine.stats().preemptions > 0
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
 
 
 def test_background_requests_evict_nothing() -> None:
@@ -306,7 +306,7 @@ def test_a_failed_step_ends_its_own_requests_only() -> None:
     failed = answer(engine, request(7, 8, 9))
     assert (failed.last.finish_reason, failed.last.error) == (FinishReason.ERROR, "no room for sevens")
     assert answer(engine, request(1, 2, 3)).last.finish_reason is FinishReason.LENGTH
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
 
 
 def test_readers_that_are_behind_block_nobody() -> None:
@@ -345,10 +345,10 @@ def test_a_background_request_gives_way_to_a_chat() -> None:
     chat = engine.submit(request(*range(4, 60), max_tokens=30))
     ran = False
     while engine.step():
-        runs = any(generation.stream is chat for generation in engine._scheduler.running)
-        waits = any(generation.stream is chat for generation in engine._scheduler.waiting)
+        runs = any(generation.writer.stream is chat for generation in engine._scheduler.running)
+        waits = any(generation.writer.stream is chat for generation in engine._scheduler.waiting)
         assert not (ran and waits), "the chat was preempted for the sake of a background request"
         ran = ran or runs
     assert chat.collect().token_ids == expected(runner, tuple(range(4, 60)), 30)
     assert title.collect().last.finish_reason in {FinishReason.LENGTH, FinishReason.ERROR}
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()

@@ -70,7 +70,7 @@ def answers(engine: Engine, wanted: list[GenerationRequest]) -> list[tuple[int, 
 
 def alone(runner: Runner, model: ModelFile, request: GenerationRequest) -> tuple[int, ...]:
     """The answer without engine: one token a run, nothing reused, forced or guessed."""
-    sampler = Sampler(request.sampling, runner.vocab_size, request.prompt)
+    sampler = Sampler(request.sampling, runner.info.vocab_size, request.prompt)
     state = request.constraint.fork() if request.constraint else None
     sequence = runner.create_sequence()
     tokens, produced = list(request.prompt), 0
@@ -101,7 +101,7 @@ def test_eight_clients_get_the_answers_they_get_alone(
     runner: Runner, model: ModelFile, tmp_path: Path, guesses: str, data_dir: Path
 ) -> None:
     """Cold, from memory, and after a restart from the disk; greedy and seeded; with guesses and without."""
-    backend = "llama" if runner.backend == "llama.cpp" else "native"
+    backend = "llama" if runner.info.backend == "llama.cpp" else "native"
     wanted = requests(model)
     expected = [alone(runner, model, request) for request in wanted]
 
@@ -110,7 +110,7 @@ def test_eight_clients_get_the_answers_they_get_alone(
         if guesses == "draft model":
             with open_model(data_dir / "models" / "gguf" / "stories260K-Q4_K_M-fallback.gguf") as small:
                 guesser = DraftModel(open_runner(backend, small))
-        disk = DiskCache(tmp_path, runner.kv_identity, 2**26)
+        disk = DiskCache(tmp_path, runner.info.kv_layout, 2**26)
         return Engine(runner, load_tokenizer(model), disk=disk, draft_model=guesser)
 
     engine = engine_on(runner)

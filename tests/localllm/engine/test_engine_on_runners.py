@@ -80,7 +80,7 @@ def test_turns_compute_only_what_is_new(runner: WatchedRunner, tokenizer: Tokeni
     third = answer(engine, request(branch))
     check(branch, third.token_ids)
     assert third.last.counts.cached_memory >= len(prompt) - 5
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
 
 
 def test_a_stop_string_over_token_borders_is_cut(runner: WatchedRunner, tokenizer: Tokenizer) -> None:
@@ -113,7 +113,7 @@ def test_cancel_in_queue_prefill_and_decode(kind: str, model: ModelFile, tokeniz
     decoding.cancel()
     run_all(engine)
     assert decoding.collect().last.counts.generated >= 2
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
     engine.close()
 
 
@@ -131,7 +131,7 @@ def test_memory_pressure_preempts_and_loses_nothing(
         assert len(done.token_ids) == 60
         check(prompt, done.token_ids)
     assert engine.stats().preemptions > 0
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
     engine.close()
 
 
@@ -180,12 +180,12 @@ def test_segments_of_another_runner_are_never_taken(kind: str, model: ModelFile,
     prompt = tokenizer.encode(STORY * 4)
     for turn in range(2):
         runner = open_real(kind, model)
-        engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, runner.kv_identity, 2**26))
+        engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, runner.info.kv_layout, 2**26))
         counts = answer(engine, request(prompt, max_tokens=1)).last.counts
         assert (counts.cached_disk > 0) == (turn > 0)
         engine.close()
     assert len(list(tmp_path.iterdir())) == 1
-    other = "elsewhere" + runner.kv_identity
+    other = "elsewhere" + runner.info.kv_layout
     runner = open_real(kind, model)
     engine = Engine(runner, tokenizer, disk=DiskCache(tmp_path, other, 2**26))
     assert answer(engine, request(prompt, max_tokens=1)).last.counts.cached_disk == 0

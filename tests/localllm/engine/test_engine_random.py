@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.engine import disk_cache, kv_manager, memory_tier, spill
+from localllm.engine import disk_cache, kv_manager, memory_tier, scheduler, spill
 from localllm.engine import stream as stream_module
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
 from localllm.engine.context_policy import roll
@@ -78,7 +78,7 @@ class TypedRunner(FakeRunner):
 
     def _converted(self, data: bytes) -> bytes:
         tokens = np.frombuffer(data, np.int32)
-        return (VOCABULARY.vocab_size - tokens).tobytes() if self.kv_identity == "q8_0" else data
+        return (VOCABULARY.vocab_size - tokens).tobytes() if self.info.kv_layout == "q8_0" else data
 
 
 def bias(history: list[int], row: NDArray[np.float32]) -> None:
@@ -109,6 +109,7 @@ class Work:
             "max_rows": int(chance.integers(3, 40)),
         }
         self.copies = int(chance.integers(100, 3000)) if chance.random() < 0.5 else 0
+        patches.setattr(scheduler, "TURN_S", float(chance.choice([0.0, 0.001, 2.0])))
         guesses = int(chance.integers(0, 8))
         if guesses:  # as many as there may be, whether they pay or not
             patches.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, guesses), 0))
@@ -118,11 +119,8 @@ class Work:
         self.start()
 
     def start(self) -> None:
-        self.runner = make_runner(**self.shape)
-        self.runner.kv_identity = str(self.chance.choice(KV_TYPES))
-        if self.copies:
-            self.runner.copies_bytes = self.copies  # type: ignore[attr-defined]
-        cache = DiskCache(self.folder, self.runner.kv_identity, 100_000) if self.disk else None
+        self.runner = make_runner(**self.shape, kv_layout=str(self.chance.choice(KV_TYPES)), copies_bytes=self.copies)
+        cache = DiskCache(self.folder, self.runner.info.kv_layout, 100_000) if self.disk else None
         draft = DraftModel(make_runner(pages=40, max_rows=16)) if self.draft else None
         self.engine = Engine(self.runner, VOCABULARY, max_running=4, max_waiting=6, disk=cache, draft_model=draft)
 
@@ -161,7 +159,7 @@ class Work:
             context_policy=ContextPolicy.ROLLING if rolling else ContextPolicy.REFUSE,
             constraint=constraint,
         )
-        in_memory = (self.runner.pages_total() - 1) * self.runner.page_size
+        in_memory = (self.runner.info.pages_total - 1) * self.runner.info.page_size
         context = min(request.context_limit or in_memory, in_memory)
         for _ in range(self.one_of(1, 1, 1, 3)):
             try:
@@ -204,7 +202,7 @@ class Work:
         self.start()
 
     def sound(self) -> None:
-        self.runner.check_pages(self.engine.check_integrity())
+        self.engine.check_integrity()
 
     def check(self) -> None:
         """Compare everything that was answered, all of it or what a client that left has got."""

@@ -30,7 +30,7 @@ def test_random_work_changes_no_answer(kind: str, data_dir: Path, monkeypatch: p
         class RealWork(Work):
             def start(self) -> None:
                 self.runner = WatchedRunner(open_real(kind, model, tokens=TOKENS))  # type: ignore[assignment]
-                cache = DiskCache(self.folder, self.runner.kv_identity, 1_000_000) if self.disk else None
+                cache = DiskCache(self.folder, self.runner.info.kv_layout, 1_000_000) if self.disk else None
                 self.engine = Engine(self.runner, FakeVocabulary(), max_running=4, max_waiting=6, disk=cache)
 
             def submit(self) -> None:

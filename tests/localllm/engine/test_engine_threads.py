@@ -5,12 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from localllm.engine import engine as engine_module
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
+from localllm.errors import EngineStoppedError
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.waiting import eventually
 
 PROMPTS = [
     tuple(int(token) for token in np.random.default_rng(seed % 4).integers(1, 64, 20 + seed)) for seed in range(12)
@@ -62,3 +66,26 @@ def test_threads_and_tasks_get_their_answers(tmp_path: Path) -> None:
             future.result()
     engine.close()
     assert runner.closed and runner.batches and max(runner.batches) > 1
+
+
+def test_an_idle_engine_checks_its_bookkeeping(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "IDLE_S", 0.01)
+    checks: list[bool] = []
+    sound, broken = FakeRunner(), FakeRunner()
+    check_pages = sound.check_integrity
+    monkeypatch.setattr(sound, "check_integrity", lambda alive: checks.append(check_pages(alive) is None))
+    broken.create_sequence()  # which is of no generation, nor of the cache
+    engine, failing = Engine(sound, FakeVocabulary()), Engine(broken, FakeVocabulary())
+    for each in (engine, failing):
+        each.start()
+        assert len(each.submit(request(0)).collect().token_ids) == 5
+    eventually(lambda: checks, "nothing was checked")
+    assert engine.submit(request(0)).collect().last.counts.cached_memory > 0
+    eventually(lambda: "sequences alive" in caplog.text, "a lost sequence was not found")
+    eventually(lambda: not failing._thread.is_alive())
+    with pytest.raises(EngineStoppedError, match="sequences alive"):
+        failing.submit(request(1))
+    for each in (engine, failing):
+        each.close()

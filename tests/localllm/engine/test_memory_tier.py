@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localllm.engine import memory_tier
+from localllm.engine.adapters import KeySpace
 from localllm.engine.engine import Engine
 from localllm.engine.memory_tier import MemoryTier
 from localllm.engine.request import GenerationRequest, SamplingParams
@@ -15,6 +16,7 @@ from localllm.engine.stream import Completion
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 
+SPACE, OTHER = KeySpace(), KeySpace(namespace="other")
 FIRST, SECOND = (tuple((at * step + step) % 63 + 1 for at in range(600)) for step in (7, 11))
 
 
@@ -22,8 +24,7 @@ class Copying(FakeRunner):
     """A runner that has copies of up to so many bytes; what is imported and exported is counted in tokens."""
 
     def __init__(self, copies_bytes: int = 2**20) -> None:
-        super().__init__(pages=2000, page_size=1, max_rows=64)
-        self.copies_bytes = copies_bytes
+        super().__init__(pages=2000, page_size=1, max_rows=64, copies_bytes=copies_bytes)
         self.moved = {"in": 0, "out": 0}
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
@@ -48,7 +49,7 @@ def alone(prompt: Sequence[int]) -> tuple[int, ...]:
 
 
 def taken(runner: FakeRunner) -> int:
-    return runner.pages_total() - runner.pages_free()
+    return runner.info.pages_total - runner.pages_free()
 
 
 def test_what_rests_leaves_the_runner_when_another_prompt_comes_and_is_back_when_it_goes_on() -> None:
@@ -123,8 +124,8 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copy(tier: MemoryTier, tokens: list[int]) -> None:
-    for start, stop in list(tier.missing(tokens)):
-        tier.store(tokens[:stop], start, np.array(tokens[start:stop], np.int32).tobytes())
+    for start, stop in list(tier.missing(SPACE, tokens)):
+        tier.store(SPACE, tokens[:stop], start, np.array(tokens[start:stop], np.int32).tobytes())
 
 
 tokens_lists = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=40), min_size=1, max_size=12)
@@ -137,8 +138,8 @@ def test_nothing_is_found_for_other_tokens(texts: list[list[int]], asked: list[i
         tier = MemoryTier(2**20)
         for text in texts:
             copy(tier, text)
-            assert tier.holds(text) and not list(tier.missing(text))
-        found = tier.find(asked)
+            assert tier.holds(SPACE, text) and not list(tier.missing(SPACE, text))
+        found = tier.find(SPACE, asked)
     at = 0
     for segment in found:
         assert segment.start == at and at < segment.useful <= segment.stop
@@ -148,7 +149,7 @@ def test_nothing_is_found_for_other_tokens(texts: list[list[int]], asked: list[i
         at = segment.stop
     best = max(len(common(text, asked)) for text in texts)
     assert (found[-1].useful if found else 0) == best
-    assert tier.bytes == sum(len(node.kv) + 8 * len(node.tokens) for node in every(tier._root))
+    assert tier.bytes == sum(len(node.kv) + 8 * len(node.tokens) for node in every(tier._roots[SPACE]))
 
 
 def common(a: list[int], b: list[int]) -> list[int]:
@@ -159,16 +160,26 @@ def every(node: memory_tier._Node) -> list[memory_tier._Node]:
     return [one for child in node.children for one in (child, *every(child))]
 
 
+def test_spaces_share_nothing_but_the_limit(short_segments: None) -> None:
+    tier = MemoryTier(2 * 8 * 12)
+    copy(tier, [1] * 8)
+    assert tier.holds(SPACE, [1] * 8) and not tier.holds(OTHER, [1] * 8) and not tier.find(OTHER, [1] * 8)
+    for tokens in ([1] * 8, [2] * 8):
+        tier.store(OTHER, tokens, 0, bytes(32))
+    assert tier.holds(OTHER, [1] * 8) and tier.holds(OTHER, [2] * 8) and not tier.holds(SPACE, [1] * 8)
+    assert set(tier._roots) == {OTHER}
+
+
 def test_over_the_limit_the_least_recently_used_go_from_their_ends(short_segments: None) -> None:
     tier = MemoryTier(3 * 8 * 12)  # three whole segments: 4 bytes of KV and 8 of its id a token
     old, new = [1] * 16, [2] * 16
     copy(tier, old)
     copy(tier, new)
     assert tier.bytes <= tier.limit
-    assert tier.holds(new) and tier.holds(old[:8]) and not tier.holds(old)
-    tier.find(old)
+    assert tier.holds(SPACE, new) and tier.holds(SPACE, old[:8]) and not tier.holds(SPACE, old)
+    tier.find(SPACE, old)
     copy(tier, [3] * 8)
-    assert tier.holds(old[:8]) and tier.holds(new[:8]) and not tier.holds(new)
+    assert tier.holds(SPACE, old[:8]) and tier.holds(SPACE, new[:8]) and not tier.holds(SPACE, new)
     copy(tier, [4] * 40)
     assert tier.bytes <= tier.limit
 
@@ -177,5 +188,10 @@ def test_a_grown_end_replaces_the_shorter_one(short_segments: None) -> None:
     tier = MemoryTier(2**20)
     for length in (11, 14, 30):
         copy(tier, list(range(1, length + 1)))
-    assert [(one.start, one.stop) for one in tier.find(list(range(1, 31)))] == [(0, 8), (8, 16), (16, 24), (24, 30)]
+    assert [(one.start, one.stop) for one in tier.find(SPACE, list(range(1, 31)))] == [
+        (0, 8),
+        (8, 16),
+        (16, 24),
+        (24, 30),
+    ]
     assert tier.bytes == 30 * 12

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from localllm.engine.adapters import marked
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
@@ -28,15 +27,6 @@ def cached(engine: Engine, namespace: str) -> tuple[int, int]:
         engine.check_integrity()
     counts = stream.collect().last.counts
     return counts.cached_memory, counts.cached_disk
-
-
-def test_keys_differ_by_namespace_and_adapters() -> None:
-    keys = {
-        tuple(marked([7, 8], adapters, namespace))
-        for adapters in ((), ((0, 1.0),), ((0, 1.0), (1, 0.5)))
-        for namespace in ("", "a", "b", "ab", "\0")
-    }
-    assert len(keys) == 15 and all(key[0] & 0xFFFFFFFF == 7 for key in keys)
 
 
 def test_what_is_in_memory_serves_its_own_namespace_alone() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from localllm.engine.adapters import KeySpace
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
@@ -29,7 +30,7 @@ def answer(engine: Engine, prompt: tuple[int, ...], **others: object) -> Complet
 
 
 def new_engine(runner: FakeRunner, folder: Path | None = None) -> Engine:
-    disk = DiskCache(folder, runner.kv_identity, 2**20) if folder else None
+    disk = DiskCache(folder, runner.info.kv_layout, 2**20) if folder else None
     return Engine(runner, FakeVocabulary(), disk=disk)
 
 
@@ -54,7 +55,7 @@ def test_the_next_turn_computes_what_is_new() -> None:
     done = answer(engine, turn)
     assert done.last.counts.cached_memory == len(LONG) + 3
     assert done.token_ids == expected(turn)
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
 
 
 def test_an_answer_that_is_not_repeated_leaves_the_prompt_of_use() -> None:
@@ -90,7 +91,7 @@ def test_handles_and_pages_are_bounded_and_what_is_continued_goes_first() -> Non
     prompt = chats[1]
     for _ in range(5):
         prompt = (*prompt, *answer(engine, prompt).token_ids, *LONG[200:240])
-    runner.check_pages(engine.check_integrity())
+    engine.check_integrity()
     # The other chat's newest state has outlived the older ones of the chat that went on.
     assert answer(engine, (*chats[0], *expected(chats[0]), 7)).last.counts.cached_memory == len(chats[0]) + 3
 
@@ -142,8 +143,11 @@ def test_integrity_is_checked() -> None:
     cache = StateCache(runner)
     sequence = runner.create_sequence()
     runner.run([5, 6], [0, 1], [sequence] * 2, [])
-    cache.insert([5, 6], sequence)
-    assert cache.check_integrity() == {sequence} and cache.match([5, 6, 7]) == 2 and cache.match([5]) == 0
+    space = KeySpace()
+    cache.insert(space, [5, 6], sequence)
+    assert cache.check_integrity() == {sequence}
+    assert cache.match(space, [5, 6, 7]) == 2 and cache.match(space, [5]) == 0
+    assert cache.match(KeySpace(namespace="other"), [5, 6, 7]) == 0
     runner.run([7], [2], [sequence], [])
     with pytest.raises(RuntimeError, match="does not hold 2 tokens"):
         cache.check_integrity()

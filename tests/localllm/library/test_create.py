@@ -7,14 +7,13 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.chat_template import ChatTemplate
-from localllm.engine.adapters import parse_lora
 from localllm.engine.request import SamplingParams
 from localllm.library.behaviour import Behaviour, behaviour_of
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
 from localllm.library.lookup import find
 from localllm.library.modelfile import parse_modelfile
-from localllm.settings import Settings, load_settings
+from localllm.settings import Settings, load_settings, parse_lora
 from tests.gpu_offload import lora_files
 from tests.localllm.library.conftest import write_file, write_ollama_model
 from tui.parameters import Parameters

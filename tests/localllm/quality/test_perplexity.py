@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from localllm.errors import RequestError
 from localllm.quality.perplexity import divergence, perplexity, split_chunks
+from tests.fakes.fake_runner import FakeRunner
 from tests.oracle import llama_oracle
 
 VOCABULARY = 4
@@ -17,10 +18,8 @@ VOCABULARY = 4
 class TableRunner:
     """Predicts the same distribution after every token; takes at most three rows at once."""
 
-    vocab_size = VOCABULARY
-    max_rows = 3
-
-    def __init__(self, probabilities: Sequence[float]) -> None:
+    def __init__(self, probabilities: Sequence[float], vocab_size: int = VOCABULARY) -> None:
+        self.info = FakeRunner(vocab_size=vocab_size, max_rows=3).info
         self.logits = np.log(np.array(probabilities, np.float32)) + 5  # logits are known up to a constant
         self.rows: list[tuple[int, int]] = []
         self.alive = 0
@@ -36,7 +35,7 @@ class TableRunner:
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
     ) -> NDArray[np.float32]:
-        assert len(tokens) == len(positions) == len(sequences) <= self.max_rows
+        assert len(tokens) == len(positions) == len(sequences) <= self.info.max_rows
         self.rows += zip(tokens, positions, strict=True)
         return np.tile(self.logits, (len(wanted), 1))
 
@@ -84,8 +83,7 @@ def test_divergence_by_hand() -> None:
 
 
 def test_other_vocabularies_cannot_be_compared() -> None:
-    other = TableRunner([0.5, 0.5])
-    other.vocab_size = 2
+    other = TableRunner([0.5, 0.5], vocab_size=2)
     with pytest.raises(RequestError, match="4 tokens and the reference 2"):
         divergence(TableRunner([0.25] * 4), other, [[0, 1, 2, 3]], quiet)  # type: ignore[arg-type]
 

@@ -1,0 +1,90 @@
+"""The main memory that a model needs, planned and checked before anything is loaded."""
+
+import contextlib
+import ctypes
+import gc
+import threading
+from dataclasses import dataclass
+
+from cpu_kernels.limits import available_memory
+from gguf_io import ModelFile
+from localllm.errors import OutOfMemoryError, RequestError
+
+# Left to the rest of the machine, and the least that a conversation can do with.
+RESERVE_BYTES = 512 * 2**20
+LEAST_TOKENS = 512
+# How long after a model was closed its last references are gone.
+_GIVE_BACK_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Sums in bytes. available: what this process can take without swapping; kv: the budget of the page pool."""
+
+    available: int
+    weights: int
+    kv: int
+    kv_bytes_per_token: int
+    reserve: int = RESERVE_BYTES
+
+    def __str__(self) -> str:
+        rows = [
+            ("available", self.available),
+            ("weights", self.weights),
+            ("KV cache", self.kv),
+            ("reserve", self.reserve),
+        ]
+        return "\n".join(f"  {name:10}{size / 2**20:10,.0f} MiB" for name, size in rows)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV budget holds."""
+        return self.kv // self.kv_bytes_per_token
+
+
+def plan_memory(
+    weights: int, kv_bytes_per_token: int, kv_bytes: int | None = None, available: int | None = None
+) -> MemoryPlan:
+    """Decide the KV budget. kv_bytes None takes all that is left beside weights and reserve.
+
+    available None asks the system. Raises OutOfMemoryError with the sums where even LEAST_TOKENS do not fit.
+    """
+    if available is None:
+        available = available_memory()
+    left = available - weights - RESERVE_BYTES
+    plan = MemoryPlan(available, weights, left if kv_bytes is None else kv_bytes, kv_bytes_per_token)
+    if plan.kv > left or plan.kv_tokens < LEAST_TOKENS:
+        raise OutOfMemoryError(
+            f"The model does not fit into memory:\n{plan}\n"
+            "Close other programs, choose a smaller quantisation, or set the KV budget (kv_mib) lower."
+        )
+    return plan
+
+
+def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:
+    """Bytes that a token's keys and values take in these types, where heads are stored as long as the file has them.
+
+    Raises RequestError where the model's heads do not fit the types.
+    """
+    from gpu_offload.memory import kv_bytes_per_token
+
+    try:
+        return kv_bytes_per_token(file, *types)
+    except ValueError as error:
+        raise RequestError(f"{file.path.name}: {error}. Store keys and values as f16: kv_type_k, kv_type_v.") from error
+
+
+def give_back_later() -> None:
+    """Return freed memory to the system, soon after a model was closed.
+
+    The C library keeps what was freed for later use, tens of MiB after each model; only glibc has a call to return it.
+    """
+    timer = threading.Timer(_GIVE_BACK_AFTER_S, _give_back)
+    timer.daemon = True
+    timer.start()
+
+
+def _give_back() -> None:
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
