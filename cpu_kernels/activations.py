@@ -5,21 +5,27 @@ on that row alone.
 """
 
 import math
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.declarations import inner
+from cpu_kernels.isa import POLICY
+from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Act, Form, Step, activation, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import (
-    abs_f32,
     add_f32,
     add_i32,
     div_f32,
     exp2_f32,
     fma,
-    largest_f32,
+    largest_magnitude,
+    magnitude,
     max_f32,
+    max_i32,
     min_f32,
     mul_f32,
     round_i32,
@@ -28,7 +34,6 @@ from cpu_kernels.simd.arithmetic import (
     sum_first_pairs,
     sum_i32,
 )
-from cpu_kernels.simd.dot import has_short_sums
 from cpu_kernels.simd.vectors import (
     get_f32,
     get_i32,
@@ -40,6 +45,7 @@ from cpu_kernels.simd.vectors import (
     splat_f32,
     store_f32,
     zero_f32,
+    zero_i32,
 )
 
 _INT8_MAX = np.float32(127.0)
@@ -58,14 +64,16 @@ _Q256, _SCALE256, _PAIRS256, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.
 _FLOATS = int(Act.FLOATS)
 _BLOCKS_32, _BLOCKS_256, _PLAIN = int(Form.BLOCKS_32), int(Form.BLOCKS_256), int(Form.FLOATS)
 _WANTED = int(Step.WANTED)
+ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN
 
-_SHORT = has_short_sums()
+_SHORT = POLICY.int16_accumulators
 
 GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE = range(4)
 
 
 @inner
 def _scale_and_inverse(largest: np.float32) -> tuple[np.float32, np.float32]:
+    """The step of a block whose largest magnitude is given, and its inverse; both show where that is NaN."""
     scale = largest / _INT8_MAX
     return scale, (_ZERO if scale == _ZERO else _ONE / scale)
 
@@ -86,7 +94,7 @@ def _pack_32(source: int, blocks: int, pitch: int, q: int, scales: int, sums: in
     for b in range(blocks):
         x0 = load_f32(source + b * 128)
         x1 = load_f32(source + b * 128 + 64)
-        scale, inverse = _scale_and_inverse(largest_f32(max_f32(abs_f32(x0), abs_f32(x1))))
+        scale, inverse = _scale_and_inverse(largest_magnitude(max_i32(magnitude(x0), magnitude(x1))))
         factor = splat_f32(inverse)
         i0 = round_i32(mul_f32(x0, factor))
         i1 = round_i32(mul_f32(x1, factor))
@@ -100,10 +108,10 @@ def _pack_32(source: int, blocks: int, pitch: int, q: int, scales: int, sums: in
 def _pack_256(source: int, blocks: int, pitch: int, q: int, scales: int, pairs: int, sums: int) -> None:
     """Blocks of 256 of one row. Sums of 32 go in pairs (0,2) (1,3) (4,6) (5,7), as the packed minima of weights do."""
     for b in range(blocks):
-        largest = zero_f32()
+        largest = zero_i32()
         for g in range(16):
-            largest = max_f32(largest, abs_f32(load_f32(source + b * 1024 + g * 64)))
-        scale, inverse = _scale_and_inverse(largest_f32(largest))
+            largest = max_i32(largest, magnitude(load_f32(source + b * 1024 + g * 64)))
+        scale, inverse = _scale_and_inverse(largest_magnitude(largest))
         factor = splat_f32(inverse)
         put_f32(scales + b * pitch, scale)
         for g in range(0, 16, 2):
@@ -188,7 +196,16 @@ def rows_to_pack(rows: int, width: int, thread: int, threads: int) -> tuple[int,
     return first, last
 
 
-@kernel
+def _norm_pack_samples() -> Iterator[Sample]:
+    for rows, width in ((1, 1), (5, 4)):
+        s = Sample(rows=rows, width=width)
+        s.step({Step.WANTED: s.array(range(rows)[::-1], np.int32)})
+        for weight, gather in ((s.normal(256), 0), (0, 1)):
+            x, epsilon = s.normal(rows, 256), s.array([1e-5])
+            yield s.arguments(x, 1024, weight, 256, ALL_FORMS, s.activations(256), epsilon, gather)
+
+
+@kernel(_norm_pack_samples)
 def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise rows and pack them.
 
@@ -213,7 +230,12 @@ def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
         pack_row(source, 0, k, k, argument(op, 4), width, row, act)
 
 
-@kernel
+def _norm_add_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    yield s.arguments(s.normal(3, 48), 192, s.normal(3, 48), 192, s.normal(48), 48, s.array([1e-5]))
+
+
+@kernel(_norm_add_samples)
 def norm_add(op: int, step: int, thread: int, threads: int) -> None:
     """x += RMSNorm(y) * weight, row by row. Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 weight, 5 k, 6 epsilon."""
     rows = stage_rows(op, step)
@@ -241,14 +263,21 @@ def _gate(kind: int, gate: int, up: int, out: int, n: int) -> None:
         if kind in (GATE_GELU, GELU_ALONE):
             e = mul_f32(fma(mul_f32(mul_f32(x, x), x), cube, x), gelu)
         if kind == GATE_CLAMPED:
-            x = min_f32(x, highest)
+            x = min_f32(highest, x)
             e = mul_f32(x, steep)
-            factor = add_f32(one, max_f32(min_f32(factor, highest), lowest))
+            factor = add_f32(one, max_f32(lowest, min_f32(highest, factor)))
         y = div_f32(x, add_f32(one, exp2_f32(e)))
         store_f32(out + i * 4, y if kind == GELU_ALONE else mul_f32(y, factor))
 
 
-@kernel
+def _gate_pack_samples() -> Iterator[Sample]:
+    for kind, rows, width in product(range(4), (1, 3), (1, 4)):
+        s = Sample(rows=rows, width=width)
+        gate, up = s.array(4 * s.random.standard_normal((rows, 256))), s.normal(rows, 256)
+        yield s.arguments(gate, up, 1024, 256, ALL_FORMS, s.activations(256), kind)
+
+
+@kernel(_gate_pack_samples)
 def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Pack activation(gate) * up into the shared descriptor.
 
@@ -275,7 +304,12 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
         pack_row(out, 0, k, k, argument(op, 4), width, row, act)
 
 
-@kernel
+def _soft_cap_samples() -> Iterator[Sample]:
+    s = Sample(rows=2)
+    yield s.arguments(s.array(40 * s.random.standard_normal((2, 48))), 192, 48, s.array([30.0]))
+
+
+@kernel(_soft_cap_samples)
 def soft_cap(op: int, step: int, thread: int, threads: int) -> None:
     """y = cap * tanh(y / cap). Arguments: 0 y, 1 stride in bytes, 2 values of a row, 3 address of the cap."""
     rows = stage_rows(op, step)

@@ -7,6 +7,7 @@ may be computed by different threads. A step of few tiles is shared out by spans
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from cpu_kernels.attention_shape import (
     WIDTHS,
 )
 from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, softmax
-from cpu_kernels.kernel import Kernel, inner
-from cpu_kernels.kv_types import PAGE_TOKENS, KVType
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import Kernel
+from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
 from cpu_kernels.records import Step, argument, field, scratch
 from cpu_kernels.rope import rotate_head
+from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import mul_f32
 from cpu_kernels.simd.threads import atomic_add, atomic_store
@@ -242,4 +245,33 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
             attend(op, step, thread, threads, first, last)
             first, last = next_share(op, total, threads)
 
-    return Kernel(attention, f"attention.{keys}_{values}_{narrowest}")
+    samples = functools.partial(_samples, keys, values, group)
+    return Kernel(attention, f"attention.{keys}_{values}_{narrowest}", samples)
+
+
+def _samples(keys: KVType, values: KVType, group: int) -> Iterator[Sample]:
+    # A window, a cap and sinks; then two spans, whose tiles or parts are shared out.
+    for rows, tokens, options, split in ((3, 40, True, False), (2, 270, False, False), (2, 270, False, True)):
+        s = Sample(rows=rows, scratch=scratch_bytes(32))
+        s.positions(tokens - rows, 32)
+        count = -(-tokens // PAGE_TOKENS)
+        table = s.array(s.random.permutation(count), np.int32)
+        pages = [_random_pages(s, layout, count) for layout in (key_layout(keys, 32), value_layout(values, 32))]
+        parts = s.array(np.zeros(parts_bytes(2 * spans_of(tokens), 32)), np.uint8) if split else 0
+        s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
+        s.step({Step.PARTS: parts})
+        size = 24 if options else 32
+        storage = (1, 32, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([3.0 if options else 0.0]))
+        queries, norm = s.normal(rows, group, 32), s.normal(32) if options else 0
+        extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0)
+        yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent)
+
+
+def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:
+    """Pages whose numbers in half precision are ordinary ones."""
+    pages = s.random.integers(0, 256, (1, 1, count, layout.page_bytes), np.uint8)
+    for plane in layout.planes:
+        if plane.dtype is np.float16:
+            halves = s.random.standard_normal((count, plane.nbytes // 2)).astype(np.float16)
+            pages[0, 0, :, plane.offset : plane.offset + plane.nbytes] = halves.view(np.uint8)
+    return s.array(pages, np.uint8)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from cpu_kernels.attention_shape import MAX_COLUMNS, SPAN_BYTES, SPAN_TOKENS, VECTORS
-from cpu_kernels.kernel import inner
+from cpu_kernels.declarations import inner
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER
-from cpu_kernels.simd.arithmetic import abs_f32, largest_f32, max_f32, mul_f32, round_i32, select_first
+from cpu_kernels.simd.arithmetic import largest_magnitude, magnitude, max_i32, mul_f32, round_i32, select_first
 from cpu_kernels.simd.cross import (
     cross_dot2_i8,
     cross_scale_f16,
@@ -21,7 +21,6 @@ from cpu_kernels.simd.cross import (
     page_rows,
     prefetch_rows,
     spaced_rows,
-    store_i16,
     tile_to_f32,
 )
 from cpu_kernels.simd.tiles import zero_tile_f32, zero_tile_i32
@@ -38,7 +37,9 @@ from cpu_kernels.simd.vectors import (
     scatter_i8x4,
     splat_f32,
     store_f32,
+    store_i16,
     zero_f32,
+    zero_i32,
 )
 
 PAGE_BYTES_PER_VALUE = 17
@@ -60,7 +61,7 @@ def _quantize(x: int, padded: int, slot: int, page: int, out: int) -> None:
     for block in range(padded // SCALED_TOGETHER):
         x0 = load_f32(x + block * 128)
         x1 = load_f32(x + block * 128 + 64)
-        scale = largest_f32(max_f32(abs_f32(x0), abs_f32(x1))) / _BYTE
+        scale = largest_magnitude(max_i32(magnitude(x0), magnitude(x1))) / _BYTE
         inverse = splat_f32(_ZERO if scale == _ZERO else np.float32(1.0) / scale)
         scatter_i8x4(out + block * 32, 4, round_i32(mul_f32(x0, inverse)))
         scatter_i8x4(out + block * 32 + 16, 4, round_i32(mul_f32(x1, inverse)))
@@ -91,10 +92,10 @@ def queries(columns: int) -> Any:
 
     @inner
     def put(query: int, column: int, padded: int, to: int, scales: int) -> None:
-        largest = zero_f32()
+        largest = zero_i32()
         for i in range(0, padded, 16):
-            largest = max_f32(largest, abs_f32(load_f32(query + i * 4)))
-        bound = largest_f32(largest)
+            largest = max_i32(largest, magnitude(load_f32(query + i * 4)))
+        bound = largest_magnitude(largest)
         factor = splat_f32(_ZERO if bound == _ZERO else _WORD / bound)
         put_f32(scales + 4 * column, bound / _WORD)
         for i in range(0, padded, 16):
@@ -154,15 +155,15 @@ def _token_scales(pages: Any, storage: Any, block: int, low: int, high: int, out
     table, count, _ = pages
     _, values, _, value_bytes, padded = storage
     offset = padded * PAGE_TOKENS + block * PAGE_TOKENS * 2
-    largest = zero_f32()
+    largest = zero_i32()
     for p in range(count):
         scales = load_f16(values + get_i32(table + 4 * p) * value_bytes + offset)
         at = p * PAGE_TOKENS
         if low > at or high < at + PAGE_TOKENS:
             scales = select_first(zero_f32(), select_first(scales, zero_f32(), high - at), low - at)
         store_f32(out + at * 4, scales)
-        largest = max_f32(largest, scales)
-    bound = largest_f32(largest)
+        largest = max_i32(largest, magnitude(scales))
+    bound = largest_magnitude(largest)
     factor = splat_f32(_ZERO if bound == _ZERO else _WORD / bound)
     for p in range(count):
         store_f32(out + p * PAGE_TOKENS * 4, mul_f32(load_f32(out + p * PAGE_TOKENS * 4), factor))

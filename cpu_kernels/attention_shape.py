@@ -1,6 +1,6 @@
 """Sizes that all parts of attention agree on."""
 
-from cpu_kernels.isa import ISA, Isa
+from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
 
 MAX_COLUMNS = 16
@@ -13,7 +13,7 @@ SPAN_BYTES = SPAN_TOKENS * 4
 
 # Vectors of sums that are worked on side by side. On AVX2 a vector takes two of sixteen registers, and the sums of four
 # leave room for their operands; fewer would wait for the additions before them.
-VECTORS = 8 if ISA in (Isa.AVX512, Isa.AVX512_VNNI) else 4
+VECTORS = POLICY.attention_vectors
 WIDTHS = tuple(width for width in (1, 2, 4, 8) if width <= VECTORS)
 """Columns that a tile of sums may have; its rows are pages of keys, or vectors of values."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cpu_kernels.attention_shape import HEADER_BYTES, MAXIMA, SPAN_BYTES, SUMS
-from cpu_kernels.kernel import inner
+from cpu_kernels.declarations import inner
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.simd.arithmetic import (
     add_f32,

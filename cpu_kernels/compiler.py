@@ -1,32 +1,44 @@
 """Compiling kernels with Numba: what a declaration becomes for it, and a function becomes as machine code.
 
-Imported only where a kernel is not in the cache. Compiled code holds no reference to the interpreter: kernels have no
-Python objects and never raise, so that what is left of Numba in them is its naming of symbols.
+Imported only where a kernel is not in the cache. Numba turns each function into LLVM's intermediate code and no
+further. All functions that a kernel calls are linked first and optimised once: Numba would optimise and compile each of
+them alone and link what is left after that, where addresses may have become offsets from null, which LLVM then takes
+for undefined behaviour and removes. Compiled code holds no reference to the interpreter: kernels have no Python
+objects and never raise.
 """
 
 import functools
-import itertools
-import secrets
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numba
-from llvmlite import ir
-from numba.core import compiler, types
-from numba.core.bytecode import FunctionIdentity
+import numpy as np
+from llvmlite import binding, ir
+from numba.core import codegen, compiler, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
+from numba.core.types.misc import unliteral
 from numba.core.typing import signature
-from numba.core.typing.templates import make_intrinsic_template
+from numba.core.typing.templates import make_concrete_template, make_intrinsic_template
+from numba.core.typing.typeof import typeof_impl
 from numba.extending import models, register_model
 
-from cpu_kernels.simd.declarations import Intrinsic, Kind, Signature, Vector
+from cpu_kernels.declarations import Inner, Intrinsic, Kind, TupleOf, Vector, none
+from cpu_kernels.isa import Isa, Target, emitted_isa, emitting
+from cpu_kernels.loader import SYMBOLS
 
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": False}
+_OPTIMISATION = 3
+# What would let LLVM assume, or what it leaves after it has assumed, that a path is never taken.
+_UNDEFINED = re.compile(
+    r"getelementptr [^\n]*ptr null\b|(?:load|store) [^\n]*, ptr null\b|inttoptr \(i64 \d+ to ptr\)"
+    r"|^ *unreachable|@llvm\.(?:ubsan)?trap",
+    re.MULTILINE,
+)
 
-# Numba counts the functions of a process and names symbols by the count. A process loads from the cache what several
-# have compiled, and a symbol that two named alike would send calls astray: so each begins at a place of its own.
-FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
+
+class CompileError(Exception):
+    """A function whose compiled code would be undefined."""
 
 
 class _VectorType(types.Type):
@@ -44,66 +56,226 @@ class _VectorModel(models.PrimitiveModel):
 
 
 @functools.cache
-def _of_kind(kind: Kind) -> Any:
+def _numba(kind: Kind | TupleOf) -> Any:
+    """Numba's type for one of ours."""
+    if isinstance(kind, TupleOf):
+        return types.containers.UniTuple(_numba(kind.kind), kind.count)
     return _VectorType(kind) if isinstance(kind, Vector) else getattr(types, kind.name)
 
 
-def _known(type_: Any) -> Any:
-    return _of_kind(type_) if isinstance(type_, Kind) else type_
+def _is_tuple(type_: Any) -> bool:
+    return isinstance(type_, types.containers.BaseTuple)
 
 
-def tuple_type(kind: Kind, count: int) -> Any:
-    """Numba's type of a tuple of `count` values of a kind."""
-    return types.containers.UniTuple(_of_kind(kind), count)
+def _emitter(declared: Intrinsic) -> Callable[..., Any]:
+    """What Numba calls to write an intrinsic's instructions."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Sequence[ir.Value]) -> ir.Value:
+        values: list[Any] = []
+        for i, (kind, value) in enumerate(zip(sig.args, args, strict=True)):
+            if i in declared.literals:
+                values.append(kind.literal_value)
+            elif _is_tuple(kind):
+                values.append([builder.extract_value(value, member) for member in range(kind.count)])
+            else:
+                values.append(value)
+        found = declared.emit(builder, *values)
+        if isinstance(found, list):
+            return context.make_tuple(builder, sig.return_type, found)
+        return context.get_dummy_value() if found is None else found
+
+    return codegen
 
 
 @functools.cache
-def intrinsic_type(declared: Intrinsic) -> Any:
+def _intrinsic_type(declared: Intrinsic) -> Any:
     """Numba's type of a declared intrinsic."""
+    emit = _emitter(declared)
 
-    @functools.wraps(declared.typer)
-    def typer(context: Any, *arguments: Any) -> Any:
-        found = declared.typer(context, *arguments)
-        if found is None:
+    def typer(_context: Any, *given: Any) -> Any:
+        if not all(isinstance(given[i], types.Literal) for i in declared.literals):
             return None
-        given, codegen = found
-        if isinstance(given, Signature):
-            return signature(_known(given.result), *map(_known, given.arguments)), codegen
-        return signature(given.return_type, *map(_known, given.args)), codegen
+        kinds = [kind if i in declared.literals else unliteral(kind) for i, kind in enumerate(given)]
+        if declared.arguments is not None:
+            kinds = [_numba(kind) for kind in declared.arguments]
+        result = declared.result
+        if isinstance(result, int):
+            returned = kinds[result]
+        elif isinstance(result, Kind) or result is None:
+            returned = _numba(result or none)
+        else:
+            counts = (kind.count if _is_tuple(kind) else getattr(kind, "literal_value", 1) for kind in kinds)
+            returned = _numba(result(*counts))
+        return signature(returned, *kinds), emit
 
-    template = make_intrinsic_template(declared, typer, declared.__name__, prefer_literal=declared.literals)
+    # Numba reads the number of arguments off the typer.
+    kind, names = inspect.Parameter.POSITIONAL_OR_KEYWORD, ["context", *(f"value_{i}" for i in range(declared.arity))]
+    vars(typer)["__signature__"] = inspect.Signature([inspect.Parameter(each, kind) for each in names])
+    template = make_intrinsic_template(declared, typer, declared.name, prefer_literal=bool(declared.literals))
     return types.Function(template)
 
 
+@typeof_impl.register(Intrinsic)
+def _type_of_intrinsic(declared: Intrinsic, _context: Any) -> Any:
+    return _intrinsic_type(declared)
+
+
+class _Library(codegen.CPUCodeLibrary):
+    """A function as unoptimised intermediate code, and the libraries of what it calls."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
+
+    def add_linking_library(self, library: Any) -> None:
+        # Numba's runtime, which every function would be linked with, counts references; there are none.
+        if isinstance(library, _Library):
+            self._linking_libraries.append(library)
+
+    def finalize(self) -> None:
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Where the function begins: nowhere, since it is part of a kernel."""
+        return 0
+
+    def all(self, seen: set[Any]) -> Iterator[Any]:
+        """This library and all that it calls, each once."""
+        if self not in seen:
+            seen.add(self)
+            yield self
+            for library in self._linking_libraries:
+                yield from library.all(seen)
+
+
+class _Codegen(codegen.JITCPUCodegen):
+    _library_class = _Library
+
+    def set_env(self, env_name: str, env: Any) -> None:
+        """Functions have no environment of Python objects."""
+
+
 @functools.cache
-def dispatcher(function: Callable[..., Any]) -> Any:
-    """What Numba makes of a function that compiled functions call."""
-    return numba.njit(**_OPTIONS, nogil=True)(function)
+def _context() -> Any:
+    """Numba's context for the CPU, with libraries of our own."""
+    context = cpu_target.target_context
+    context.refresh()
+    context._internal_codegen = _Codegen("kernels")
+    return context
+
+
+class InnerType(types.Callable, types.Opaque):
+    """Numba's type of a function that only compiled functions call: compiled for each tuple of arguments' types."""
+
+    def __init__(self, function: Callable[..., Any], isa: Isa) -> None:
+        self._function = function
+        self._signatures: dict[tuple[Any, ...], Any] = {}
+        super().__init__(f"{function.__module__}.{function.__qualname__} at {id(function)} for {isa}")
+
+    def get_call_type(self, context: Any, args: tuple[Any, ...], kws: Mapping[str, Any]) -> Any:
+        """The signature of a call; literals are taken as any value of their type."""
+        if kws:
+            raise TypeError(f"{self.name}: compiled functions take arguments by position")
+        kinds = tuple(unliteral(arg) for arg in args)
+        if kinds not in self._signatures:
+            result = _lowered(self._function, kinds, None)
+            _context().insert_user_function((self, kinds), result.fndesc, [result.library])
+            self._signatures[kinds] = result.signature
+        template = make_concrete_template(self.name, self, [self._signatures[kinds]])
+        return template(context).apply(args, kws)
+
+    def get_call_signatures(self) -> tuple[list[Any], bool]:
+        """The signatures that have been compiled."""
+        return list(self._signatures.values()), False
+
+    def get_impl_key(self, sig: Any) -> Any:
+        """What a signature's implementation is filed under."""
+        return self, sig.args
+
+
+register_model(InnerType)(models.OpaqueModel)
+
+
+@functools.cache
+def _inner_type(function: Callable[..., Any], isa: Isa) -> InnerType:
+    return InnerType(function, isa)
+
+
+@typeof_impl.register(Inner)
+def _type_of_inner(declared: Inner, _context: Any) -> Any:
+    return _inner_type(declared.function, emitted_isa())
+
+
+def _lowered(function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+    """Numba's compilation of a function, up to intermediate code."""
+    flags = compiler.Flags()
+    cpu_target.options.parse_as_flags(flags, {"error_model": "numpy", "fastmath": False, "nogil": True})
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
+    flags.enable_pyobject = flags.force_pyobject = False
+    return compiler.compile_extra(cpu_target.typing_context, _context(), function, args, result, flags, {})
+
+
+def _module(function: Callable[..., Any], symbol: str) -> Any:
+    """A kernel and all that it calls as one module, whose only function for others is `symbol`."""
+    context = _context()
+    lowered = _lowered(function, (types.intp,) * 4, types.void)
+    native = lowered.fndesc
+    entry_module = context.create_module("entry")
+    integers = [context.get_value_type(type_) for type_ in native.argtypes]
+    entry = ir.Function(entry_module, ir.FunctionType(ir.VoidType(), integers), symbol)
+    builder = ir.IRBuilder(entry.append_basic_block("entry"))
+    kind = context.call_conv.get_function_type(native.restype, native.argtypes)
+    callee = ir.Function(entry_module, kind, native.llvm_func_name)
+    context.call_conv.call_function(builder, callee, native.restype, native.argtypes, entry.args)
+    builder.ret_void()
+    module = binding.parse_assembly(str(entry_module))
+    for library in lowered.library.all(set()):
+        module.link_in(library._final_module, preserve=True)
+    for function_ in module.functions:
+        if not function_.is_declaration:
+            # An address that happens to be 0 is then an address like any other.
+            function_.add_function_attribute("null_pointer_is_valid")
+            if function_.name != symbol:
+                function_.linkage = "internal"
+    for variable in module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = "internal"
+    module.verify()
+    return module
 
 
 @global_compiler_lock
-def compile_kernel(function: Callable[[int, int, int, int], None], symbol: str) -> bytes:
-    """Compile a function with the kernel signature; return an object file whose `symbol` is its C function."""
-    flags = compiler.Flags()
-    cpu_target.options.parse_as_flags(flags, _OPTIONS)
-    # LLVM's intermediate code alone, so that an entry can be added.
-    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
-    flags.enable_pyobject = flags.force_pyobject = False
-    context = cpu_target.target_context
-    result = compiler.compile_extra(
-        cpu_target.typing_context, context, function, (types.intp,) * 4, types.void, flags, {}
+def compile_kernel(function: Callable[[int, int, int, int], None], symbol: str, target: Target) -> bytes:
+    """Compile a function with the kernel signature; return an object file whose `symbol` is its C function.
+
+    Raises CompileError where the optimised code would be undefined.
+    """
+    with emitting(target.isa):
+        module = _module(function, symbol)
+    machine = binding.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=_OPTIMISATION, reloc="pic", codemodel="small"
     )
-    library, native = result.library, result.fndesc
-    module = context.create_module("entry")
-    integers = [context.get_value_type(type_) for type_ in native.argtypes]
-    entry = ir.Function(module, ir.FunctionType(ir.VoidType(), integers), symbol)
-    builder = ir.IRBuilder(entry.append_basic_block("entry"))
-    callee = ir.Function(
-        module, context.call_conv.get_function_type(native.restype, native.argtypes), native.llvm_func_name
-    )
-    context.call_conv.call_function(builder, callee, native.restype, native.argtypes, entry.args, attrs=("noinline",))
-    builder.ret_void()
-    library.add_ir_module(module)
-    library.finalize()
-    _, _, (code, _) = library.serialize_using_object_code()
-    return bytes(code)
+    module.triple, module.data_layout = target.triple, str(machine.target_data)
+    options = binding.create_pipeline_tuning_options(_OPTIMISATION)
+    options.loop_vectorization, options.slp_vectorization = True, False
+    builder = binding.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    undefined = _UNDEFINED.search(str(module))
+    if undefined:
+        raise CompileError(f"kernel {symbol}: its optimised code is undefined: {undefined.group().strip()}")
+    code = bytes(machine.emit_object(module))
+    unknown = _called(code) - set(SYMBOLS)
+    if unknown:
+        raise CompileError(
+            f"kernel {symbol}: it calls {', '.join(sorted(unknown))}, and may only call {', '.join(SYMBOLS)}"
+        )
+    return code
+
+
+def _called(code: bytes) -> set[str]:
+    """Symbols that an ELF object file needs from elsewhere (see elf(5)); of others, the linker has to tell."""
+    sections = {section.name(): section.data() for section in binding.ObjectFileRef.from_data(code).sections()}
+    names = sections.get(b".strtab", b"")
+    kind = [("name", "<u4"), ("kind", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
+    symbols: Any = np.frombuffer(sections.get(b".symtab", b""), kind)
+    starts = symbols["name"][symbols["section"] == 0]
+    return {names[start : names.index(b"\0", start)].decode() for start in starts if start}

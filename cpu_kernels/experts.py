@@ -5,12 +5,15 @@ first lane, so that products run tile by tile with one expert's weights.
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels.activations import norm_row, pack_row
-from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.activations import ALL_FORMS, norm_row, pack_row
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Stage, Step, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import fma
 from cpu_kernels.simd.vectors import (
     get_f32,
@@ -55,12 +58,22 @@ def _choose(scores: int, experts: int, used: int, chosen: int, weights: int, nor
         put_f32(weights + 4 * i, weight)
         kept += weight
         put_f32(scores + 4 * best, -_ONE)
-    divisor = kept if normalise != 0 else total
+    # A score that is NaN makes the total NaN, and all weights with it.
+    divisor = kept + (total - total) if normalise != 0 else total
     for i in range(used):
         put_f32(weights + 4 * i, scale * get_f32(weights + 4 * i) / divisor)
 
 
-@kernel
+def _route_samples() -> Iterator[Sample]:
+    for normalise in (0, 1):
+        s = Sample(rows=4, width=2)
+        scores, scale = s.array(s.random.integers(-3, 3, (4, 32))), s.array([1.5])
+        segments, slots = s.zeros(3 * 7 + 1, np.int64), s.zeros(4 * 3 + 7 * 2, np.int32)
+        choices = s.zeros(12, np.int32), s.zeros(12), s.zeros(12, np.int32)
+        yield s.arguments(scores, 128, 7, 3, normalise, scale, segments, slots, *choices)
+
+
+@kernel(_route_samples)
 def route(op: int, step: int, thread: int, threads: int) -> None:
     """Choose experts and lay out slots, on one thread; sets the step's expert rows.
 
@@ -105,7 +118,13 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
     put_i64(step + _EXPERT_ROWS, slot)
 
 
-@kernel
+def _expert_pack_samples() -> Iterator[Sample]:
+    s = Sample(rows=6, width=2)
+    x, weight, epsilon, slots = s.normal(3, 256), s.normal(256), s.array([1e-5]), s.array([0, 2, 1, -1, 1, 0], np.int32)
+    yield s.arguments(x, 1024, weight, 256, ALL_FORMS, s.activations(256), epsilon, slots)
+
+
+@kernel(_expert_pack_samples)
 def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise the row of each slot and pack it.
 
@@ -123,7 +142,13 @@ def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
             pack_row(out, 0, k, k, argument(op, 4), width, slot, argument(op, 5))
 
 
-@kernel
+def _combine_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    slots, weights = s.array(s.random.integers(0, 8, 6), np.int32), s.normal(6)
+    yield s.arguments(s.normal(3, 48), 192, s.normal(8, 48), 192, 48, 2, slots, weights)
+
+
+@kernel(_combine_samples)
 def combine(op: int, step: int, thread: int, threads: int) -> None:
     """x[row] += sum over the row's choices of weight * y[slot].
 

@@ -1,6 +1,13 @@
-"""Which instruction set the kernels are compiled for, chosen once at import from the host's features."""
+"""Instruction sets: which one this processor has, and what each asks of the kernels.
+
+`POLICY` is the only place where kernels learn how processors differ. Everything in it is decided by measurement; see
+docs/speed.md. `TARGET` is what code is generated for.
+"""
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 
 from llvmlite import binding
@@ -9,7 +16,7 @@ ISA_VARIABLE = "LOCALLLM_ISA"
 
 
 class Isa(StrEnum):
-    """Ways to multiply bytes and add the products in fours, best first."""
+    """Ways to multiply bytes and add the products in groups of four, best first."""
 
     AVX512_VNNI = "avx512-vnni"
     AVX_VNNI = "avx-vnni"
@@ -19,19 +26,121 @@ class Isa(StrEnum):
     PORTABLE = "portable"
 
 
-REQUIRED_FEATURES: dict[Isa, frozenset[str]] = {
-    Isa.AVX512_VNNI: frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vnni"}),
-    Isa.AVX_VNNI: frozenset({"avx2", "fma", "f16c", "avxvnni"}),
-    Isa.AVX512: frozenset({"avx512f", "avx512bw", "avx512vl"}),
-    Isa.AVX2: frozenset({"avx2", "fma", "f16c"}),
-    Isa.NEON_DOT: frozenset({"neon", "dotprod"}),
-    Isa.PORTABLE: frozenset(),
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What kernels do differently on an instruction set.
+
+    requires: features that a processor must have, by LLVM's names. cpu: LLVM's name of a plain processor with the set,
+    and extras: what that one lacks; code is generated for them where the set is forced.
+
+    vector_parts: registers that a vector of sixteen 32-bit lanes takes. tile_widths: tokens that one register tile may
+    hold, at most four widths: a tile, the weights and their operands have to fit into the registers. attention_vectors:
+    accumulators that attention works on side by side, for the same reason.
+
+    int16_accumulators: products of small bytes are added up in 16-bit lanes (pmaddubsw) before they are widened,
+    because there is no instruction that adds them to 32 bits. converts_halves: whether there is one for half precision.
+
+    panel_tiles: how many tiles make it worth to unpack a super-block of weights once for all of them, None for never.
+    interleaved_tiles: tiles that take turns at each 256 values of the weights, so that memory works meanwhile.
+    sums_in_registers: whether there is room for the floats that a tile of blocks of 32 is added up in.
+
+    prefetch: how many bytes ahead of its use weights are asked for: by one token in blocks of 32 and in super-blocks,
+    and by tiles of several tokens.
+    """
+
+    requires: frozenset[str]
+    cpu: str
+    extras: str = ""
+    vector_parts: int
+    tile_widths: tuple[int, ...]
+    attention_vectors: int
+    int16_accumulators: bool = False
+    converts_halves: bool = True
+    panel_tiles: int | None = None
+    interleaved_tiles: int = 1
+    sums_in_registers: bool = False
+    prefetch: tuple[int, int, int] = (1024, 2048, 4096)
+
+
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
+_WIDE, _NARROW = (1, 4, 8, 12), (1, 2, 4)
+_FAR = (8192, 8192, 8192)
+
+POLICIES: Mapping[Isa, Policy] = {
+    Isa.AVX512_VNNI: Policy(
+        requires=_AVX512 | {"avx512vnni"},
+        cpu="x86-64-v4",
+        extras="+avx512vnni",
+        vector_parts=1,
+        tile_widths=_WIDE,
+        attention_vectors=8,
+        sums_in_registers=True,
+        prefetch=_FAR,
+    ),
+    Isa.AVX_VNNI: Policy(
+        requires=_AVX2 | {"avxvnni"},
+        cpu="x86-64-v3",
+        extras="+avxvnni",
+        vector_parts=2,
+        tile_widths=_NARROW,
+        attention_vectors=4,
+        panel_tiles=4,
+        interleaved_tiles=4,
+        prefetch=_FAR,
+    ),
+    Isa.AVX512: Policy(
+        requires=_AVX512,
+        cpu="x86-64-v4",
+        vector_parts=1,
+        tile_widths=_WIDE,
+        attention_vectors=8,
+        int16_accumulators=True,
+        sums_in_registers=True,
+        prefetch=_FAR,
+    ),
+    Isa.AVX2: Policy(
+        requires=_AVX2,
+        cpu="x86-64-v3",
+        vector_parts=2,
+        tile_widths=_NARROW,
+        attention_vectors=4,
+        int16_accumulators=True,
+        panel_tiles=4,
+        interleaved_tiles=4,
+    ),
+    Isa.NEON_DOT: Policy(
+        requires=frozenset({"neon", "dotprod"}),
+        cpu="generic",
+        extras="+neon,+dotprod",
+        vector_parts=4,
+        tile_widths=_NARROW,
+        attention_vectors=4,
+    ),
+    Isa.PORTABLE: Policy(
+        requires=frozenset(),
+        cpu="x86-64" if "x86" in binding.get_process_triple() else "generic",
+        vector_parts=4,
+        tile_widths=_NARROW,
+        attention_vectors=4,
+        converts_halves=False,
+    ),
 }
 
 
-def target_features() -> frozenset[str]:
-    """Features that LLVM may use: those of NUMBA_CPU_FEATURES where it is set, else the host's."""
-    override = os.environ.get("NUMBA_CPU_FEATURES")
+@dataclass(frozen=True)
+class Target:
+    """What code is generated for: an instruction set, and LLVM's names of processor, features and system."""
+
+    isa: Isa
+    cpu: str
+    features: str
+    triple: str = binding.get_process_triple()
+
+
+def target_features(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Features that LLVM may use: those of NUMBA_CPU_FEATURES where it is set, else the processor's."""
+    override = environment.get("NUMBA_CPU_FEATURES")
     if override is not None:
         return frozenset(item[1:] for item in override.split(",") if item.startswith("+"))
     return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)
@@ -46,11 +155,54 @@ def choose_isa(features: frozenset[str], forced: str | None = None) -> Isa:
         names = [isa.value for isa in Isa]
         if forced not in names:
             raise ValueError(f"{ISA_VARIABLE}={forced}: unknown; choose one of {', '.join(names)}")
-        missing = REQUIRED_FEATURES[Isa(forced)] - features
+        missing = POLICIES[Isa(forced)].requires - features
         if missing:
             raise ValueError(f"{ISA_VARIABLE}={forced}: this processor lacks {', '.join(sorted(missing))}")
         return Isa(forced)
-    return next(isa for isa in Isa if features >= REQUIRED_FEATURES[isa])
+    return next(isa for isa in Isa if features >= POLICIES[isa].requires)
 
 
-ISA = choose_isa(target_features(), os.environ.get(ISA_VARIABLE))
+def plain_target(isa: Isa, triple: str = binding.get_process_triple()) -> Target:
+    """A processor that has an instruction set and nothing beyond it."""
+    return Target(isa, POLICIES[isa].cpu, POLICIES[isa].extras, triple)
+
+
+def choose_target(environment: Mapping[str, str] = os.environ) -> Target:
+    """What LOCALLLM_ISA forces, else this processor, or the one that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name.
+
+    Raises ValueError as choose_isa does.
+    """
+    forced = environment.get(ISA_VARIABLE)
+    isa = choose_isa(target_features(environment), forced)
+    if forced:
+        return plain_target(isa)
+    present = binding.get_host_cpu_features().flatten()
+    return Target(
+        isa,
+        environment.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name(),
+        environment.get("NUMBA_CPU_FEATURES", present),
+    )
+
+
+TARGET = choose_target()
+ISA = TARGET.isa
+POLICY = POLICIES[ISA]
+_emitted = [ISA]
+
+
+def emitted_isa() -> Isa:
+    """The instruction set whose instructions are written at this moment: ISA, but in a portable build of a kernel.
+
+    How data lies in memory follows from POLICY in both.
+    """
+    return _emitted[-1]
+
+
+@contextmanager
+def emitting(isa: Isa) -> Iterator[None]:
+    """Write the instructions of an instruction set; for the compiler, which holds a lock meanwhile."""
+    _emitted.append(isa)
+    try:
+        yield
+    finally:
+        _emitted.pop()

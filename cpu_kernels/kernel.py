@@ -6,48 +6,33 @@ Kernels hold no Python object and never raise; all bounds are checked before a s
 """
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from cpu_kernels.kernel_cache import read_kernel, write_kernel
-from cpu_kernels.loader import load_object
+from cpu_kernels.isa import TARGET, Isa, plain_target
+from cpu_kernels.kernel_cache import CachedKernel, read_kernel, write_kernel
+from cpu_kernels.loader import LoadError, load_object
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+log = logging.getLogger("localllm.kernels")
+Samples = Callable[[], Iterable[Any]] | None
 
 
-class Inner:
-    """A function that only compiled functions call."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.__name__ = function.__name__
-        self.__doc__ = function.__doc__
-        self._function = function
-
-    @property
-    def _numba_type_(self) -> Any:
-        """What Numba asks a global for."""
-        from cpu_kernels.compiler import dispatcher
-
-        return dispatcher(self._function)._numba_type_
-
-
-def inner(function: FunctionT) -> FunctionT:
-    """Decorator of functions that only other compiled functions call. Give them a single return: see below.
-
-    LLVM 22 turns a function with two returns and a shift in one branch into a trap when it is inlined into a loop.
-    """
-    return cast(FunctionT, Inner(function))
+class KernelError(Exception):
+    """A kernel that no build of computes what its source says."""
 
 
 class Kernel:
     """A function with the kernel signature, compiled when its address is first asked for.
 
-    name must be unique among all kernels: it is the key in the cache.
+    name must be unique among all kernels: it is the key in the cache. samples(): small arguments on which the compiled
+    kernel is held against its source before it is used; None for one that has no result, or meets other threads.
     """
 
-    def __init__(self, function: Callable[[int, int, int, int], None], name: str) -> None:
+    def __init__(self, function: Callable[[int, int, int, int], None], name: str, samples: Samples = None) -> None:
         self.name = name
+        self.samples = samples
         self.from_cache = False
         self._function = function
         self._address: int | None = None
@@ -62,15 +47,48 @@ class Kernel:
         """Compile, or load from the cache (seconds at worst), unless that is done."""
         if self._address is not None:
             return
-        symbol = f"localllm.{self.name}"
-        code = read_kernel(self.name)
-        self.from_cache = code is not None
-        if code is None:
-            from cpu_kernels.compiler import compile_kernel
+        cached = read_kernel(self.name)
+        self.from_cache = cached is not None
+        if cached is None:
+            self._address = self._build()
+        else:
+            self._address = load_object(cached.code, self._symbol)
+            if cached.portable:
+                log.warning("kernel %s is a portable one, which is slower: see localllm doctor", self.name)
 
-            code = compile_kernel(self._function, symbol)
-            write_kernel(self.name, code)
-        self._address = load_object(code, symbol)
+    @property
+    def _symbol(self) -> str:
+        return f"localllm.{self.name}"
+
+    def _build(self) -> int:
+        """Compile and check the kernel, keep it, and return its address.
+
+        Where a build computes something else than its source says, one without this processor's own instructions takes
+        its place. Raises KernelError where that is wrong too.
+        """
+        from cpu_kernels.compiler import CompileError, compile_kernel
+
+        for target in (TARGET, plain_target(Isa.PORTABLE)):
+            try:
+                code = compile_kernel(self._function, self._symbol, target)
+                address = load_object(code, self._symbol)
+                self._check(address)
+            except (CompileError, LoadError, KernelError) as error:
+                log.warning("%s; it is not used. Please report it with what localllm doctor prints.", error)
+                continue
+            write_kernel(self.name, CachedKernel(code, portable=target is not TARGET))
+            return address
+        raise KernelError(
+            f"no build of the kernel {self.name} computes what its source says on this processor. "
+            "Use --backend llama, and please report it with what localllm doctor prints."
+        )
+
+    def _check(self, address: int) -> None:
+        """Raise KernelError where compiled code computes something else than the source on a sample."""
+        from cpu_kernels.self_check import differing
+
+        if self.samples is not None and differing(self.samples(), _PROTOTYPE(address), self._function):
+            raise KernelError(f"kernel {self.name}: as compiled for {TARGET.cpu} ({TARGET.isa}), its results are wrong")
 
     @property
     def address(self) -> int:
@@ -86,6 +104,10 @@ class Kernel:
         self._entry(op, step, thread, threads)
 
 
-def kernel(function: Callable[[int, int, int, int], None]) -> Kernel:
-    """Declare a module's function as a kernel."""
-    return Kernel(function, f"{function.__module__.removeprefix('cpu_kernels.')}.{function.__name__}")
+def kernel(samples: Samples = None) -> Callable[[Callable[[int, int, int, int], None]], Kernel]:
+    """Declare a module's function as a kernel; samples: as Kernel has them."""
+
+    def declare(function: Callable[[int, int, int, int], None]) -> Kernel:
+        return Kernel(function, f"{function.__module__.removeprefix('cpu_kernels.')}.{function.__name__}", samples)
+
+    return declare

@@ -1,5 +1,7 @@
 """Keys and values on their way into pages, in the types that they are stored in."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from cpu_kernels import attention_f16, attention_q8_0
@@ -7,6 +9,7 @@ from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
 from cpu_kernels.records import Step, argument, field, scratch, share, stage_rows
 from cpu_kernels.rope import rotate_head
+from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32
 
 _ONE = np.float32(1.0)
@@ -44,7 +47,16 @@ def _store(keys: KVType, values: KVType) -> Kernel:
             place = argument(op, 4) + head * argument(op, 11) + page * padded * value_bytes
             store_value(value, place, slot, padded, memory)
 
-    return Kernel(store_kv, f"kv_store.{keys}_{values}")
+    def samples() -> Iterator[Sample]:
+        for norm in (False, True):
+            s = Sample(rows=5)
+            s.positions(14, 32)
+            s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
+            pages = [s.zeros(2 * 2 * 32 * each, np.uint8) for each in (key_bytes, value_bytes)]
+            shape = (s.normal(32) if norm else 0, *pages, 2, 32, 24, 0, s.array([1e-5]))
+            yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, 64 * key_bytes, 64 * value_bytes)
+
+    return Kernel(store_kv, f"kv_store.{keys}_{values}", samples)
 
 
 KERNELS = {(keys, values): _store(keys, values) for keys in KVType for values in KVType}

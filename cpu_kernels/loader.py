@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import mmap
 import re
 import threading
@@ -10,7 +11,11 @@ from pathlib import Path
 from llvmlite import binding
 
 _MAPS = Path("/proc/self/smaps")
+# What kernels may call: memory, mathematics where the processor has no instruction, and how threads sleep.
+SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "fmaf", "rintf", "syscall", "usleep")
 _lock = threading.Lock()
+_numbers = itertools.count()
+_loaded: list[binding.ResourceTracker] = []
 
 
 class LoadError(Exception):
@@ -18,26 +23,26 @@ class LoadError(Exception):
 
 
 @functools.cache
-def _engine() -> binding.ExecutionEngine:
-    """LLVM's linker in memory, for the process's life; kernels' code stays."""
+def _linker() -> binding.LLJIT:
+    """LLVM's linker in memory, for the process's life."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine(jit=True)
-    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    return binding.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
 
 
 def load_object(code: bytes, symbol: str) -> int:
-    """Link an object file and return the address of a symbol of it. Raises LoadError."""
+    """Link an object file for the life of the process and return the address of a symbol of it.
+
+    Raises LoadError for what is not an object file of this system, lacks the symbol, or calls what is not there.
+    """
     with _lock:
+        builder = binding.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(symbol)
         try:
-            _engine().add_object_file(binding.ObjectFileRef.from_data(code))
-            _engine().finalize_object()
-            address = int(_engine().get_function_address(symbol))
+            linked = builder.link(_linker(), f"kernel {next(_numbers)}")
         except RuntimeError as error:
-            raise LoadError(str(error)) from error
-    if not address:
-        raise LoadError(f"no {symbol} in an object file")
-    return address
+            raise LoadError(f"{symbol}: {error}") from error
+        _loaded.append(linked)
+        return int(linked[symbol])
 
 
 def release_linker() -> None:

@@ -1,12 +1,11 @@
 """Matrix products: how rows of weights and tiles of tokens are walked. What a block holds is a format's own affair.
 
-Weights are packed so that a vector lane is an output row (see cpu_kernels.formats). A format brings two functions:
-gemv(weights, k, act, tile, y, addend, first, last) for one token, over its groups of rows, and
-tile(zero, group, k, act, tile, sums, start, end, fresh) for a register tile of tokens, which adds the products of
-values start..end-1 to sums in memory (64 bytes a token, those of a group's next sixteen rows after them); fresh tells
-that the group still lies in memory: the first tile asks for it ahead. Both add the same products in the same order, so
-a token's result does not depend on its company. On AVX2 super-blocks are unpacked for many tiles instead
-(cpu_kernels.formats.panels).
+Weights are packed so that a vector lane is an output row (see cpu_kernels.formats). A format brings one function,
+tile(zero, group, k, act, tile, sums, start, end, fresh) for a register tile of tokens: it adds the products of values
+start..end-1 to sums in memory (64 bytes a token, those of a group's next sixteen rows behind them). zero is a tile of
+zeros; fresh says that the group is still in memory: the first tile asks for it ahead. Tiles of all widths add the same
+products in the same order, so a token's result does not depend on the rest of the batch. Where that is faster,
+super-blocks are unpacked once for many tiles (cpu_kernels.formats.panels).
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
 7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 packed privately, 11 expert segments or 0,
@@ -16,8 +15,9 @@ Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows 
 from dataclasses import dataclass
 from typing import Any
 
-from cpu_kernels.isa import ISA, Isa
-from cpu_kernels.kernel import Kernel, inner
+from cpu_kernels.declarations import inner
+from cpu_kernels.isa import POLICY
+from cpu_kernels.kernel import Kernel, Samples
 from cpu_kernels.records import activation, argument, field, scratch, share, stage_rows
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32
@@ -28,44 +28,16 @@ from cpu_kernels.simd.vectors import load_f32, store_f32, zero_f32
 _CACHED_TOKENS = 600_000
 # On AVX2 tiles are small: so many take turns after so many values. One after the other through a whole group of rows,
 # the first would wait for memory and the others leave it idle.
-_TOGETHER, _SPAN = (4, 256) if ISA is Isa.AVX2 else (1, 1 << 30)
+_TOGETHER, _SPAN = (POLICY.interleaved_tiles, 256) if POLICY.interleaved_tiles > 1 else (1, 1 << 30)
 
 
 @inner
-def put_sum(total: Any, y: int, addend: int) -> None:
-    """Store sixteen results, the addend (if its address is not 0) last."""
-    store_f32(y, total if addend == 0 else add_f32(total, load_f32(addend)))
-
-
-def gemv_kernel(gemv: Any, name: str) -> Kernel:
-    """The kernel for tiles of one token; threads share out the groups of rows of all tiles (of an expert's each)."""
-
-    @inner
-    def run(op: int, act: int, first: int, last: int) -> None:
-        """Groups first..last-1 of all tiles', one tile's after the other's."""
-        weights, groups, k, y = argument(op, 0), argument(op, 1), argument(op, 4), argument(op, 5)
-        segments = argument(op, 11)
-        if segments == 0:
-            gemv(weights, k, act, 0, y, argument(op, 7), first, last)
-        else:
-            for s in range(field(segments, 0)):
-                expert, start = field(segments, 3 * s + 1), field(segments, 3 * s + 2)
-                for m in range(start, start + field(segments, 3 * s + 3)):
-                    low, high = max(first - m * groups, 0), min(last - m * groups, groups)
-                    if low < high:
-                        to = y + m * argument(op, 6)
-                        gemv(weights + expert * argument(op, 12), k, act, m, to, 0, low, high)
-
-    def matmul(op: int, step: int, thread: int, threads: int) -> None:
-        rows = stage_rows(op, step)
-        act = activation(argument(op, 9), argument(op, 10), rows, thread)
-        count = argument(op, 1) * (1 if argument(op, 11) == 0 else rows)
-        first, last = first_share(count, thread, threads)
-        while first >= 0:
-            run(op, act, first, last)
-            first, last = next_share(op, count, threads)
-
-    return Kernel(matmul, f"{name}.matmul_1")
+def put_sum(total: Any, y: int, addends: int, offset: int) -> None:
+    """Store sixteen results, plus the addend at an offset if the address of addends is not 0."""
+    if addends == 0:
+        store_f32(y, total)
+    else:
+        store_f32(y, add_f32(total, load_f32(addends + offset)))
 
 
 @dataclass(frozen=True)
@@ -73,8 +45,9 @@ class Tiles:
     """How a group of rows is multiplied with tiles of `width` tokens.
 
     compute(group, k, act, first, tiles, out, memory) leaves tiles first..first+tiles-1's results in out, which is (y of
-    the first tile, its stride, addend, its stride). most_tokens and most_bytes bound a round: the tokens, and their
-    values of a byte each, that compute is given at once, so that they stay in cache while weights stream past.
+    the first tile, its stride, addends or 0, offset of the first tile's, their stride). most_tokens and most_bytes
+    bound a round: the tokens, and their values of a byte each, that compute is given at once, so that they stay in
+    cache while weights stream past.
     """
 
     compute: Any
@@ -89,16 +62,15 @@ def plain_tiles(tile: Any, width: int, parts: int) -> Tiles:
 
     @inner
     def put(sums: int, rows: int, out: Any) -> None:
-        y, y_stride, addend, addend_stride = out
+        y, y_stride, addends, offset, addend_stride = out
         for part in range(parts):
             for t in range(rows):
-                at = addend + t * addend_stride + part * 64 if addend != 0 else 0
                 place = sums + t // width * tile_bytes + (part * width + t % width) * 64
-                put_sum(load_f32(place), y + t * y_stride + part * 64, at)
+                put_sum(load_f32(place), y + t * y_stride + part * 64, addends, offset + t * addend_stride + part * 64)
 
     @inner
     def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int) -> None:
-        y, y_stride, addend, addend_stride = out
+        y, y_stride, addends, offset, addend_stride = out
         for m in range(0, tiles, _TOGETHER):
             count = min(_TOGETHER, tiles - m)
             for i in range(count * width * parts):
@@ -108,13 +80,13 @@ def plain_tiles(tile: Any, width: int, parts: int) -> Tiles:
                 for i in range(count):
                     sums = memory + i * tile_bytes
                     tile(zero_tile_i32(width), group, k, act, first + m + i, sums, start, end, m + i == 0)
-            at = addend + m * width * addend_stride if addend != 0 else 0
-            put(memory, count * width, (y + m * width * y_stride, y_stride, at, addend_stride))
+            at = offset + m * width * addend_stride
+            put(memory, count * width, (y + m * width * y_stride, y_stride, addends, at, addend_stride))
 
     return Tiles(compute, width, _CACHED_TOKENS, _CACHED_TOKENS)
 
 
-def tiles_kernel(tiles: Tiles, name: str) -> Kernel:
+def tiles_kernel(tiles: Tiles, name: str, samples: Samples) -> Kernel:
     """The kernel for tiles of several tokens; threads share out the groups of rows of all rounds of all experts."""
     compute, width, most_tokens, most_bytes = tiles.compute, tiles.width, tiles.most_tokens, tiles.most_bytes
 
@@ -134,8 +106,8 @@ def tiles_kernel(tiles: Tiles, name: str) -> Kernel:
             some = tile + share(count, r + 1, rounds) - begin
             for g in range(max(first - r * groups, 0), min(last - r * groups, groups)):
                 column, row = g * group_rows * 4, begin * width
-                addend = argument(op, 7) + row * addend_stride + column if argument(op, 7) != 0 else 0
-                out = (argument(op, 5) + row * y_stride + column, y_stride, addend, addend_stride)
+                place, offset = argument(op, 5) + row * y_stride + column, row * addend_stride + column
+                out = (place, y_stride, argument(op, 7), offset, addend_stride)
                 compute(weights + g * group_bytes, k, act, begin, some, out, memory)
 
     @inner
@@ -165,4 +137,4 @@ def tiles_kernel(tiles: Tiles, name: str) -> Kernel:
             run_segments(op, act, rows, first, last, memory)
             first, last = next_share(op, items, threads)
 
-    return Kernel(matmul, f"{name}.matmul_{width}")
+    return Kernel(matmul, f"{name}.matmul_{width}", samples)

@@ -4,13 +4,16 @@ Sums run over sixteen lanes, which are added as a tree at the end: the same on e
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from cpu_kernels.activations import norm_row, pack_row, rows_to_pack
-from cpu_kernels.kernel import inner, kernel
-from cpu_kernels.records import Step, activation, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import kernel
+from cpu_kernels.records import Form, Step, activation, argument, field, scratch, share, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
+from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import add_f32, fma, mul_f32, select_first, sub_f32, sum_f32
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
 
@@ -37,7 +40,15 @@ def _layer_norm_row(x: int, weight: int, bias: int, k: int, epsilon: np.float32,
         store_f32(out + i * 4, v)
 
 
-@kernel
+def _layer_norm_samples() -> Iterator[Sample]:
+    for k, bias in ((80, True), (64, False)):
+        s = Sample(rows=3, width=2)
+        x, weight, epsilon = s.normal(3, 96), s.normal(96), s.array([1e-3])
+        biases = s.normal(96) if bias else 0
+        yield s.arguments(x, 384, weight, k, int(Form.FLOATS), s.activations(96), epsilon, 0, biases)
+
+
+@kernel(_layer_norm_samples)
 def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Normalise rows by mean and variance and pack them.
 
@@ -55,7 +66,12 @@ def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
         pack_row(out, 0, k, k, argument(op, 4), width, row, act)
 
 
-@kernel
+def _norm_rows_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    yield s.arguments(s.normal(3, 64), 256, s.normal(64), 48, 64, s.array([1e-3]))
+
+
+@kernel(_norm_rows_samples)
 def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
     """x = RMSNorm(x) * weight in place: all heads of a row together.
 
@@ -67,7 +83,13 @@ def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
         norm_row(x, argument(op, 2), argument(op, 3), argument(op, 4), epsilon, x)
 
 
-@kernel
+def _turn_samples() -> Iterator[Sample]:
+    s = Sample(rows=2)
+    s.positions(5, 32)
+    yield s.arguments(s.normal(2, 3, 32), 3, s.normal(32), 32, 24, 0, s.array([1e-3]))
+
+
+@kernel(_turn_samples)
 def turn_then_normalise(op: int, step: int, thread: int, threads: int) -> None:
     """x = RMSNorm(rope(x)) * weight in place, head by head, where rope comes first.
 

@@ -6,16 +6,14 @@ OP    what is fixed when a program is recorded: kernels, weights, buffers, sizes
 
 from enum import IntEnum, IntFlag
 
-from cpu_kernels.isa import ISA, Isa
-from cpu_kernels.kernel import inner
-from cpu_kernels.simd.vectors import get_i64
+from llvmlite import ir
 
-TILE_WIDTHS = (1, 4, 8, 12) if ISA in (Isa.AVX512_VNNI, Isa.AVX512) else (1, 2, 4)
-"""Tokens that one register tile holds, at most four widths.
+from cpu_kernels.declarations import address, define, inner, int64
+from cpu_kernels.isa import POLICY
+from cpu_kernels.simd.vectors import I64, get_i64, load
 
-A token takes one of 32 vector registers of 64 bytes, two of 16 of 32 bytes, or four of 32 of 16 bytes. So twelve
-tokens, or four, leave registers for weights and operands; more would spill.
-"""
+TILE_WIDTHS = POLICY.tile_widths
+"""Tokens that one register tile holds, at most four widths."""
 
 
 class Step(IntEnum):
@@ -72,7 +70,7 @@ class Act(IntEnum):
     """Indices into a descriptor of packed activations: addresses, in the three forms that weight formats ask for.
 
     Blocks of 32 (int8, f32 scale, int32 -128 * sum), blocks of 256 (int8, f32 scale, paired int16 sums of 32,
-    -32 * sum of 16 as a short sum: see cpu_kernels.simd.dot), and plain f32. All are laid out
+    -32 * sum of 16 as a short sum: see cpu_kernels.simd.bytes), and plain f32. All are laid out
     [tile][k / 4][token][4], [tile][block][token] and [tile][k][token].
     """
 
@@ -100,16 +98,28 @@ _SCRATCH, _SCRATCH_STRIDE = int(Step.SCRATCH), int(Step.SCRATCH_STRIDE)
 _ACT_BYTES = 8 * int(Act.SIZE)
 
 
-@inner
-def field(record: int, index: int) -> int:
-    """The record's integer at an index."""
-    return get_i64(record + 8 * index)
+def _field(builder: ir.IRBuilder, record: ir.Value, index: ir.Value) -> ir.Value:
+    return load(builder, builder.add(record, builder.shl(index, I64(3))), I64, 8)
 
 
-@inner
-def argument(op: int, index: int) -> int:
-    """The operation's argument at an index."""
-    return get_i64(op + 8 * (_ARGUMENTS + index))
+def _argument(builder: ir.IRBuilder, op: ir.Value, index: ir.Value) -> ir.Value:
+    return _field(builder, op, builder.add(index, I64(_ARGUMENTS)))
+
+
+# The record's integer at an index.
+field = define("field", [address, int64], int64, _field, lambda record, index: get_i64(record + 8 * index))
+# The operation's argument at an index.
+argument = define(
+    "argument", [address, int64], int64, _argument, lambda op, index: get_i64(op + 8 * (_ARGUMENTS + index))
+)
+# First of `count` items that belong to a thread: share(count, thread, threads); its last is that of the next thread.
+share = define(
+    "share",
+    [int64, int64, int64],
+    int64,
+    lambda b, count, thread, threads: b.sdiv(b.mul(count, thread), threads),
+    lambda count, thread, threads: count * thread // threads,
+)
 
 
 @inner
@@ -136,9 +146,3 @@ def activation(descriptors: int, private: int, rows: int, thread: int) -> int:
     if private != 0 and rows == 1:
         return descriptors + _ACT_BYTES * (1 + thread)
     return descriptors
-
-
-@inner
-def share(count: int, thread: int, threads: int) -> int:
-    """First of `count` items that belong to a thread; its last is share(count, thread + 1, threads)."""
-    return count * thread // threads

@@ -15,9 +15,9 @@ from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Op, argument, share
 from cpu_kernels.simd.arithmetic import add_i32
 from cpu_kernels.simd.tiles import (
-    dot4_steps,
-    tile_fma_broadcast,
-    tile_scale_add,
+    tile_add_scaled_in_memory,
+    tile_dot4,
+    tile_fma,
     tile_store,
     zero_tile_f32,
     zero_tile_i32,
@@ -31,8 +31,7 @@ _TURNS = 500_000
 _VECTOR = 64
 # Accumulators that keep the multipliers busy: few where sixteen lanes take two of sixteen registers, more elsewhere.
 _INT8_WIDTHS, _FLOAT_WIDTHS = (6, 12), (4, 12)
-# Products of bytes up to 127 can be added in pairs on every processor; of smaller ones some add more at once.
-_LARGEST = 127
+# Products of bytes up to 127, as tile_dot4 adds them, fit in pairs on every processor; of smaller ones some add more.
 _OPERATIONS_INT8, _OPERATIONS_FLOAT = 2 * 64, 2 * 16
 _USUAL_CACHE = 32 << 20
 
@@ -54,7 +53,7 @@ class Probe:
         self._team.run_kernel(self._kernel, self._op)
 
 
-@kernel
+@kernel()
 def fill(op: int, step: int, thread: int, threads: int) -> None:
     """Touch each thread's share of a buffer first, as packing does with weights. Arguments as of read."""
     blocks = argument(op, 1)
@@ -64,7 +63,7 @@ def fill(op: int, step: int, thread: int, threads: int) -> None:
         p += _VECTOR
 
 
-@kernel
+@kernel()
 def read(op: int, step: int, thread: int, threads: int) -> None:
     """Sum a buffer. Arguments: 0 buffer, 1 blocks of 256 bytes, 2 results, 4096 bytes a thread."""
     blocks = argument(op, 1)
@@ -90,10 +89,9 @@ def _int8_kernel(width: int) -> Kernel:
         u, change = load_i32(operands), load_i32(operands + 64)
         sums = zero_tile_i32(width)
         for _ in range(argument(op, 1)):
-            sums = dot4_steps(sums, (u,), operands + 128, _LARGEST)
+            sums = tile_dot4(sums, u, operands + 128)
             u = add_i32(u, change)
-        total = tile_scale_add(zero_tile_f32(width), sums, load_f32(operands), operands + 128)
-        tile_store(total, argument(op, 2) + thread * _RESULTS, _VECTOR)
+        tile_add_scaled_in_memory(sums, load_f32(operands), operands + 128, argument(op, 2) + thread * _RESULTS)
 
     return Kernel(multiply, f"roofline.int8_{width}")
 
@@ -106,8 +104,8 @@ def _float_kernel(width: int) -> Kernel:
         vector = load_f32(operands)
         sums = zero_tile_f32(width)
         for _ in range(argument(op, 1)):
-            sums = tile_fma_broadcast(sums, vector, operands + 128, 4)
-        tile_store(sums, argument(op, 2) + thread * _RESULTS, _VECTOR)
+            sums = tile_fma(sums, vector, operands + 128)
+        tile_store(sums, argument(op, 2) + thread * _RESULTS)
 
     return Kernel(multiply, f"roofline.float_{width}")
 

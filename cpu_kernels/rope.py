@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from cpu_kernels.kernel import inner
+from cpu_kernels.declarations import inner
 from cpu_kernels.simd.arithmetic import add_f32, fma, mul_f32, sub_f32, sum_f32
 from cpu_kernels.simd.vectors import load_f32, splat_f32, store_f32, zero_f32
 

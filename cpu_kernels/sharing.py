@@ -10,7 +10,7 @@ What an item gives must not depend on who computes it.
         first, last = next_share(op, count, threads)
 """
 
-from cpu_kernels.kernel import inner
+from cpu_kernels.declarations import inner
 from cpu_kernels.records import Op, share
 from cpu_kernels.simd.threads import atomic_add, atomic_store
 

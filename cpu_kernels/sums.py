@@ -1,11 +1,14 @@
 """Sums of rows of floats: what a sub-layer found, and what each expert adds to its answers."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels.kernel import inner, kernel
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import kernel
 from cpu_kernels.records import argument, field, share, stage_rows, stage_width
+from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import add_f32, fma
 from cpu_kernels.simd.vectors import get_f32, load_f32, splat_f32, store_f32
 
@@ -17,7 +20,14 @@ def _sigmoid(x: np.float32) -> np.float32:
     return np.float32(_ONE / (_ONE + np.float32(math.exp(-x))))
 
 
-@kernel
+def _add_rows_samples() -> Iterator[Sample]:
+    for gated in (False, True):
+        s = Sample(rows=3)
+        x, y = s.normal(3, 48), s.normal(3, 48)
+        yield s.arguments(x, 192, y, 192, 48, s.normal(3, 32) if gated else 0, 128)
+
+
+@kernel(_add_rows_samples)
 def add_rows(op: int, step: int, thread: int, threads: int) -> None:
     """x += y, or x += sigmoid(gate of the row) * y.
 
@@ -31,7 +41,12 @@ def add_rows(op: int, step: int, thread: int, threads: int) -> None:
             store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
 
 
-@kernel
+def _expert_bias_samples() -> Iterator[Sample]:
+    s = Sample(rows=6, width=2)
+    yield s.arguments(s.normal(6, 32), 128, s.normal(4, 32), s.array([2, 1, 0, 1, 3, 1, 2], np.int64))
+
+
+@kernel(_expert_bias_samples)
 def add_expert_bias(op: int, step: int, thread: int, threads: int) -> None:
     """Add to each slot what belongs to its expert.
 

@@ -1,7 +1,7 @@
 """The threads that run a program together: how they wait for work, and how they meet between operations.
 
-A worker spins outside the interpreter's lock for a while after each step, then parks on a Python lock, so that decoding
-never pays for waking it and an idle program costs nothing. Between operations a thread spins much shorter and then
+A worker spins for a while after each step and then sleeps, so that decoding never pays for waking it and an idle
+program costs nothing. It never holds the interpreter's lock. Between operations a thread spins much shorter before it
 sleeps: where other programs want the cores too, one that spins would keep the one it waits for from running.
 """
 
@@ -10,17 +10,16 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kernel import Kernel, inner, kernel
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import Kernel, kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Barrier, Op, Step, field
 from cpu_kernels.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause, sleep, wake
 
-# One cache line each: arrivals at the barrier, its generation, how many sleep there, the step's generation, the
-# program, one a worker.
-_LINE = 64
-_ARRIVED, _BARRIER, _SLEEPING, _STEP, _PROGRAM, _PARKED = (i * _LINE for i in range(6))
+# One cache line each: arrivals at the barrier, its generation, how many sleep there, the step's generation, how many
+# workers sleep until the next, and the program with its step record.
+_ARRIVED, _BARRIER, _SLEEPING, _STEP, _PARKED, _PROGRAM, _CONTROL_BYTES = (64 * i for i in range(7))
 _PROGRAM_FIELD = _PROGRAM // 8
-_STOP = -1
 _SPINS = 40_000
 _BARRIER_SPINS = 1_000
 _OP_BYTES = 8 * int(Op.SIZE)
@@ -67,29 +66,30 @@ def _run(program: int, step: int, control: int, thread: int, threads: int) -> No
     _meet(control, threads)
 
 
-@kernel
-def publish(control: int, unused: int, thread: int, threads: int) -> None:
-    """Let spinning workers begin the step; a full fence, so that parked ones are seen as such afterwards."""
-    atomic_add(control + _STEP, 1)
-
-
-@kernel
+@kernel()
 def lead(control: int, step: int, thread: int, threads: int) -> None:
-    """Take part in a published step as thread 0."""
-    _run(field(control, _PROGRAM_FIELD), field(control, _PROGRAM_FIELD + 1), control, 0, threads)
+    """Publish a step and take part in it as thread 0: in one call, so that nothing can come between.
+
+    A step that was published and never led would keep the workers waiting, and reading its records.
+    """
+    atomic_add(control + _STEP, 1)
+    # A full fence, like the addition: a worker that is not counted here sees the step and stays awake.
+    if atomic_add(control + _PARKED, 0) > 0:
+        wake(control + _STEP)
+    if field(control, _PROGRAM_FIELD) != 0:
+        _run(field(control, _PROGRAM_FIELD), field(control, _PROGRAM_FIELD + 1), control, 0, threads)
 
 
-@kernel
+@kernel()
 def work(control: int, spins: int, thread: int, threads: int) -> None:
-    """A worker's steps, until it has waited for `spins` turns or is told to stop; then its parked flag is set."""
-    mine = control + _PARKED + thread * _LINE
-    seen = field(mine, 1)
+    """A worker's steps, until one has no program. Between steps it spins for `spins` turns, and then sleeps."""
+    seen = 0
     waiting = 0
     while waiting >= 0:
         if atomic_load(control + _STEP) != seen:
             seen += 1
             waiting = 0
-            if field(control, _PROGRAM_FIELD + 2) == _STOP:
+            if field(control, _PROGRAM_FIELD) == 0:
                 waiting = -1
             else:
                 _run(field(control, _PROGRAM_FIELD), field(control, _PROGRAM_FIELD + 1), control, thread, threads)
@@ -97,28 +97,22 @@ def work(control: int, spins: int, thread: int, threads: int) -> None:
             waiting += 1
             pause()
         else:
-            # A step may have been published just before the flag could be seen; then go on.
-            atomic_add(mine, 1)
-            if atomic_add(control + _STEP, 0) == seen:
-                waiting = -1
-            else:
-                atomic_add(mine, -1)
-    atomic_store(mine + 8, seen)
+            atomic_add(control + _PARKED, 1)
+            sleep(control + _STEP, seen)
+            atomic_add(control + _PARKED, -1)
 
 
 class ThreadTeam:
     """`threads` threads, the caller's included, that run programs together.
 
-    Only one thread may call run at a time.
+    Only one thread may call run at a time. An exception that a signal raises meanwhile comes before a step or after it.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._control = aligned_zeros((_PARKED // 8 + (threads + 1) * 8,), np.int64)
+        self._control = aligned_zeros((_CONTROL_BYTES // 8,), np.int64)
         self._address = self._control.ctypes.data
-        self._wake = [threading.Semaphore(0) for _ in range(threads)]
-        self._stopping = False
-        for entry in (publish, lead, work):
+        for entry in (lead, work):
             entry.compile()  # here, not while another thread waits at the barrier
         self._workers = [
             threading.Thread(target=self._work, args=(t,), name=f"localllm-kernel-{t}", daemon=True)
@@ -130,11 +124,6 @@ class ThreadTeam:
     def run(self, program: int, step: int) -> None:
         """Run the program at an address with the step record at another; returns when all threads are done."""
         self._control[_PROGRAM_FIELD : _PROGRAM_FIELD + 2] = (program, step)
-        if self._workers:
-            publish(self._address, 0, 0, self.threads)
-            for t in range(1, self.threads):
-                if self._control[_PARKED // 8 + t * 8]:
-                    self._wake[t].release()
         lead(self._address, step, 0, self.threads)
 
     def run_kernel(self, kernel: Kernel, op: NDArray[np.generic]) -> None:
@@ -147,21 +136,12 @@ class ThreadTeam:
 
     def close(self) -> None:
         """Stop the workers. Idempotent."""
-        if self._stopping:
-            return
-        self._stopping = True
-        self._control[_PROGRAM_FIELD + 2] = _STOP
-        self._control[_STEP // 8] += 1
-        for semaphore in self._wake[1:]:
-            semaphore.release()
+        if self._workers:
+            self.run(0, 0)
         for worker in self._workers:
             worker.join()
+        self._workers = []
 
     def _work(self, thread: int) -> None:
-        flag = _PARKED // 8 + thread * 8
-        while not self._stopping:
-            work(self._address, _SPINS, thread, self.threads)
-            if self._stopping:
-                return
-            self._wake[thread].acquire()
-            self._control[flag] = 0
+        # A method, so that the memory where threads meet lives as long as they do.
+        work(self._address, _SPINS, thread, self.threads)

@@ -161,10 +161,14 @@ def check_folder(written: WrittenFolder) -> Check:
 
 
 def check_kernels() -> Check:
-    """Whether there are kernels for this processor and version, or the first answer waits for them."""
-    from cpu_kernels.kernel_cache import cache_directory
+    """Whether there are kernels for this processor and version, and whether all of them compute what they should."""
+    from cpu_kernels.kernel_cache import cache_directory, portable_kernels
 
-    folder = cache_directory()
+    folder, portable = cache_directory(), portable_kernels()
+    if portable:
+        advice = "They are slow. Please report it with this processor's name; --backend llama may be faster."
+        found = f"portable builds of {', '.join(portable)}: compiled for this processor, their results were wrong"
+        return Check("compiled kernels", State.BAD, found, advice)
     count = sum(1 for _ in folder.glob("*")) if folder.is_dir() else 0
     advice = "" if count else "The first answer waits, once, while those that its model needs are compiled."
     return Check("compiled kernels", State.GOOD, f"{count} for this processor and version" if count else "none", advice)

@@ -185,7 +185,7 @@ class NativeRunner:
             self._segments[at : at + _SEGMENT_FIELDS] = (first, count, sequence.length - count, table)
         step = self._step
         step[Step.SEGMENT_COUNT] = len(segments)
-        self._ropes.reserve(max(self._sequences[handle].length for handle, _, _ in segments), step)
+        self._ropes.cover([(positions[first], positions[first + count - 1]) for _, first, count in segments], step)
         if (rows, len(wanted)) != self._stages:
             self._stages = (rows, len(wanted))
             set_stage(step, Stage.ALL, rows, choose_width(rows))

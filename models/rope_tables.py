@@ -5,6 +5,7 @@ ramp between, and sharpens attention. Llama 3 and longrope files carry a factor 
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from models.config import ModelConfig, QueryGrowth, RopeScaling
 from models.errors import UnsupportedModelError
 from models.weights import WeightLoader
 
-_FIRST_POSITIONS = 1024
+_FIRST_POSITIONS = 4096
+_BLOCK_POSITIONS = 256
 _ROTATIONS = 2 * math.pi
 GLOBAL_ROPE, LOCAL_ROPE, NO_ROPE, QUERY_ROPE = range(4)
 """Tables in a step record: the usual one, that of layers with a window, none at all, that of queries which grow."""
@@ -72,9 +74,10 @@ def head_order(config: ModelConfig, neighbours: bool) -> NDArray[np.int64]:
 
 
 class RopeTable:
-    """Cosines and sines for positions 0..n-1: float32[n, 2, padded/2], longer whenever asked.
+    """Cosines and sines by position, float32[n, 2, padded/2], computed in blocks of positions as they are asked for.
 
-    growth: multiplies all of a position's entries, those of values that do not turn included.
+    Memory that holds no block yet is not taken from the system. growth: multiplies all of a position's entries, those
+    of values that do not turn included.
     """
 
     def __init__(
@@ -84,28 +87,39 @@ class RopeTable:
         self._scale = scale
         self._growth = growth
         self._half = config.padded_head // 2
-        self._table: NDArray[np.generic] = aligned_zeros((0, 2, self._half), np.float32)
-        self.address = 0
-        """Address of the table; changes when it grows."""
-        self.reserve(_FIRST_POSITIONS)
+        self._reserve(_FIRST_POSITIONS)
 
-    def reserve(self, positions: int) -> None:
-        """Make the table cover positions 0..positions-1."""
-        if positions <= len(self._table):
-            return
-        length = max(positions, 2 * len(self._table))
-        table = aligned_zeros((length, 2, self._half), np.float32)
-        table[:, 0] = 1.0
-        angles = np.arange(length)[:, None] * self._radians
+    def _reserve(self, positions: int) -> None:
+        """Begin a table with room for so many positions."""
+        blocks = -(-positions // _BLOCK_POSITIONS)
+        self._computed = [False] * blocks
+        self._table = aligned_zeros((blocks * _BLOCK_POSITIONS, 2, self._half), np.float32)
+        self.address = self._table.ctypes.data
+        """Address of the table; changes when it grows."""
+
+    def cover(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Make the table hold the positions first..last of each span."""
+        longest = max(last for _, last in spans) + 1
+        if longest > len(self._table):
+            self._reserve(max(longest, 2 * len(self._table)))
+        for first, last in spans:
+            for block in range(first // _BLOCK_POSITIONS, last // _BLOCK_POSITIONS + 1):
+                if not self._computed[block]:
+                    self._compute(block)
+
+    def _compute(self, block: int) -> None:
+        first = block * _BLOCK_POSITIONS
+        positions = np.arange(first, first + _BLOCK_POSITIONS)
+        table = self._table[first : first + _BLOCK_POSITIONS]
+        angles = positions[:, None] * self._radians
         turning = len(self._radians)
+        table[:, 0, turning:] = 1.0
         table[:, 0, :turning] = np.cos(angles) * self._scale
         table[:, 1, :turning] = np.sin(angles) * self._scale
         if self._growth is not None:
-            periods = np.arange(length) // self._growth.length
-            factors = 1.0 + self._growth.scale * np.log1p(periods)
+            factors = 1.0 + self._growth.scale * np.log1p(positions // self._growth.length)
             table[:] = np.asarray(table, np.float32) * factors[:, None, None]
-        self._table = table
-        self.address = table.ctypes.data
+        self._computed[block] = True
 
 
 class Ropes:
@@ -137,10 +151,10 @@ class Ropes:
             return LOCAL_ROPE, LOCAL_ROPE
         return QUERY_ROPE if self._grows else GLOBAL_ROPE, GLOBAL_ROPE
 
-    def reserve(self, positions: int, step: NDArray[np.generic]) -> None:
-        """Make the tables cover positions 0..positions-1, and write their addresses into a step record."""
+    def cover(self, spans: Sequence[tuple[int, int]], step: NDArray[np.generic]) -> None:
+        """Make the tables hold the positions first..last of each span, and note their addresses in a step record."""
         for index, table in self._tables.items():
-            table.reserve(positions)
+            table.cover(spans)
             step[Step.ROPE_TABLES + index] = table.address
 
 

@@ -1,11 +1,9 @@
-"""Formats whose blocks hold 32 small values and a scale, and perhaps a minimum: what they share.
+"""Formats whose blocks hold 32 small values and a scale, and perhaps a minimum.
 
-Packed group of 32 rows, per block: two halves of 16 rows, each four vectors whose bytes hold a value of k step i in
-their low bits and one of step i + 4 in their high bits (and a fifth vector where values have five bits); then 32
-scales; then 32 f16 minima where the format has them. No bigger than the source's block where its scale is f16.
+Packed group of 32 rows, per block: the codec's vectors of the first 16 rows and of the second; 32 scales; 32 minima in
+half precision where the format has them. No bigger than the file's block where its scale is in half precision.
 
-A format without minima gives its values plus an offset that makes bytes unsigned: offset * 2**spare_bits is 128, and
-the packed activations' -128 * sum takes it back. With minima, bytes start at zero.
+Sums begin with the activations' sums times what values are stored too large by. With minima they begin at zero.
 """
 
 from dataclasses import dataclass
@@ -13,124 +11,126 @@ from typing import Any
 
 import numpy as np
 
-from cpu_kernels.formats.weight_format import WeightFormat
-from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum
-from cpu_kernels.records import Act, Form, field
-from cpu_kernels.simd.arithmetic import add_i32, fma, mul_f32, prefetch_lines, shift_left, to_f32
-from cpu_kernels.simd.dot import has_short_sums
+from cpu_kernels.declarations import inner
+from cpu_kernels.formats.codec import Codec
+from cpu_kernels.formats.source import Source
+from cpu_kernels.isa import POLICY
+from cpu_kernels.records import Act, field
+from cpu_kernels.simd.arithmetic import mul_f32, prefetch_lines
+from cpu_kernels.simd.bytes import BYTE_OFFSET
 from cpu_kernels.simd.tiles import (
-    biased_dot4_steps,
-    broadcast_like,
-    dot4_steps,
     start_biased,
-    tile_scale_add_to_memory,
+    start_offset,
+    tile_add_scaled,
+    tile_add_scaled_in_memory,
+    tile_broadcast,
+    tile_load_f32,
+    tile_store,
     tile_width,
 )
 from cpu_kernels.simd.vectors import (
-    broadcast_f32,
-    broadcast_i32,
     get_f16,
-    get_i32,
+    get_f32,
+    get_i16,
     load_f16,
+    load_f32,
     put_f32,
-    put_i32,
+    put_i16,
     splat_f32,
-    zero_f32,
-    zero_i32,
 )
 
-# Bytes ahead of their use that weights are asked for; see docs/speed.md.
-_AHEAD, _TILES_AHEAD = 1024, 3072
+# Bytes ahead of their use that weights are asked for by one token, and by several; see docs/speed.md.
+_AHEAD, _, _TILES_AHEAD = POLICY.prefetch
+_IN_REGISTERS = POLICY.sums_in_registers
 _Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 # Undoes the factor in the packed activations' -128 * sum.
 _PER_SUM = np.float32(-1.0 / 128.0)
 
 
-@inner
-def copy_nibbles(source: int, to: int) -> None:
-    """Store a block's sixteen bytes of nibbles (value j low, value j + 16 high) as one lane of four vectors."""
-    for i in range(4):
-        put_i32(to + i * 64, get_i32(source + 4 * i))
-
-
-@inner
-def nibble(at: int, i: int) -> int:
-    """Value i of a lane's nibbles, as copy_nibbles left them."""
-    return int(get_i32(at + i // 4 % 4 * 64) >> (i % 4 * 8 + i // 16 * 4)) & 15
-
-
 @dataclass(frozen=True, kw_only=True)
 class Blocks32:
-    """What is a format's own.
+    """A format of blocks of 32 values.
 
-    half_bytes: bytes of weights of 16 rows of a block. low_steps(p), high_steps(p): the four vectors of unsigned bytes
-    of k steps 0-3 and of steps 4-7, the latter times 2**shift. largest: the largest byte of the former. spare_bits: how
-    many bits bytes leave free. value(at, i): value i of the lane at an address, for embeddings. minima: whether blocks
-    have them. load_scale, get_scale, scale_bytes: how scales are loaded, sixteen or one, and the bytes of one.
+    bias: what values are stored too large by, a power of two below 128, or 0. scale, minimum: offsets of the factors
+    in the file's block; minimum is None without minima. put_scale(row, b, to): write the scale of a row's block b in
+    single precision, where that is not simply a number in half precision. blocks_together: how many of these blocks a
+    block of the file holds.
     """
 
-    half_bytes: int
-    low_steps: Any
-    high_steps: Any
-    largest: int
-    spare_bits: int
-    value: Any
-    minima: bool = False
-    load_scale: Any = load_f16
-    get_scale: Any = get_f16
-    scale_bytes: int = 2
+    name: str
+    source: Source
+    codec: Codec
+    bias: int = 0
+    scale: int = 0
+    minimum: int | None = None
+    put_scale: Any = None
+    blocks_together: int = 1
 
     @property
-    def scales_at(self) -> int:
-        """Offset of the scales in a packed block."""
-        return 2 * self.half_bytes
+    def half_bytes(self) -> int:
+        """Bytes of 16 rows' values."""
+        return self.codec.nbytes * 8 // len(self.codec.steps)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a packed scale."""
+        return 2 if self.put_scale is None else 4
 
     @property
     def minima_at(self) -> int:
-        """Offset of the minima."""
-        return self.scales_at + 32 * self.scale_bytes
+        """Offset of the minima in a packed block."""
+        return 2 * self.half_bytes + 32 * self.scale_bytes
 
     @property
-    def shift(self) -> int:
-        """Bits by which high_steps, and so sums, are shifted up: the free ones, unless short sums need them."""
-        return 0 if has_short_sums() else self.spare_bits
-
-    @property
-    def block_bytes(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of a packed block of 32 rows."""
-        return self.minima_at + (64 if self.minima else 0)
+        return self.minima_at + (0 if self.minimum is None else 64)
 
 
-def blocks_32_format(name: str, layout: Blocks32, pack_row: Any) -> WeightFormat:
-    """Build the format's kernels."""
-    scales_of_half, minima_of_half = _factors(layout)
-    return WeightFormat(
-        name=name,
-        form=Form.BLOCKS_32,
-        group_rows=32,
-        block=32,
-        group_block_bytes=layout.block_bytes,
-        pack_row=pack_row,
-        unpack_row=_unpack_row(layout),
-        gemv=_gemv(layout, scales_of_half, minima_of_half),
-        tile=_tile(layout, scales_of_half, minima_of_half),
-    )
+def row_packer(layout: Blocks32) -> Any:
+    """Function pack_row(source, group, lane, k): put a row of a file's blocks into its lane of a group."""
+    four, put, together = layout.source.reader(), layout.codec.put, layout.blocks_together
+    source_bytes, block_bytes, half_bytes = layout.source.nbytes, layout.nbytes, layout.half_bytes
+    scales_at, scale_bytes, minima_at = 2 * half_bytes, layout.scale_bytes, layout.minima_at
+    minima, minimum, scale = layout.minimum is not None, layout.minimum or 0, layout.scale
+    flip = BYTE_OFFSET * 0x01010101 if layout.codec.is_offset and not layout.codec.table else 0
+
+    @inner
+    def copy_half(row: int, b: int, to: int) -> None:
+        put_i16(to, get_i16(row + b * source_bytes + scale))
+
+    put_scale = layout.put_scale or copy_half
+
+    @inner
+    def pack_row(source: int, group: int, lane: int, k: int) -> None:
+        for b in range(k // 32):
+            block, packed = source + b // together * source_bytes, group + b * block_bytes
+            put_scale(source, b, packed + scales_at + lane * scale_bytes)
+            if minima:
+                put_i16(packed + minima_at + lane * 2, get_i16(block + minimum))
+            for step in range(8):
+                values = four(block, b % together * 32 + 4 * step) ^ flip
+                put(packed + lane // 16 * half_bytes + lane % 16 * 4, step, values)
+
+    return pack_row
 
 
-def _unpack_row(layout: Blocks32) -> Any:
-    value, get_scale, scale_bytes, minima = layout.value, layout.get_scale, layout.scale_bytes, layout.minima
-    half_bytes, scales_at, minima_at = layout.half_bytes, layout.scales_at, layout.minima_at
-    block_bytes = layout.block_bytes
+def row_unpacker(layout: Blocks32) -> Any:
+    """Function unpack_row(group, lane, k, out): a lane's values as floats."""
+    value, half_bytes, block_bytes = layout.codec.value, layout.half_bytes, layout.nbytes
+    scales_at, scale_bytes, minima_at = 2 * half_bytes, layout.scale_bytes, layout.minima_at
+    get_scale, minima, bias = get_f32 if scale_bytes == 4 else get_f16, layout.minimum is not None, layout.bias
+    # Signed bytes: in offset binary, or as they are.
+    sign, bias = (BYTE_OFFSET ^ 128, 128) if layout.codec.is_offset and not layout.codec.table else (0, bias)
 
     @inner
     def unpack_row(group: int, lane: int, k: int, out: int) -> None:
         for b in range(k // 32):
             packed = group + b * block_bytes
             scale = get_scale(packed + scales_at + lane * scale_bytes)
-            at = packed + lane // 16 * half_bytes + lane % 16 * 4
+            where = packed + lane // 16 * half_bytes + lane % 16 * 4
             for i in range(32):
-                product = scale * np.float32(value(at, i))
+                product = scale * np.float32((value(where, i) ^ sign) - bias)
                 if minima:
                     product += get_f16(packed + minima_at + lane * 2)
                 put_f32(out + (b * 32 + i) * 4, product)
@@ -138,146 +138,75 @@ def _unpack_row(layout: Blocks32) -> Any:
     return unpack_row
 
 
-def _factors(layout: Blocks32) -> tuple[Any, Any]:
-    """Functions that load the scales and the minima of a half, made fit for what they multiply."""
-    load_scale, half_scales = layout.load_scale, 16 * layout.scale_bytes
-    scales_at, minima_at = layout.scales_at, layout.minima_at
-    per_byte = np.float32(2.0**-layout.shift)
-
-    @inner
-    def scales_of_half(p: int, half: int) -> Any:
-        return mul_f32(load_scale(p + scales_at + half * half_scales), splat_f32(per_byte))
-
-    @inner
-    def minima_of_half(p: int, half: int) -> Any:
-        return mul_f32(load_f16(p + minima_at + half * 32), splat_f32(_PER_SUM))
-
-    return scales_of_half, minima_of_half
-
-
 def _start(layout: Blocks32) -> Any:
-    """What sums of products begin with, given an accumulator like them and the address of the activations' sums."""
-    surplus = layout.spare_bits - layout.shift
+    """What sums of products begin with, given zeros like them and the address of the activations' -128 * sums."""
 
     @inner
-    def start_at_zero(like: Any, offset: int) -> Any:
-        return like
+    def start_at_zero(zero: Any, sums: int) -> Any:
+        return zero
 
-    @inner
-    def start_biased_at(like: Any, offset: int) -> Any:
-        return start_biased(like, offset)
-
-    @inner
-    def start_offset(like: Any, offset: int) -> Any:
-        return broadcast_like(like, offset, surplus)
-
-    if layout.minima:
+    if layout.minimum is not None:
         return start_at_zero
-    return start_offset if layout.spare_bits else start_biased_at
+    return start_offset if layout.codec.is_offset else start_biased(layout.bias)
 
 
-def _add_steps(layout: Blocks32) -> Any:
-    """The products of four vectors and four k steps, added to an accumulator."""
-    largest = layout.largest
-
-    @inner
-    def add_small(total: Any, weights: Any, x: int) -> Any:
-        return dot4_steps(total, weights, x, largest)
-
-    @inner
-    def add_biased(total: Any, weights: Any, x: int) -> Any:
-        return biased_dot4_steps(total, weights, x)
-
-    return add_small if layout.spare_bits else add_biased
-
-
-def _gemv(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
-    low_steps, high_steps, shift, add_steps = layout.low_steps, layout.high_steps, layout.shift, _add_steps(layout)
-    half_bytes, block_bytes, minima, start_sums = layout.half_bytes, layout.block_bytes, layout.minima, _start(layout)
-    lines = block_bytes // 64
+def tile_adder(layout: Blocks32) -> Any:
+    """The function that cpu_kernels.matmul calls for a register tile."""
+    dot, start_sums = layout.codec.dot(0, 8), _start(layout)
+    half_bytes, block_bytes, minima = layout.half_bytes, layout.nbytes, layout.minimum is not None
+    scales_at, half_scales, minima_at = 2 * half_bytes, 16 * layout.scale_bytes, layout.minima_at
+    load_scale, lines = load_f32 if layout.scale_bytes == 4 else load_f16, (block_bytes + 63) // 64
 
     @inner
-    def products_of_half(p: int, x: int, start: Any) -> Any:
-        low = add_steps(zero_i32(), low_steps(p), x)
-        high = add_steps(start, high_steps(p), x + 16)
-        return to_f32(add_i32(shift_left(low, shift), high))
+    def add(sums: Any, products: Any, p: int, half: int, scale: int, total: int, out: int) -> Any:
+        """Add a half's products times its scales, and its minima, to sums in registers or at `out`."""
+        factor = load_scale(p + scales_at + half * half_scales)
+        if _IN_REGISTERS or tile_width(products) == 1:
+            sums = tile_add_scaled(sums, products, factor, scale)
+        else:
+            tile_add_scaled_in_memory(products, factor, scale, out)
+        if minima:
+            factor = mul_f32(load_f16(p + minima_at + half * 32), splat_f32(_PER_SUM))
+            totals = tile_broadcast(products, total)
+            if _IN_REGISTERS or tile_width(products) == 1:
+                sums = tile_add_scaled(sums, totals, factor, scale)
+            else:
+                tile_add_scaled_in_memory(totals, factor, scale, out)
+        return sums
 
     @inner
-    def gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
-        blocks = k // 32
-        scales0 = field(act, _SCALE) + tile * blocks * 4
-        sums0 = field(act, _SUM) + tile * blocks * 4
-        q0 = field(act, _Q) + tile * k
-        for g in range(first, last):
-            p = weights + g * blocks * block_bytes
-            f0 = zero_f32()
-            f1 = zero_f32()
-            for b in range(blocks):
-                prefetch_lines(p + _AHEAD, lines)
-                sums = broadcast_i32(sums0 + 4 * b)
-                scale = broadcast_f32(scales0 + 4 * b)
-                start = start_sums(zero_i32(), sums0 + 4 * b)
-                x = q0 + b * 32
-                f0 = fma(products_of_half(p, x, start), mul_f32(scales_of_half(p, 0), scale), f0)
-                f1 = fma(products_of_half(p + half_bytes, x, start), mul_f32(scales_of_half(p, 1), scale), f1)
-                if minima:
-                    f0 = fma(to_f32(sums), mul_f32(minima_of_half(p, 0), scale), f0)
-                    f1 = fma(to_f32(sums), mul_f32(minima_of_half(p, 1), scale), f1)
-                p += block_bytes
-            put_sum(f0, y + g * 128, addend + g * 128 if addend != 0 else 0)
-            put_sum(f1, y + g * 128 + 64, addend + g * 128 + 64 if addend != 0 else 0)
-
-    return gemv
-
-
-def _tile(layout: Blocks32, scales_of_half: Any, minima_of_half: Any) -> Any:
-    low_steps, high_steps, shift, add_steps = layout.low_steps, layout.high_steps, layout.shift, _add_steps(layout)
-    half_bytes, block_bytes, minima, start_sums = layout.half_bytes, layout.block_bytes, layout.minima, _start(layout)
-    lines = block_bytes // 64
+    def one_token(zero: Any, p: int, blocks: int, x: int, scale: int, total: int, sums: int) -> None:
+        """Both halves of a block at a time, so that operands are loaded once for both."""
+        first, second = tile_load_f32(zero, sums), tile_load_f32(zero, sums + 64)
+        for b in range(blocks):
+            prefetch_lines(p + _AHEAD, lines)
+            low = dot(start_sums(zero, total + 4 * b), p, x + 32 * b)
+            high = dot(start_sums(zero, total + 4 * b), p + half_bytes, x + 32 * b)
+            first = add(first, low, p, 0, scale + 4 * b, total + 4 * b, sums)
+            second = add(second, high, p, 1, scale + 4 * b, total + 4 * b, sums)
+            p += block_bytes
+        tile_store(first, sums)
+        tile_store(second, sums + 64)
 
     @inner
-    def scaled_low_steps(p: int) -> Any:
-        w0, w1, w2, w3 = low_steps(p)
-        return (
-            shift_left(w0, shift),
-            shift_left(w1, shift),
-            shift_left(w2, shift),
-            shift_left(w3, shift),
-        )
-
-    @inner
-    def tile(
-        zero: Any,
-        group: int,
-        k: int,
-        act: int,
-        tile: int,
-        sums: int,
-        start: int,
-        end: int,
-        fresh: bool,
-    ) -> None:
+    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, fresh: bool) -> None:
         width = tile_width(zero)
-        first = tile * (k // 32) + start // 32
-        step = 4 * width
-        for half in range(2):
-            p = group + start // 32 * block_bytes
-            x = field(act, _Q) + first * width * 32
-            scale = field(act, _SCALE) + first * width * 4
-            offset = field(act, _SUM) + first * width * 4
-            for _ in range(start, end, 32):
-                if fresh and half == 0:
-                    prefetch_lines(p + _TILES_AHEAD, lines)
-                products = start_sums(zero, offset)
-                products = add_steps(products, scaled_low_steps(p + half * half_bytes), x)
-                products = add_steps(products, high_steps(p + half * half_bytes), x + 4 * step)
-                tile_scale_add_to_memory(products, scales_of_half(p, half), scale, sums + half * 64 * width)
-                if minima:
-                    constants = broadcast_like(zero, offset, 0)
-                    tile_scale_add_to_memory(constants, minima_of_half(p, half), scale, sums + half * 64 * width)
-                p += block_bytes
-                x += 8 * step
-                scale += step
-                offset += step
+        first, step = index * (k // 32) + start // 32, 4 * width
+        x, scale = field(act, _Q) + first * 8 * step, field(act, _SCALE) + first * step
+        total, p = field(act, _SUM) + first * step, group + start // 32 * block_bytes
+        if width == 1:
+            one_token(zero, p, (end - start) // 32, x, scale, total, sums)
+        else:
+            for half in range(2):
+                out, q = sums + half * 64 * width, p
+                added = tile_load_f32(zero, out)
+                for b in range((end - start) // 32):
+                    if fresh and half == 0:
+                        prefetch_lines(q + _TILES_AHEAD, lines)
+                    products = dot(start_sums(zero, total + b * step), q + half * half_bytes, x + b * 8 * step)
+                    added = add(added, products, q, half, scale + b * step, total + b * step, out)
+                    q += block_bytes
+                if _IN_REGISTERS:
+                    tile_store(added, out)
 
     return tile

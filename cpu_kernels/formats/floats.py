@@ -1,20 +1,19 @@
 """F32, F16 and BF16: plain values times plain activations.
 
-Packed group of 16 rows: k vectors of 16 values, in the source's own type. Products are added in order of k.
+Packed group of 32 rows: k vectors of 16 values of the first 16 rows, then those of the others, in the file's own type.
+Products are added in order of k. With one token both halves are added up side by side: a single chain of dependent
+additions would wait for itself.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from cpu_kernels.formats.weight_format import WeightFormat
-from cpu_kernels.kernel import inner
-from cpu_kernels.matmul import put_sum
-from cpu_kernels.records import Act, Form, field
-from cpu_kernels.simd.arithmetic import fma, prefetch_lines
-from cpu_kernels.simd.tiles import tile_fma_broadcast, tile_load_f32, tile_store, tile_width
+from cpu_kernels.declarations import inner
+from cpu_kernels.formats.source import Source
+from cpu_kernels.records import Act, field
+from cpu_kernels.simd.arithmetic import prefetch_lines
+from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_store, tile_width
 from cpu_kernels.simd.vectors import (
-    broadcast_f32,
     get_f16,
     get_f32,
     get_i16,
@@ -25,117 +24,112 @@ from cpu_kernels.simd.vectors import (
     put_f32,
     put_i16,
     put_i32,
-    zero_f32,
 )
 
 _FLOATS = int(Act.FLOATS)
 _AHEAD = 4096
-_GROUPS_TOGETHER = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floats:
+    """A format of floats of value_bytes each. load(p): sixteen as vectors; copy(source, to); unpack(source, to)."""
+
+    name: str
+    value_bytes: int
+    load: Any
+    copy: Any
+    unpack: Any
+
+    @property
+    def source(self) -> Source:
+        """How a value lies in a file."""
+        return Source(nbytes=self.value_bytes, values=1)
 
 
 @inner
-def _get_bf16_bits(where: int) -> int:
-    return (get_i16(where) & 0xFFFF) << 16
+def _copy_16(source: int, to: int) -> None:
+    put_i16(to, get_i16(source))
 
 
 @inner
-def _pack_row_16(source: int, group: int, lane: int, k: int) -> None:
-    for i in range(k):
-        put_i16(group + i * 32 + lane * 2, get_i16(source + i * 2))
+def _copy_32(source: int, to: int) -> None:
+    put_i32(to, get_i32(source))
 
 
 @inner
-def _pack_row_32(source: int, group: int, lane: int, k: int) -> None:
-    for i in range(k):
-        put_i32(group + i * 64 + lane * 4, get_i32(source + i * 4))
+def _unpack_f16(source: int, to: int) -> None:
+    put_f32(to, get_f16(source))
 
 
 @inner
-def _unpack_row_f16(group: int, lane: int, k: int, out: int) -> None:
-    for i in range(k):
-        put_f32(out + i * 4, get_f16(group + i * 32 + lane * 2))
+def _unpack_bf16(source: int, to: int) -> None:
+    put_i32(to, (get_i16(source) & 0xFFFF) << 16)
 
 
 @inner
-def _unpack_row_bf16(group: int, lane: int, k: int, out: int) -> None:
-    for i in range(k):
-        put_i32(out + i * 4, _get_bf16_bits(group + i * 32 + lane * 2))
+def _unpack_f32(source: int, to: int) -> None:
+    put_f32(to, get_f32(source))
 
 
-@inner
-def _unpack_row_f32(group: int, lane: int, k: int, out: int) -> None:
-    for i in range(k):
-        put_f32(out + i * 4, np.float32(get_f32(group + i * 64 + lane * 4)))
+FLOATS = (
+    Floats(name="F32", value_bytes=4, load=load_f32, copy=_copy_32, unpack=_unpack_f32),
+    Floats(name="F16", value_bytes=2, load=load_f16, copy=_copy_16, unpack=_unpack_f16),
+    Floats(name="BF16", value_bytes=2, load=load_bf16, copy=_copy_16, unpack=_unpack_bf16),
+)
 
 
-def _format(name: str, load: Any, vector_bytes: int, pack_row: Any, unpack_row: Any) -> WeightFormat:
-    @inner
-    def gemv(weights: int, k: int, act: int, tile: int, y: int, addend: int, first: int, last: int) -> None:
-        x = field(act, _FLOATS) + tile * k * 4
-        size = k * vector_bytes
-        g = first
-        # Four groups side by side: one chain of dependent additions alone would wait for itself.
-        while g + _GROUPS_TOGETHER <= last:
-            p = weights + g * size
-            t0 = zero_f32()
-            t1 = zero_f32()
-            t2 = zero_f32()
-            t3 = zero_f32()
-            for i in range(k):
-                value = broadcast_f32(x + i * 4)
-                at = p + i * vector_bytes
-                t0 = fma(load(at), value, t0)
-                t1 = fma(load(at + size), value, t1)
-                t2 = fma(load(at + 2 * size), value, t2)
-                t3 = fma(load(at + 3 * size), value, t3)
-            put_sum(t0, y + g * 64, addend + g * 64 if addend != 0 else 0)
-            put_sum(t1, y + g * 64 + 64, addend + g * 64 + 64 if addend != 0 else 0)
-            put_sum(t2, y + g * 64 + 128, addend + g * 64 + 128 if addend != 0 else 0)
-            put_sum(t3, y + g * 64 + 192, addend + g * 64 + 192 if addend != 0 else 0)
-            g += _GROUPS_TOGETHER
-        while g < last:
-            p = weights + g * size
-            total = zero_f32()
-            for i in range(k):
-                prefetch_lines(p + i * vector_bytes + _AHEAD, 1)
-                total = fma(load(p + i * vector_bytes), broadcast_f32(x + i * 4), total)
-            put_sum(total, y + g * 64, addend + g * 64 if addend != 0 else 0)
-            g += 1
+def row_packer(layout: Floats) -> Any:
+    """Function pack_row(source, group, lane, k): put a row into its lane of a group."""
+    copy, size = layout.copy, layout.value_bytes
 
     @inner
-    def tile(
-        zero: Any,
-        group: int,
-        k: int,
-        act: int,
-        index: int,
-        sums: int,
-        start: int,
-        end: int,
-        fresh: bool,
-    ) -> None:
+    def pack_row(source: int, group: int, lane: int, k: int) -> None:
+        for i in range(k):
+            copy(source + i * size, group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size)
+
+    return pack_row
+
+
+def row_unpacker(layout: Floats) -> Any:
+    """Function unpack_row(group, lane, k, out): a lane's values as floats."""
+    unpack, size = layout.unpack, layout.value_bytes
+
+    @inner
+    def unpack_row(group: int, lane: int, k: int, out: int) -> None:
+        for i in range(k):
+            unpack(group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size, out + i * 4)
+
+    return unpack_row
+
+
+def tile_adder(layout: Floats) -> Any:
+    """The function that cpu_kernels.matmul calls for a register tile."""
+    load, step_bytes = layout.load, 16 * layout.value_bytes
+    steps_of_line = 64 // step_bytes
+
+    @inner
+    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, fresh: bool) -> None:
         width = tile_width(zero)
         x = field(act, _FLOATS) + index * width * k * 4
-        total = tile_load_f32(zero, sums)
-        for i in range(start, end):
-            if fresh:
-                prefetch_lines(group + i * vector_bytes + _AHEAD, 1)
-            total = tile_fma_broadcast(total, load(group + i * vector_bytes), x + i * 4 * width, 4)
-        tile_store(total, sums, 64)
+        if width == 1:
+            first, second = tile_load_f32(zero, sums), tile_load_f32(zero, sums + 64)
+            for i in range(start, end):
+                p, q = group + i * step_bytes, group + (k + i) * step_bytes
+                if i % steps_of_line == 0:
+                    prefetch_lines(p + _AHEAD, 1)
+                    prefetch_lines(q + _AHEAD, 1)
+                first = tile_fma(first, load(p), x + i * 4)
+                second = tile_fma(second, load(q), x + i * 4)
+            tile_store(first, sums)
+            tile_store(second, sums + 64)
+        else:
+            for half in range(2):
+                total = tile_load_f32(zero, sums + half * 64 * width)
+                for i in range(start, end):
+                    p = group + (half * k + i) * step_bytes
+                    if fresh:
+                        prefetch_lines(p + _AHEAD, 1)
+                    total = tile_fma(total, load(p), x + i * 4 * width)
+                tile_store(total, sums + half * 64 * width)
 
-    return WeightFormat(
-        name=name,
-        form=Form.FLOATS,
-        group_rows=16,
-        block=1,
-        group_block_bytes=vector_bytes,
-        pack_row=pack_row,
-        unpack_row=unpack_row,
-        gemv=gemv,
-        tile=tile,
-    )
-
-
-F32_FORMAT = _format("F32", load_f32, 64, _pack_row_32, _unpack_row_f32)
-F16_FORMAT = _format("F16", load_f16, 32, _pack_row_16, _unpack_row_f16)
-BF16_FORMAT = _format("BF16", load_bf16, 32, _pack_row_16, _unpack_row_bf16)
+    return tile

@@ -1,25 +1,205 @@
-"""The packed formats that kernels exist for, by the name of the GGUF block type they are packed from."""
+"""The packed formats that kernels exist for, each a short declaration, by the GGUF block type it is packed from.
 
-from cpu_kernels.formats import floats, iq4, q2_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
+A format says how its blocks lie in a file (cpu_kernels.formats.source), how its values lie in vectors
+(cpu_kernels.formats.codec), and what its factors are; the kernels follow from that. Layouts and tables are ggml's
+(ggml-common.h).
+"""
+
+import numpy as np
+
+from cpu_kernels.declarations import inner
+from cpu_kernels.formats import blocks_32, floats, super_blocks
+from cpu_kernels.formats.blocks_32 import Blocks32
+from cpu_kernels.formats.codec import BYTES, FIVE_BITS, NIBBLES, SIX_BITS, TWO_BITS, Codec
+from cpu_kernels.formats.floats import Floats
+from cpu_kernels.formats.panels import panel_tiles
+from cpu_kernels.formats.source import Plane, Source
+from cpu_kernels.formats.super_blocks import Minima, SuperBlock
 from cpu_kernels.formats.weight_format import WeightFormat
+from cpu_kernels.isa import POLICY
+from cpu_kernels.matmul import plain_tiles
+from cpu_kernels.records import TILE_WIDTHS, Form
+from cpu_kernels.simd.vectors import get_f16, get_i16, get_i32, get_u8, put_f32, put_i32
+
+_SIX_BITS, _UPPER_BITS, _NIBBLES = 0x3F3F3F3F, 0x30303030, 0x0F0F0F0F
+_IQ4 = Codec(NIBBLES.steps, table=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+# FP4 (E2M1) times two.
+_FP4 = Codec(NIBBLES.steps, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+
+
+@inner
+def _put_scale_iq4_xs(row: int, b: int, to: int) -> None:
+    """d * (6-bit scale - 32)."""
+    block, j = row + b // 8 * 136, b % 8
+    low, high = get_u8(block + 4 + j // 2) >> (j % 2 * 4) & 15, get_i16(block + 2) >> (2 * j) & 3
+    put_f32(to, get_f16(block) * np.float32((low | high << 4) - 32))
+
+
+@inner
+def _put_scale_mxfp4(row: int, b: int, to: int) -> None:
+    """Half of 2 ** (exponent - 127), as the table is doubled; the lowest two are subnormal."""
+    exponent = get_u8(row + b * 17)
+    put_i32(to, (exponent - 1) << 23 if exponent >= 2 else 0x00200000 << exponent)
+
+
+@inner
+def _pack_bytes(block: int, to: int, scales: int) -> None:
+    """Sixteen bytes as they are."""
+    for quarter in range(4):
+        put_i32(to + quarter * 64, get_i32(block + scales + 4 * quarter))
+
+
+@inner
+def _pack_scales_q2_k(block: int, to: int) -> None:
+    _pack_bytes(block, to, 0)
+
+
+@inner
+def _pack_scales_q6_k(block: int, to: int) -> None:
+    _pack_bytes(block, to, 192)
+
+
+@inner
+def _pack_six_bits(block: int, to: int) -> None:
+    """Widen eight scales and minima of six bits.
+
+    Of the twelve bytes that hold them, the first four have the first scales and the next four the first minima in six
+    bits; the last four have four bits of the others, whose upper two are above the six.
+    """
+    first, second, rest = get_i32(block + 4), get_i32(block + 8), get_i32(block + 12)
+    put_i32(to, first & _SIX_BITS)
+    put_i32(to + 64, rest & _NIBBLES | first >> 2 & _UPPER_BITS)
+    put_i32(to + 128, second & _SIX_BITS)
+    put_i32(to + 192, rest >> 4 & _NIBBLES | second >> 2 & _UPPER_BITS)
+
+
+_BLOCKS_32 = (
+    Blocks32(name="Q8_0", source=Source(nbytes=34, planes=[Plane(2, 8, 32)], halves=(0,)), codec=BYTES),
+    Blocks32(name="Q4_0", source=Source(nbytes=18, planes=[Plane(2, 4, 16)], halves=(0,)), codec=NIBBLES, bias=8),
+    Blocks32(name="Q4_1", source=Source(nbytes=20, planes=[Plane(4, 4, 16)], halves=(0, 2)), codec=NIBBLES, minimum=2),
+    Blocks32(
+        name="Q5_0",
+        source=Source(nbytes=22, planes=[Plane(6, 4, 16), Plane(2, 1, 1, 4)], halves=(0,)),
+        codec=FIVE_BITS,
+        bias=16,
+    ),
+    Blocks32(
+        name="Q5_1",
+        source=Source(nbytes=24, planes=[Plane(8, 4, 16), Plane(4, 1, 1, 4)], halves=(0, 2)),
+        codec=FIVE_BITS,
+        minimum=2,
+    ),
+    Blocks32(name="IQ4_NL", source=Source(nbytes=18, planes=[Plane(2, 4, 16)], halves=(0,)), codec=_IQ4),
+    Blocks32(
+        name="IQ4_XS",
+        source=Source(nbytes=136, values=256, planes=[Plane(8, 4, 16)], halves=(0,)),
+        codec=_IQ4,
+        put_scale=_put_scale_iq4_xs,
+        blocks_together=8,
+    ),
+    Blocks32(
+        name="MXFP4",
+        source=Source(nbytes=17, planes=[Plane(1, 4, 16)], exponents=(0,)),
+        codec=_FP4,
+        put_scale=_put_scale_mxfp4,
+    ),
+)
+_SUPER_BLOCKS = (
+    SuperBlock(
+        name="Q2_K",
+        source=Source(nbytes=84, values=256, planes=[Plane(16, 2, 32)], halves=(80, 82)),
+        codec=TWO_BITS,
+        sub_block=16,
+        pack_scales=_pack_scales_q2_k,
+        minima=Minima.NIBBLES,
+        d=80,
+        dmin=82,
+    ),
+    SuperBlock(
+        name="Q4_K",
+        source=Source(nbytes=144, values=256, planes=[Plane(16, 4, 32)], halves=(0, 2)),
+        codec=NIBBLES,
+        sub_block=32,
+        pack_scales=_pack_six_bits,
+        minima=Minima.BYTES,
+        d=0,
+        dmin=2,
+    ),
+    SuperBlock(
+        name="Q5_K",
+        source=Source(nbytes=176, values=256, planes=[Plane(48, 4, 32), Plane(16, 1, 32, 4)], halves=(0, 2)),
+        codec=FIVE_BITS,
+        sub_block=32,
+        pack_scales=_pack_six_bits,
+        minima=Minima.BYTES,
+        d=0,
+        dmin=2,
+    ),
+    SuperBlock(
+        name="Q6_K",
+        source=Source(nbytes=210, values=256, planes=[Plane(0, 4, 64), Plane(128, 2, 32, 4)], halves=(208,)),
+        codec=SIX_BITS,
+        sub_block=16,
+        pack_scales=_pack_scales_q6_k,
+        bias=32,
+        d=208,
+    ),
+)
+
+
+def _of_blocks_32(layout: Blocks32) -> WeightFormat:
+    tile = blocks_32.tile_adder(layout)
+    return WeightFormat(
+        name=layout.name,
+        form=Form.BLOCKS_32,
+        source=layout.source,
+        group_rows=32,
+        block=32,
+        group_block_bytes=layout.nbytes,
+        pack_row=blocks_32.row_packer(layout),
+        unpack_row=blocks_32.row_unpacker(layout),
+        tiles=[plain_tiles(tile, width, 2) for width in TILE_WIDTHS],
+    )
+
+
+def _of_super_blocks(layout: SuperBlock) -> WeightFormat:
+    tile, fewest = super_blocks.tile_adder(layout), POLICY.panel_tiles
+    tiles = [plain_tiles(tile, width, 1) for width in TILE_WIDTHS]
+    if fewest is not None:
+        tiles[1:] = [panel_tiles(layout, few, fewest) for few in tiles[1:]]
+    return WeightFormat(
+        name=layout.name,
+        form=Form.BLOCKS_256,
+        source=layout.source,
+        group_rows=16,
+        block=256,
+        group_block_bytes=layout.nbytes,
+        pack_row=super_blocks.row_packer(layout),
+        unpack_row=super_blocks.row_unpacker(layout),
+        tiles=tiles,
+    )
+
+
+def _of_floats(layout: Floats) -> WeightFormat:
+    tile = floats.tile_adder(layout)
+    return WeightFormat(
+        name=layout.name,
+        form=Form.FLOATS,
+        source=layout.source,
+        group_rows=32,
+        block=1,
+        group_block_bytes=32 * layout.value_bytes,
+        pack_row=floats.row_packer(layout),
+        unpack_row=floats.row_unpacker(layout),
+        tiles=[plain_tiles(tile, width, 2) for width in TILE_WIDTHS],
+    )
+
 
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
     weight_format.name: weight_format
     for weight_format in (
-        floats.F32_FORMAT,
-        floats.F16_FORMAT,
-        floats.BF16_FORMAT,
-        q8_0.FORMAT,
-        q4_0.FORMAT,
-        q4_1.FORMAT,
-        q5_0.FORMAT,
-        q5_1.FORMAT,
-        iq4.IQ4_NL_FORMAT,
-        iq4.IQ4_XS_FORMAT,
-        iq4.MXFP4_FORMAT,
-        q2_k.FORMAT,
-        q4_k.FORMAT,
-        q5_k.FORMAT,
-        q6_k.FORMAT,
+        *map(_of_floats, floats.FLOATS),
+        *map(_of_blocks_32, _BLOCKS_32),
+        *map(_of_super_blocks, _SUPER_BLOCKS),
     )
 }

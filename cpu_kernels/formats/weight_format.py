@@ -1,13 +1,28 @@
-"""What the rest of the program knows of a packed weight format."""
+"""What the rest of the program knows of a packed weight format, and the kernels that walk the rows of its matrices.
 
+Arguments of a repack: 0 source, 1 bytes of a source row, 2 packed weights, 3 bytes of a group, 4 rows of a group, 5 k,
+6 row map (int32 a packed row: the source row, or -1 for a row of zeros), 7 groups.
+Arguments of an embedding: 0 packed weights, 1 bytes of a group, 2 rows of a group, 3 k, 4 x, 5 x stride,
+6 address of the factor that rows are multiplied by.
+"""
+
+import functools
+from collections.abc import Iterator
 from typing import Any
 
-from cpu_kernels.formats.panels import Panels, panel_tiles
-from cpu_kernels.kernel import Kernel
-from cpu_kernels.matmul import gemv_kernel, plain_tiles, tiles_kernel
-from cpu_kernels.packing import embed_kernel, repack_kernel
-from cpu_kernels.records import TILE_WIDTHS, Form
-from cpu_kernels.simd.dot import has_short_sums
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.activations import pack_row
+from cpu_kernels.formats.source import Source
+from cpu_kernels.isa import POLICY
+from cpu_kernels.kernel import Kernel, Samples
+from cpu_kernels.matmul import Tiles, tiles_kernel
+from cpu_kernels.records import Form, Step, argument, field, share, stage_rows
+from cpu_kernels.self_check import Sample
+from cpu_kernels.simd.vectors import get_f32, get_i32, put_f32, put_u8
+
+_TOKENS = int(Step.TOKENS)
 
 
 class WeightFormat:
@@ -15,7 +30,8 @@ class WeightFormat:
 
     name: the GGUF block type it is packed from. form: which packed activations it multiplies. Rows stand in groups of
     group_rows; a row's length must be a multiple of `block`, and each `block` values of a group take group_block_bytes.
-    The functions' signatures are given in cpu_kernels.matmul and cpu_kernels.packing.
+    pack_row(source row, packed group, row within the group, k) and unpack_row(group, row within the group, k, out) move
+    a row; tiles: how groups of rows are multiplied, see cpu_kernels.matmul.
     """
 
     def __init__(
@@ -23,29 +39,111 @@ class WeightFormat:
         *,
         name: str,
         form: Form,
+        source: Source,
         group_rows: int,
         block: int,
         group_block_bytes: int,
         pack_row: Any,
         unpack_row: Any,
-        gemv: Any,
-        tile: Any,
-        panels: Panels | None = None,
+        tiles: list[Tiles],
     ) -> None:
         self.name = name
         self.form = form
+        self.source = source
         self.group_rows = group_rows
         self.block = block
         self._group_block_bytes = group_block_bytes
-        self.repack = repack_kernel(pack_row, name)
-        self.embed = embed_kernel(unpack_row, name)
-        self.matmul: dict[int, Kernel] = {1: gemv_kernel(gemv, name)}
-        for width in TILE_WIDTHS[1:]:
-            tiles = plain_tiles(tile, width, group_rows // 16)
-            if panels is not None and has_short_sums():
-                tiles = panel_tiles(panels, tiles)
-            self.matmul[width] = tiles_kernel(tiles, name)
+        self._pack_row = pack_row
+        self.repack = _repack_kernel(pack_row, name, self._repack_samples)
+        self.embed = _embed_kernel(unpack_row, name, self._embed_samples)
+        self.matmul = {
+            each.width: tiles_kernel(each, name, functools.partial(self._matmul_samples, each.width)) for each in tiles
+        }
 
     def group_bytes(self, k: int) -> int:
         """Bytes of a group of rows of k values."""
         return k // self.block * self._group_block_bytes
+
+    def _raw(self, s: Sample, rows: int, k: int) -> NDArray[np.uint8]:
+        """Random rows as a file has them, a row each."""
+        return self.source.random(s.random, rows * k // self.source.values).reshape(rows, -1)
+
+    def _packed(self, s: Sample, rows: int, k: int) -> int:
+        """Random packed weights."""
+        raw, size = self._raw(s, rows, k), self.group_bytes(k)
+        packed = s.zeros(rows // self.group_rows * size, np.uint8)
+        for row in range(rows):
+            group = packed + row // self.group_rows * size
+            self._pack_row(raw[row].ctypes.data, group, row % self.group_rows, k)
+        return packed
+
+    def _repack_samples(self) -> Iterator[Sample]:
+        s, k = Sample(), 512
+        raw, groups = self._raw(s, 3, k), 2
+        rows = np.full(groups * self.group_rows, -1)
+        rows[:6] = (2, 0, -1, 1, 1, 0)
+        packed = s.zeros(groups * self.group_bytes(k), np.uint8)
+        size, order = self.group_bytes(k), s.array(rows[::-1], np.int32)
+        yield s.arguments(s.array(raw, np.uint8), raw.shape[1], packed, size, self.group_rows, k, order, groups)
+
+    def _embed_samples(self) -> Iterator[Sample]:
+        for factor in (1.0, 3.0):
+            s, k = Sample(rows=2), 256
+            s.step({Step.TOKENS: s.array([1, 33], np.int32)})
+            packed, size = self._packed(s, 64, k), self.group_bytes(k)
+            yield s.arguments(packed, size, self.group_rows, k, s.zeros(2 * k), 4 * k, s.array([factor]))
+
+    def _matmul_samples(self, width: int) -> Iterator[Sample]:
+        """A few tiles, plain and of two experts; more where tiles then share what they unpack."""
+        k, out, few = max(64, 2 * self.source.values), 64, 1 if width == 1 else width + 1
+        many = [width * POLICY.panel_tiles + 1] if POLICY.panel_tiles and width > 1 and self.block == 256 else []
+        for rows, experts in ((few, False), *((rows, False) for rows in many), (2 * width, True)):
+            s = Sample(rows=rows, width=width)
+            act = s.activations(k)
+            for row in range(rows):
+                values = s.random.standard_normal(k).astype(np.float32)
+                pack_row(values.ctypes.data, 0, k, k, int(self.form), width, row, act)
+            weights, size, groups = self._packed(s, out, k), self.group_bytes(k), out // self.group_rows
+            y, addend = s.zeros((rows + width) * out), s.normal(rows + width, out)
+            matrix, segments, half = (groups, size, self.group_rows, k, y, 4 * out), 0, 0
+            if experts:
+                # Two experts with half of the rows of the matrix each.
+                matrix, half, addend = (groups // 2, *matrix[1:5], 2 * out), groups // 2 * size, 0
+                segments = s.array([2, 1, 0, 1, 0, 1, 1], np.int64)
+            yield s.arguments(weights, *matrix, addend, 4 * out, act, 0 if experts else 1, segments, half)
+
+
+def _repack_kernel(pack_row: Any, name: str, samples: Samples) -> Kernel:
+    """Pack every row of this thread's groups."""
+
+    def repack(op: int, step: int, thread: int, threads: int) -> None:
+        group_bytes, group_rows, k, rows = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
+        groups = argument(op, 7)
+        for g in range(share(groups, thread, threads), share(groups, thread + 1, threads)):
+            group = argument(op, 2) + g * group_bytes
+            for i in range(group_bytes):
+                put_u8(group + i, 0)
+            for lane in range(group_rows):
+                row = get_i32(rows + 4 * (g * group_rows + lane))
+                if row >= 0:
+                    pack_row(argument(op, 0) + row * argument(op, 1), group, lane, k)
+
+    return Kernel(repack, f"{name}.repack", samples)
+
+
+def _embed_kernel(unpack_row: Any, name: str, samples: Samples) -> Kernel:
+    """x[row] = factor * the packed row of the row's token."""
+
+    def embed(op: int, step: int, thread: int, threads: int) -> None:
+        group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3)
+        factor = get_f32(argument(op, 6))
+        rows = stage_rows(op, step)
+        for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+            token = get_i32(field(step, _TOKENS) + 4 * row)
+            x = argument(op, 4) + row * argument(op, 5)
+            unpack_row(argument(op, 0) + token // group_rows * group_bytes, token % group_rows, k, x)
+            if factor != np.float32(1.0):
+                for i in range(k):
+                    put_f32(x + 4 * i, get_f32(x + 4 * i) * factor)
+
+    return Kernel(embed, f"{name}.embed", samples)

@@ -1,13 +1,19 @@
 """Lane-wise arithmetic, reductions and the exponential."""
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
+from numpy.typing import NDArray
 
-from cpu_kernels.simd.declarations import address, float32, int64, intrinsic_of_literals, literal_value, none
-from cpu_kernels.simd.vectors import I32, LANES, call, constant, define, f32x16, i32x16, splat
+from cpu_kernels.declarations import Intrinsic, define, float32, int64, operation
+from cpu_kernels.isa import Isa, emitted_isa
+from cpu_kernels.simd.vectors import I32, I64, LANES, call, constant, f32x16, i32x16, in_parts, splat
 
 _VECTOR_I, _VECTOR_F = i32x16.llvm, f32x16.llvm
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int32]
 
 
 def fused_multiply_add(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
@@ -15,51 +21,102 @@ def fused_multiply_add(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Va
     return call(builder, "llvm.fma.v16f32", _VECTOR_F, x, y, z)
 
 
-def round_to_even(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """The nearest whole number, still as float."""
+def exact_fma(x: Any, y: Any, z: Any) -> Floats:
+    """The meaning of fused_multiply_add.
+
+    In double precision the product is exact and the sum is rounded to odd (Boldo and Melquiond, 2008), so that the
+    final rounding gives what a single one would.
+    """
+    product = np.multiply(x, y, dtype=np.float64)
+    total = np.asarray(product + z)
+    other = total - product
+    error = (product - (total - other)) + (z - other)
+    bits = total.view(np.int64)
+    even = np.isfinite(error) & (error != 0) & (bits & 1 == 0)
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(even, bits + step, bits).view(np.float64).astype(np.float32)
+
+
+def _round_to_even(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return call(builder, "llvm.rint.v16f32", _VECTOR_F, x)
 
 
-add_i32 = define("add_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.add(x, y))
-mul_i32 = define("mul_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.mul(x, y))
-or_i32 = define("or_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.or_(x, y))
-xor_i32 = define("xor_i32", i32x16(i32x16, i32x16), lambda b, x, y: b.xor(x, y))
-
-add_f32 = define("add_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.fadd(x, y))
-sub_f32 = define("sub_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.fsub(x, y))
-mul_f32 = define("mul_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.fmul(x, y))
-div_f32 = define("div_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.fdiv(x, y))
-neg_f32 = define("neg_f32", f32x16(f32x16), lambda b, x: b.fneg(x))
-abs_f32 = define("abs_f32", f32x16(f32x16), lambda b, x: call(b, "llvm.fabs.v16f32", _VECTOR_F, x))
-max_f32 = define("max_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
-min_f32 = define("min_f32", f32x16(f32x16, f32x16), lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
-fma = define("fma", f32x16(f32x16, f32x16, f32x16), fused_multiply_add)
-
-to_f32 = define("to_f32", f32x16(i32x16), lambda b, x: b.sitofp(x, _VECTOR_F))
-round_i32 = define("round_i32", i32x16(f32x16), lambda b, x: b.fptosi(round_to_even(b, x), _VECTOR_I))
+def _round_to_integer(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """The nearest integers, the even one of two; any for NaN and beyond the range, but nothing is undefined."""
+    if emitted_isa() in (Isa.AVX512_VNNI, Isa.AVX512):
+        zero, all_lanes, current_rounding = constant(_VECTOR_I, 0), ir.IntType(16)(-1), I32(4)
+        return call(builder, "llvm.x86.avx512.mask.cvtps2dq.512", _VECTOR_I, x, zero, all_lanes, current_rounding)
+    if emitted_isa() in (Isa.AVX_VNNI, Isa.AVX2):
+        return in_parts(builder, "llvm.x86.avx.cvt.ps2dq.256", 2, x, result=ir.VectorType(I32, 8))
+    return call(builder, "llvm.fptosi.sat.v16i32.v16f32", _VECTOR_I, _round_to_even(builder, x))
 
 
-def _with_literal(name: str, operation: str) -> Any:
+def _nearest(x: Floats) -> Integers:
+    return np.rint(np.clip(np.nan_to_num(x.astype(np.float64)), -(2.0**31), 2.0**31 - 1)).astype(np.int32)
+
+
+def _binary(name: str, vector: Any, operation: str, meaning: Any) -> Any:
+    return define(name, [vector, vector], vector, lambda b, x, y: getattr(b, operation)(x, y), meaning)
+
+
+add_i32 = _binary("add_i32", i32x16, "add", np.add)
+add_f32 = _binary("add_f32", f32x16, "fadd", np.add)
+sub_f32 = _binary("sub_f32", f32x16, "fsub", np.subtract)
+mul_f32 = _binary("mul_f32", f32x16, "fmul", np.multiply)
+div_f32 = _binary("div_f32", f32x16, "fdiv", np.divide)
+neg_f32 = define("neg_f32", [f32x16], f32x16, lambda b, x: b.fneg(x), np.negative)
+fma = define("fma", [f32x16] * 3, f32x16, fused_multiply_add, exact_fma)
+to_f32 = define("to_f32", [i32x16], f32x16, lambda b, x: b.sitofp(x, _VECTOR_F), lambda x: x.astype(np.float32))
+round_i32 = define("round_i32", [f32x16], i32x16, _round_to_integer, _nearest)
+
+
+def _choice(name: str, operator: str, compare: Any) -> Any:
+    """x where it compares so with y, else y: so what is not a number stays if it is the second operand."""
+    return define(
+        name,
+        [f32x16, f32x16],
+        f32x16,
+        lambda b, x, y: b.select(b.fcmp_ordered(operator, x, y), x, y),
+        lambda x, y: np.where(compare(x, y), x, y),
+    )
+
+
+max_f32 = _choice("max_f32", ">", np.greater)
+min_f32 = _choice("min_f32", "<", np.less)
+
+
+def _magnitude_bits(x: Any) -> Any:
+    return x.view(np.int32) & 0x7FFFFFFF
+
+
+# Magnitudes as integers, whose order is that of the numbers with NaN above all: so a maximum of them shows a NaN.
+magnitude = define(
+    "magnitude",
+    [f32x16],
+    i32x16,
+    lambda b, x: b.and_(b.bitcast(x, _VECTOR_I), constant(_VECTOR_I, 0x7FFFFFFF)),
+    _magnitude_bits,
+)
+max_i32 = define(
+    "max_i32", [i32x16, i32x16], i32x16, lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y), np.maximum
+)
+
+
+def _with_literal(name: str, instruction: str, meaning: Callable[[Integers, int], Integers]) -> Any:
     """An integer operation whose second operand is a literal, the same in every lane."""
 
-    def typer(context: Any, x: Any, literal: Any) -> Any:
-        if literal_value(literal) is None:
-            return None
-        value = literal.literal_value
+    def emit(builder: ir.IRBuilder, x: ir.Value, literal: int) -> ir.Value:
+        return getattr(builder, instruction)(x, constant(_VECTOR_I, literal))
 
-        def codegen(_context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-            return getattr(builder, operation)(args[0], constant(_VECTOR_I, value))
-
-        return i32x16(i32x16, literal), codegen
-
-    typer.__name__ = typer.__qualname__ = name
-    return intrinsic_of_literals(typer)
+    return Intrinsic(name, emit, meaning, 2, None, 0, literals=[1])
 
 
-mask_bits = _with_literal("mask_bits", "and_")
-shift_right = _with_literal("shift_right", "lshr")
-shift_left = _with_literal("shift_left", "shl")
-shift_right_signed = _with_literal("shift_right_signed", "ashr")
+mask_bits = _with_literal("mask_bits", "and_", lambda x, mask: x & np.array(mask, np.int64).astype(np.int32))
+shift_right = _with_literal(
+    "shift_right", "lshr", lambda x, bits: (x.view(np.uint32) >> np.uint32(bits)).view(np.int32)
+)
+shift_left = _with_literal("shift_left", "shl", lambda x, bits: x << np.int32(bits))
+shift_right_signed = _with_literal("shift_right_signed", "ashr", lambda x, bits: x >> np.int32(bits))
 
 
 def _tree(builder: ir.IRBuilder, x: ir.Value, step: Any) -> ir.Value:
@@ -73,22 +130,42 @@ def _tree(builder: ir.IRBuilder, x: ir.Value, step: Any) -> ir.Value:
     return builder.extract_element(x, I32(0))
 
 
-sum_f32 = define("sum_f32", float32(f32x16), lambda b, x: _tree(b, x, b.fadd))
-sum_i32 = define("sum_i32", int64(i32x16), lambda b, x: b.sext(_tree(b, x, b.add), ir.IntType(64)))
+def _sum(x: NDArray[Any]) -> Any:
+    while len(x) > 1:
+        x = x[: len(x) // 2] + x[len(x) // 2 :]
+    return x[0]
 
 
 def _first_pairs(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     first = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [lane % 4 < 2 for lane in range(LANES)])
     some = builder.select(first, x, constant(_VECTOR_I, 0))
-    return builder.sext(_tree(builder, some, builder.add), ir.IntType(64))
+    return builder.sext(_tree(builder, some, builder.add), I64)
 
 
+def _larger(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_signed(">", x, y), x, y)
+
+
+sum_f32 = define("sum_f32", [f32x16], float32, lambda b, x: _tree(b, x, b.fadd), _sum)
+sum_i32 = define("sum_i32", [i32x16], int64, lambda b, x: b.sext(_tree(b, x, b.add), I64), lambda x: int(_sum(x)))
 # The sum of the first two of every four lanes.
-sum_first_pairs = define("sum_first_pairs", int64(i32x16), _first_pairs)
+sum_first_pairs = define(
+    "sum_first_pairs", [i32x16], int64, _first_pairs, lambda x: int(x.reshape(-1, 4)[:, :2].sum(dtype=np.int32))
+)
 largest_f32 = define(
     "largest_f32",
-    float32(f32x16),
+    [f32x16],
+    float32,
     lambda b, x: _tree(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q)),
+    lambda x: np.float32(max(x.tolist())),
+)
+# The largest of what `magnitude` gave, as the float that it is.
+largest_magnitude = define(
+    "largest_magnitude",
+    [i32x16],
+    float32,
+    lambda b, x: b.bitcast(_tree(b, x, lambda p, q: _larger(b, p, q)), ir.FloatType()),
+    lambda x: x.max().view(np.float32),
 )
 
 
@@ -97,7 +174,14 @@ def _select_first(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, count: ir.Val
     return builder.select(builder.icmp_signed("<", lanes, splat(builder, builder.trunc(count, I32))), x, y)
 
 
-select_first = define("select_first", f32x16(f32x16, f32x16, int64), _select_first)
+# x in the first `count` lanes, y in the others.
+select_first = define(
+    "select_first",
+    [f32x16, f32x16, int64],
+    f32x16,
+    _select_first,
+    lambda x, y, count: np.where(np.arange(LANES) < count, x, y),
+)
 
 # 2**f on [-0.5, 0.5]: Taylor coefficients ln(2)**k / k!, highest first; relative error below 2e-8.
 _EXP2 = (
@@ -116,33 +200,36 @@ def _exp2(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     for operator, limit in (("<", -_EXP2_LIMIT), (">", _EXP2_LIMIT)):
         bound = constant(_VECTOR_F, limit)
         x = builder.select(builder.fcmp_ordered(operator, x, bound), bound, x)
-    whole = round_to_even(builder, x)
+    whole = _round_to_even(builder, x)
     fraction = builder.fsub(x, whole)
     result = constant(_VECTOR_F, _EXP2[0])
     for coefficient in _EXP2[1:]:
         result = fused_multiply_add(builder, result, fraction, constant(_VECTOR_F, coefficient))
-    exponent = builder.add(builder.fptosi(whole, _VECTOR_I), constant(_VECTOR_I, 127))
+    exponent = builder.add(_round_to_integer(builder, x), constant(_VECTOR_I, 127))
     power = builder.bitcast(builder.shl(exponent, constant(_VECTOR_I, 23)), _VECTOR_F)
     return builder.fmul(result, power)
 
 
-exp2_f32 = define("exp2_f32", f32x16(f32x16), _exp2)
+def _exp2_meaning(x: Floats) -> Floats:
+    x = np.where(np.isnan(x), x, np.clip(x, -_EXP2_LIMIT, _EXP2_LIMIT)).astype(np.float32)
+    whole = np.rint(x)
+    result = np.full(LANES, _EXP2[0], np.float32)
+    for coefficient in _EXP2[1:]:
+        result = exact_fma(result, x - whole, np.float32(coefficient))
+    return result * ((_nearest(x) + 127) << 23).view(np.float32)
 
 
-def _prefetch_lines(context: Any, where: Any, count: Any) -> Any:
+exp2_f32 = define("exp2_f32", [f32x16], f32x16, _exp2, _exp2_meaning)
+
+
+def prefetch(builder: ir.IRBuilder, where: ir.Value, level: int) -> None:
+    """Ask for the cache line at an address in the cache of a level."""
+    pointer = builder.inttoptr(where, ir.IntType(8).as_pointer())
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, I32(0), I32(4 - level), I32(1))
+
+
+@operation(lambda where, count: None, literals=[1])
+def prefetch_lines(builder: ir.IRBuilder, where: ir.Value, count: int) -> None:
     """Ask for `count` (literal) cache lines of 64 bytes from an address; harmless past the end of an array."""
-    if literal_value(count) is None:
-        return None
-    lines = count.literal_value
-
-    def codegen(_context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-        pointer = ir.IntType(8).as_pointer()
-        for i in range(lines):
-            line = builder.inttoptr(builder.add(args[0], ir.IntType(64)(64 * i)), pointer)
-            call(builder, "llvm.prefetch.p0", ir.VoidType(), line, I32(0), I32(3), I32(1))
-        return _context.get_dummy_value()
-
-    return none(address, count), codegen
-
-
-prefetch_lines = intrinsic_of_literals(_prefetch_lines)
+    for i in range(count):
+        prefetch(builder, builder.add(where, I64(64 * i)), 1)

@@ -4,241 +4,169 @@ A tile of R * C vectors has R rows and C columns, entry r * C + c belonging to r
 are given as a tuple of R addresses, columns as one address and the literal distance from one to the next.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
-from cpu_kernels.isa import ISA, Isa
-from cpu_kernels.simd.arithmetic import fused_multiply_add
-from cpu_kernels.simd.declarations import (
-    address,
-    int64,
-    intrinsic,
-    intrinsic_of_literals,
-    literal_value,
-    none,
-    tuple_of,
-)
-from cpu_kernels.simd.dot import multiply_pairs
-from cpu_kernels.simd.vectors import (
-    F16,
-    F32,
-    I8,
-    I16,
-    I32,
-    I64,
-    LANES,
-    broadcast,
-    call,
-    define,
-    f32x16,
-    i32x16,
-    load,
-    store,
-)
+from cpu_kernels.declarations import Intrinsic, TupleOf, int64, operation
+from cpu_kernels.isa import Isa, emitted_isa
+from cpu_kernels.simd import vectors
+from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, prefetch
+from cpu_kernels.simd.bytes import added_words, keep_order, multiply_words
+from cpu_kernels.simd.tiles import Tile, Values
+from cpu_kernels.simd.vectors import F16, F32, I8, I16, I32, I64, LANES, at, broadcast, f32x16, i32x16, store, view
 
-Values = list[ir.Value]
 _WORDS = ir.VectorType(I16, 2 * LANES)
-# Registers that a vector takes where products are added by an instruction of their own.
-_REGISTERS = {Isa.AVX2: 2, Isa.AVX_VNNI: 2, Isa.AVX512: 1}
-
-
-def _unpack(builder: ir.IRBuilder, packed: ir.Value, count: int) -> Values:
-    return [builder.extract_value(packed, i) for i in range(count)]
-
-
-def _at(builder: ir.IRBuilder, where: ir.Value, offset: int) -> ir.Value:
-    return builder.add(where, I64(offset))
 
 
 def _halves(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
-    return builder.fpext(load(builder, where, ir.VectorType(F16, LANES), 2), f32x16.llvm)
+    return vectors.widen_half(builder, vectors.load(builder, where, ir.VectorType(F16, LANES), 2))
 
 
 def _byte_pairs(builder: ir.IRBuilder, where: ir.Value) -> ir.Value:
     """Thirty-two signed bytes as words, two to a lane."""
-    return builder.bitcast(builder.sext(load(builder, where, ir.VectorType(I8, 2 * LANES), 1), _WORDS), i32x16.llvm)
+    given = vectors.load(builder, where, ir.VectorType(I8, 2 * LANES), 1)
+    return builder.bitcast(builder.sext(given, _WORDS), i32x16.llvm)
 
 
 def _smaller(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return builder.select(builder.icmp_signed("<", x, y), x, y)
 
 
-@intrinsic_of_literals
-def no_rows(context: Any, count: Any) -> Any:
+@operation(lambda count: (0,) * count, lambda count: TupleOf(int64, count), literals=[0])
+def no_rows(builder: ir.IRBuilder, count: int) -> Values:
     """A tuple of `count` (literal) addresses, all 0: what says how many rows a function works on."""
-    if literal_value(count) is None:
-        return None
-    rows = tuple_of(int64, count.literal_value)
-
-    def codegen(context: Any, builder: Any, _sig: Any, _args: Any) -> Any:
-        return context.make_tuple(builder, rows, [I64(0)] * rows.count)
-
-    return rows(count), codegen
+    return [I64(0)] * count
 
 
-@intrinsic
-def page_rows(context: Any, like: Any, table: Any, last: Any, base: Any, page_bytes: Any) -> Any:
+def _page_rows(like: Sequence[int], table: int, last: int, base: int, page_bytes: int) -> tuple[int, ...]:
+    return tuple(base + int(view(table + 4 * min(i, last), np.int32, 1)[0]) * page_bytes for i in range(len(like)))
+
+
+@operation(_page_rows, 0)
+def page_rows(builder: Any, like: Values, table: Any, last: Any, base: Any, page_bytes: Any) -> Values:
     """Addresses of the pages that table[0], table[1], ... name, those behind table[last] being table[last] again."""
-
-    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        rows = []
-        for i in range(like.count):
-            index = _smaller(builder, I64(i), args[2])
-            page = load(builder, builder.add(args[1], builder.mul(index, I64(4))), I32, 4)
-            rows.append(builder.add(args[3], builder.mul(builder.sext(page, I64), args[4])))
-        return context.make_tuple(builder, like, rows)
-
-    return like(like, address, int64, address, int64), codegen
+    rows = []
+    for i in range(len(like)):
+        index = _smaller(builder, I64(i), last)
+        page = vectors.load(builder, builder.add(table, builder.mul(index, I64(4))), I32, 4)
+        rows.append(builder.add(base, builder.mul(builder.sext(page, I64), page_bytes)))
+    return rows
 
 
-@intrinsic
-def spaced_rows(context: Any, like: Any, base: Any, step: Any, last: Any) -> Any:
+@operation(lambda like, base, step, last: tuple(base + min(i, last) * step for i in range(len(like))), 0)
+def spaced_rows(builder: Any, like: Values, base: Any, step: Any, last: Any) -> Values:
     """Addresses base, base + step, ..., those behind number `last` being that one again."""
-
-    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-        offsets = [builder.mul(_smaller(builder, I64(i), args[3]), args[2]) for i in range(like.count)]
-        return context.make_tuple(builder, like, [builder.add(args[1], offset) for offset in offsets])
-
-    return like(like, address, int64, int64), codegen
+    offsets = [builder.mul(_smaller(builder, I64(i), last), step) for i in range(len(like))]
+    return [builder.add(base, offset) for offset in offsets]
 
 
 def _cross(
-    name: str,
-    load_row: Callable[[ir.IRBuilder, ir.Value], ir.Value],
-    element: ir.Type,
-    combine: Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value],
+    name: str, load_row: Callable[..., Any], element: ir.Type, combine: Callable[..., Any], meaning: Callable[..., Any]
 ) -> Any:
-    def typer(context: Any, acc: Any, rows: Any, offset: Any, where: Any, stride: Any) -> Any:
-        if literal_value(stride) is None:
-            return None
-        columns = acc.count // rows.count
+    """name(tile, rows, offset, where, stride): combine(builder, entry, the row's vector at an offset, column's value).
 
-        def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-            totals = _unpack(builder, args[0], acc.count)
-            values = [
-                broadcast(builder, _at(builder, args[3], stride.literal_value * c), element) for c in range(columns)
-            ]
-            for r, base in enumerate(_unpack(builder, args[1], rows.count)):
-                vector = load_row(builder, builder.add(base, args[2]))
-                for c, value in enumerate(values):
-                    totals[r * columns + c] = combine(builder, totals[r * columns + c], vector, value)
-            return context.make_tuple(builder, acc, totals)
+    meaning(entry, address of the row's vector, address of the column's value).
+    """
 
-        return acc(acc, rows, address, address, stride), codegen
+    def emit(builder: Any, tile: Values, rows: Values, offset: Any, where: Any, stride: int) -> Values:
+        columns, new = len(tile) // len(rows), []
+        values = [broadcast(builder, at(builder, where, stride * c), element) for c in range(columns)]
+        for r, base in enumerate(rows):
+            vector = load_row(builder, builder.add(base, offset))
+            new += [combine(builder, tile[r * columns + c], vector, value) for c, value in enumerate(values)]
+        return new
 
-    typer.__name__ = typer.__qualname__ = name
-    return intrinsic_of_literals(typer)
+    def compute(tile: Tile, rows: Sequence[int], offset: int, where: int, stride: int) -> Any:
+        columns = len(tile) // len(rows)
+        places = [(row + offset, where + stride * c) for row in rows for c in range(columns)]
+        return tuple(meaning(total, *place) for total, place in zip(tile, places, strict=True))
+
+    return Intrinsic(name, emit, compute, 5, None, 0, literals=[4])
 
 
-cross_fma_f16 = _cross("cross_fma_f16", _halves, F32, lambda b, total, x, y: fused_multiply_add(b, x, y, total))
-"""acc += sixteen half-precision numbers at row + offset times the column's f32."""
+def _in_single(where: int) -> Any:
+    return view(where, np.float16).astype(np.float32)
+
+
+# tile += sixteen half-precision numbers at row + offset times the column's f32.
+cross_fma_f16 = _cross(
+    "cross_fma_f16",
+    _halves,
+    F32,
+    lambda b, total, x, y: fused_multiply_add(b, x, y, total),
+    lambda total, row, value: exact_fma(_in_single(row), view(value, np.float32, 1), total),
+)
 
 
 def _add_products(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """multiply_pairs whose sum LLVM may not regroup with those of other steps: too few registers are left for that."""
-    total = multiply_pairs(builder, total, x, y)
-    parts = _REGISTERS.get(ISA, 0)
-    if parts == 0:
-        return total
-    kind = ir.VectorType(I32, LANES // parts)
-    undefined = ir.Constant(i32x16.llvm, ir.Undefined)
-    kept = []
-    for part in range(parts):
-        lanes = ir.Constant(ir.VectorType(I32, kind.count), [part * kind.count + i for i in range(kind.count)])
-        piece = builder.shuffle_vector(total, undefined, lanes)
-        kept.append(builder.asm(ir.FunctionType(kind, [kind]), "", "=v,0", [piece], False))
-    order = ir.Constant(i32x16.llvm, list(range(LANES)))
-    return kept[0] if parts == 1 else builder.shuffle_vector(kept[0], kept[1], order)
+    """multiply_words whose sum LLVM may not regroup with those of other steps: too few registers are left for that."""
+    total = multiply_words(builder, total, x, y)
+    return total if emitted_isa() is Isa.AVX512_VNNI else keep_order(builder, [total], most=1)[0]
 
 
-cross_dot2_i8 = _cross("cross_dot2_i8", _byte_pairs, I32, _add_products)
-"""acc += sixteen pairs of bytes at row + offset times the column's pair of words, added in twos, exactly."""
+def _add_pairs(total: Any, row: int, value: int) -> Any:
+    pairs = view(row, np.int8, 2 * LANES).astype(np.int16).view(np.int32)
+    return added_words(total, pairs, view(value, np.int32, 1).repeat(LANES))
 
 
-@intrinsic
-def cross_scale_f16(context: Any, acc: Any, integers: Any, rows: Any, offset: Any) -> Any:
-    """acc = fma(float(integers), sixteen half-precision scales at row + offset, acc)."""
-    columns = acc.count // rows.count
-
-    def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        totals = _unpack(builder, args[0], acc.count)
-        whole = _unpack(builder, args[1], acc.count)
-        for r, base in enumerate(_unpack(builder, args[2], rows.count)):
-            scales = _halves(builder, builder.add(base, args[3]))
-            for i in range(r * columns, (r + 1) * columns):
-                totals[i] = fused_multiply_add(builder, builder.sitofp(whole[i], f32x16.llvm), scales, totals[i])
-        return context.make_tuple(builder, acc, totals)
-
-    return acc(acc, integers, rows, address), codegen
+# tile += sixteen pairs of bytes at row + offset times the column's pair of words, added in pairs, exactly.
+cross_dot2_i8 = _cross("cross_dot2_i8", _byte_pairs, I32, _add_products, _add_pairs)
 
 
-@intrinsic
-def tile_to_f32(context: Any, integers: Any) -> Any:
+def _scaled(tile: Tile, integers: Tile, rows: Sequence[int], offset: int) -> Any:
+    scales = [_in_single(row + offset) for row in rows for _ in range(len(tile) // len(rows))]
+    together = zip(integers, scales, tile, strict=True)
+    return tuple(exact_fma(whole.astype(np.float32), scale, total) for whole, scale, total in together)
+
+
+@operation(_scaled, 0)
+def cross_scale_f16(builder: Any, tile: Values, integers: Values, rows: Values, offset: Any) -> Values:
+    """tile = fma(float(integers), sixteen half-precision scales at row + offset, tile)."""
+    columns, new = len(tile) // len(rows), []
+    for r, base in enumerate(rows):
+        scales = _halves(builder, builder.add(base, offset))
+        for i in range(r * columns, (r + 1) * columns):
+            whole = builder.sitofp(integers[i], f32x16.llvm)
+            new.append(fused_multiply_add(builder, whole, scales, tile[i]))
+    return new
+
+
+@operation(lambda integers: tuple(each.astype(np.float32) for each in integers), lambda width: TupleOf(f32x16, width))
+def tile_to_f32(builder: ir.IRBuilder, integers: Values) -> Values:
     """The tile's integers as floats."""
-    floats = tuple_of(f32x16, integers.count)
-
-    def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        whole = _unpack(builder, args[0], integers.count)
-        return context.make_tuple(builder, floats, [builder.sitofp(v, f32x16.llvm) for v in whole])
-
-    return floats(integers), codegen
+    return [builder.sitofp(value, f32x16.llvm) for value in integers]
 
 
-@intrinsic
-def cross_store(context: Any, tile: Any, rows: Any, stride: Any) -> Any:
+def _stored(tile: Tile, rows: Sequence[int], stride: int, factors: int = 0) -> None:
+    columns = len(tile) // len(rows)
+    for i, value in enumerate(tile):
+        scale = view(factors + 4 * (i % columns), np.float32, 1) if factors else np.float32(1)
+        view(rows[i // columns] + i % columns * stride, np.float32)[:] = value * scale
+
+
+@operation(_stored)
+def cross_store(builder: Any, tile: Values, rows: Values, stride: Any) -> None:
     """Store row r's vector of column c at row r + c * stride."""
-    columns = tile.count // rows.count
-
-    def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        values = _unpack(builder, args[0], tile.count)
-        for r, base in enumerate(_unpack(builder, args[1], rows.count)):
-            for c in range(columns):
-                store(builder, builder.add(base, builder.mul(args[2], I64(c))), values[r * columns + c], 4)
-        return context.get_dummy_value()
-
-    return none(tile, rows, int64), codegen
+    columns = len(tile) // len(rows)
+    for i, value in enumerate(tile):
+        store(builder, builder.add(rows[i // columns], builder.mul(stride, I64(i % columns))), value, 4)
 
 
-@intrinsic
-def cross_store_scaled(context: Any, tile: Any, rows: Any, stride: Any, factors: Any) -> Any:
+@operation(_stored)
+def cross_store_scaled(builder: Any, tile: Values, rows: Values, stride: Any, factors: Any) -> None:
     """cross_store of the vectors times column c's f32 at factors + 4 c."""
-    columns = tile.count // rows.count
-
-    def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        values = _unpack(builder, args[0], tile.count)
-        scales = [broadcast(builder, _at(builder, args[3], 4 * c), F32) for c in range(columns)]
-        for r, base in enumerate(_unpack(builder, args[1], rows.count)):
-            for c, scale in enumerate(scales):
-                value = builder.fmul(values[r * columns + c], scale)
-                store(builder, builder.add(base, builder.mul(args[2], I64(c))), value, 4)
-        return context.get_dummy_value()
-
-    return none(tile, rows, int64, address), codegen
+    columns = len(tile) // len(rows)
+    scales = [broadcast(builder, at(builder, factors, 4 * c), F32) for c in range(columns)]
+    scaled = [builder.fmul(value, scales[i % columns]) for i, value in enumerate(tile)]
+    cross_store.emit(builder, scaled, rows, stride)
 
 
-@intrinsic_of_literals
-def prefetch_rows(context: Any, rows: Any, offset: Any, lines: Any, level: Any) -> Any:
+@operation(lambda rows, offset, lines, level: None, literals=[2, 3])
+def prefetch_rows(builder: Any, rows: Values, offset: Any, lines: int, level: int) -> None:
     """Ask for `lines` (literal) cache lines from row + offset on, of every row, in the cache of a level (literal)."""
-    if literal_value(lines) is None or literal_value(level) is None:
-        return None
-    locality = I32(4 - level.literal_value)
-
-    def codegen(context: Any, builder: ir.IRBuilder, _sig: Any, args: Any) -> ir.Value:
-        pointer = I8.as_pointer()
-        for base in _unpack(builder, args[0], rows.count):
-            for i in range(lines.literal_value):
-                line = builder.add(builder.add(base, args[1]), I64(64 * i))
-                where = builder.inttoptr(line, pointer)
-                call(builder, "llvm.prefetch.p0", ir.VoidType(), where, I32(0), locality, I32(1))
-        return context.get_dummy_value()
-
-    return none(rows, address, lines, level), codegen
-
-
-def _store_words(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
-    store(builder, where, builder.trunc(value, ir.VectorType(I16, LANES)), 2)
-
-
-store_i16 = define("store_i16", none(address, i32x16), _store_words)
+    for base in rows:
+        for i in range(lines):
+            prefetch(builder, builder.add(builder.add(base, offset), I64(64 * i)), level)

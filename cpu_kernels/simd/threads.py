@@ -1,18 +1,21 @@
 """What threads need to meet: atomics on 64-bit integers, a pause, sleep until woken, and calls through an address."""
 
+import ctypes
 import platform
 import sys
+from typing import Any
 
 from llvmlite import ir
 
-from cpu_kernels.isa import ISA, Isa
-from cpu_kernels.simd.declarations import address, int64, none
-from cpu_kernels.simd.vectors import I64, call, define
+from cpu_kernels.declarations import address, define, int64, none
+from cpu_kernels.isa import Isa, emitted_isa
+from cpu_kernels.simd.vectors import I32, I64, call
 
 _POINTER = I64.as_pointer()
 # Linux's number of the system call futex (see futex(2)), and its private operations.
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 _WAIT, _WAKE, _EVERYBODY = 128, 129, 2**31 - 1
+_MICROSECONDS = 100
 
 
 def _add(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> ir.Value:
@@ -28,9 +31,9 @@ def _store(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
 
 
 def _pause(builder: ir.IRBuilder) -> None:
-    if ISA is Isa.NEON_DOT:
-        call(builder, "llvm.aarch64.hint", ir.VoidType(), ir.IntType(32)(1))
-    elif ISA is not Isa.PORTABLE:
+    if emitted_isa() is Isa.NEON_DOT:
+        call(builder, "llvm.aarch64.hint", ir.VoidType(), I32(1))
+    elif emitted_isa() is not Isa.PORTABLE:
         call(builder, "llvm.x86.sse2.pause", ir.VoidType())
 
 
@@ -45,7 +48,7 @@ def _sleep(builder: ir.IRBuilder, where: ir.Value, value: ir.Value) -> None:
     if _FUTEX is not None:
         _futex(builder, where, _WAIT, builder.and_(value, I64(0xFFFFFFFF)))
     else:
-        call(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", ir.IntType(32))
+        call(builder, "usleep", I32, I32(_MICROSECONDS))
 
 
 def _wake(builder: ir.IRBuilder, where: ir.Value) -> None:
@@ -58,12 +61,30 @@ def _call_kernel(builder: ir.IRBuilder, function: ir.Value, *args: ir.Value) -> 
     builder.call(builder.inttoptr(function, type_.as_pointer()), args)
 
 
-atomic_add = define("atomic_add", int64(address, int64), _add)
-atomic_load = define("atomic_load", int64(address), _load)
-atomic_store = define("atomic_store", none(address, int64), _store)
-pause = define("pause", none(), _pause)
+def _integer(where: int) -> ctypes.c_int64:
+    return ctypes.c_int64.from_address(where)
+
+
+def _added(where: int, value: int) -> int:
+    before = _integer(where).value
+    _integer(where).value = before + value
+    return before
+
+
+def _set(where: int, value: int) -> None:
+    _integer(where).value = value
+
+
+def _only_compiled(*_arguments: Any) -> None:
+    raise NotImplementedError("threads meet in compiled code alone")
+
+
+atomic_add = define("atomic_add", [address, int64], int64, _add, _added)
+atomic_load = define("atomic_load", [address], int64, _load, lambda where: _integer(where).value)
+atomic_store = define("atomic_store", [address, int64], none, _store, _set)
+pause = define("pause", [], none, _pause, lambda: None)
 # sleep(where, value) gives the core away until wake(where), or not at all if the low half of the integer there is no
-# longer the value's; it may return early. Systems other than Linux only let the next thread go first.
-sleep = define("sleep", none(address, int64), _sleep)
-wake = define("wake", none(address), _wake)
-call_kernel = define("call_kernel", none(address, address, address, int64, int64), _call_kernel)
+# longer the value's; it may return early. Systems other than Linux sleep for a tenth of a millisecond.
+sleep = define("sleep", [address, int64], none, _sleep, _only_compiled)
+wake = define("wake", [address], none, _wake, _only_compiled)
+call_kernel = define("call_kernel", [address, address, address, int64, int64], none, _call_kernel, _only_compiled)

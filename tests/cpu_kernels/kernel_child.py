@@ -1,13 +1,19 @@
 """What processes of the cache's tests do: compile or load one small kernel, and say what came of it, as JSON."""
 
 import json
+import logging
+import os
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels.kernel import Kernel
-from cpu_kernels.kernel_cache import cache_directory
-from cpu_kernels.simd.vectors import put_i32
+from cpu_kernels.declarations import define, int64
+from cpu_kernels.isa import Isa, emitted_isa
+from cpu_kernels.kernel import Kernel, KernelError
+from cpu_kernels.kernel_cache import cache_directory, portable_kernels, read_kernel
+from cpu_kernels.self_check import Sample
+from cpu_kernels.simd.vectors import I64, call, put_i32
 
 
 def _add(op: int, step: int, thread: int, threads: int) -> None:
@@ -17,13 +23,76 @@ def _add(op: int, step: int, thread: int, threads: int) -> None:
 add = Kernel(_add, "kernel_child.add")
 
 
-def main() -> None:
-    out = np.zeros(1, np.int32)
-    add(out.ctypes.data, 5, 0, 2)
+def say(cached: bool, result: int = 7) -> None:
     said = {
-        "result": int(out[0]),
-        "cached": add.from_cache,
+        "result": result,
+        "cached": cached,
         "numba": "numba" in sys.modules,
         "folder": str(cache_directory()),
+        "portable": portable_kernels(),
     }
     json.dump(said, sys.stdout)
+
+
+def run(kernel: Kernel) -> int:
+    out = np.zeros(1, np.int32)
+    kernel(out.ctypes.data, 5, 0, 2)
+    return int(out[0])
+
+
+def main() -> None:
+    result = run(add)
+    say(add.from_cache, result)
+
+
+def folder_alone() -> None:
+    """Open the cache, without compiling anything."""
+    read_kernel("none")
+    say(cached=False)
+
+
+def exchange_folder_and_load() -> None:
+    """Another folder takes the place of the cache's after it was opened."""
+    read_kernel("none")
+    folder = cache_directory()
+    folder.rename(folder.with_name("moved"))
+    os.mkdir(folder)
+    main()
+
+
+def _samples() -> Iterator[Sample]:
+    yield Sample()
+
+
+def _kernel(number, name: str) -> Kernel:
+    def add_number(op: int, step: int, thread: int, threads: int) -> None:
+        put_i32(op, step + number())
+
+    # The sample's op record is where the kernel writes, as `run` has it.
+    return Kernel(add_number, f"kernel_child.{name}", _samples)
+
+
+def liar() -> None:
+    logging.basicConfig()
+    number = define("two", [], int64, lambda b: I64(2 if emitted_isa() is Isa.PORTABLE else 3), lambda: 2)
+    kernel = _kernel(number, "liar")
+    result = run(kernel)
+    say(kernel.from_cache, result)
+
+
+def _refused(number, name: str) -> None:
+    logging.basicConfig()
+    kernel = _kernel(number, name)
+    try:
+        run(kernel)
+    except KernelError as error:
+        sys.stderr.write(str(error))
+        say(kernel.from_cache)
+
+
+def always_wrong() -> None:
+    _refused(define("three", [], int64, lambda b: I64(3), lambda: 2), "always_wrong")
+
+
+def calls_out() -> None:
+    _refused(define("clock", [], int64, lambda b: call(b, "clock", I64), lambda: 2), "calls_out")

@@ -13,6 +13,7 @@ from cpu_kernels.records import Act, Form, Op, Step
 
 Floats = NDArray[np.float32]
 ALL_FORMS = int(Form.BLOCKS_32 | Form.BLOCKS_256 | Form.FLOATS)
+MOST_ROWS, MOST_THREADS = 72, 7
 # Where blocks hold half-precision factors, which random bytes would make NaN or huge.
 HALF_OFFSETS = {
     "Q4_0": (0,),
@@ -89,14 +90,15 @@ def operation(*arguments: int) -> NDArray[np.int64]:
 
 
 class Activations:
-    """Buffers for packed activations of up to 24 rows: one shared descriptor and one for each of two threads."""
+    """Buffers for packed activations of up to MOST_ROWS rows: a shared descriptor, and one row's for each thread."""
 
     def __init__(self, k: int) -> None:
         self.k = k
-        self.buffers = [[aligned(24 * k * 4) for _ in range(Act.SIZE)] for _ in range(3)]
-        self.descriptors = record(3 * Act.SIZE, {})
+        rows = [MOST_ROWS, *[1] * MOST_THREADS]
+        self.buffers = [[aligned(count * k * 4) for _ in range(Act.SIZE)] for count in rows]
+        self.descriptors = record(len(rows) * Act.SIZE, {})
         self.descriptors[:] = [address(buffer) for one in self.buffers for buffer in one]
-        self.scratch = aligned(2 * 65536)
+        self.scratch = aligned(MOST_THREADS * 65536)
 
     def step(self, rows: int, width: int) -> NDArray[np.int64]:
         scratch = {int(Step.SCRATCH): address(self.scratch), int(Step.SCRATCH_STRIDE): 65536}
@@ -164,7 +166,7 @@ class Matrix:
         used = -(-len(x) // width) * width * self.rows
         y = aligned(used + 1024, np.float32)
         y[used:] = 7.0
-        extra = aligned(24 * self.rows, np.float32)
+        extra = aligned(MOST_ROWS * self.rows, np.float32)
         if addend is not None:
             extra[: addend.size] = addend.ravel()
         op = operation(

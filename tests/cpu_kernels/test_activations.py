@@ -5,8 +5,8 @@ import pytest
 from kernel_harness import ALL_FORMS, Activations, address, aligned, operation, quantized, run_on_threads
 
 from cpu_kernels import activations
+from cpu_kernels.isa import POLICY
 from cpu_kernels.records import Act, Step
-from cpu_kernels.simd.dot import has_short_sums
 
 K = 512
 
@@ -39,7 +39,7 @@ def test_packed_activations_are_those_of_a_plain_quantiser(rows: int, width: int
     np.testing.assert_array_equal(act.values(Act.Q256, np.int8, rows, width, K, 4), values)
     np.testing.assert_array_equal(act.values(Act.SCALE256, np.float32, rows, width, K // 256), scales)
     sums = values.reshape(rows, -1, 4, 2, 2).sum(axis=(2, 4), dtype=np.int64)
-    if has_short_sums():
+    if POLICY.int16_accumulators:
         got = act.values(Act.SUM16, np.int16, rows, width, K // 8, 2)
         np.testing.assert_array_equal(got, -32 * sums.reshape(rows, -1))
     else:
@@ -101,10 +101,24 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-@pytest.mark.parametrize(("kind", "function"), [(activations.GATE_SILU, silu), (activations.GATE_GELU, gelu_tanh)])
+def clamped(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """gpt-oss's gate, as its published reference computes it (openai/gpt-oss, swiglu with a limit of 7)."""
+    gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+GATES = {
+    activations.GATE_SILU: lambda gate, up: silu(gate) * up,
+    activations.GATE_GELU: lambda gate, up: gelu_tanh(gate) * up,
+    activations.GATE_CLAMPED: clamped,
+    activations.GELU_ALONE: lambda gate, up: gelu_tanh(gate),
+}
+
+
+@pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize(("rows", "width", "threads"), [(1, 1, 2), (5, 4, 1)])
-def test_gates(kind: int, function, rows: int, width: int, threads: int) -> None:
-    gate, up = rows_of(rows, seed=8) * np.float32(4), rows_of(rows, seed=9)
+def test_gates(kind: int, rows: int, width: int, threads: int) -> None:
+    gate, up = rows_of(rows, seed=8) * np.float32(4), rows_of(rows, seed=9) * np.float32(4)
     gate[:, 100:104] = [-80.0, 80.0, -0.0, 1e-20]
     gates, ups, act = aligned_copy(gate), aligned_copy(up), Activations(K)
     op = operation(address(gates), address(ups), K * 4, K, ALL_FORMS, address(act.descriptors), kind)
@@ -112,8 +126,42 @@ def test_gates(kind: int, function, rows: int, width: int, threads: int) -> None
     # With one row too, gate_pack fills the descriptor that all threads share.
     act.buffers[1] = act.buffers[0]
     got = act.values(Act.FLOATS, np.float32, rows, width, K)
-    expected = function(gate.astype(np.float64)) * up
+    with np.errstate(over="ignore"):
+        expected = GATES[kind](gate.astype(np.float64), up.astype(np.float64))
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
     values, scales = quantized(np.ascontiguousarray(got), 32)
     np.testing.assert_array_equal(act.values(Act.Q32, np.int8, rows, width, K, 4), values)
     np.testing.assert_array_equal(act.values(Act.SCALE32, np.float32, rows, width, K // 32), scales)
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_soft_cap_is_a_tangent(threads: int) -> None:
+    y = rows_of(3, seed=10) * np.float32(40)
+    y[0, :4] = (-1e30, 1e30, 0.0, 30.0)
+    capped, cap = aligned_copy(y), np.array([30.0], np.float32)
+    run_on_threads(
+        activations.soft_cap, operation(address(capped), K * 4, K, address(cap)), Activations(K).step(3, 1), threads
+    )
+    np.testing.assert_allclose(capped.reshape(3, K), 30 * np.tanh(y.astype(np.float64) / 30), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", GATES)
+def test_what_is_not_a_number_is_not_hidden_by_a_gate(kind: int, poison: float) -> None:
+    """Up too; clamping makes a number of an infinity, as it should."""
+    for where in ("gate", "up"):
+        rows = {"gate": rows_of(1, seed=8), "up": rows_of(1, seed=9)}
+        rows[where][0, 300] = poison
+        if (where == "up" and kind == activations.GELU_ALONE) or (
+            poison == np.inf and kind == activations.GATE_CLAMPED
+        ):
+            continue
+        gates, ups, act = aligned_copy(rows["gate"]), aligned_copy(rows["up"]), Activations(K)
+        op = operation(address(gates), address(ups), K * 4, K, ALL_FORMS, address(act.descriptors), kind)
+        run_on_threads(activations.gate_pack, op, act.step(1, 1), 1)
+        act.buffers[1] = act.buffers[0]
+        got = act.values(Act.FLOATS, np.float32, 1, 1, K)[0]
+        assert not np.isfinite(got[300])
+        assert np.isfinite(np.delete(got, 300)).all()
+        assert not np.isfinite(act.values(Act.SCALE32, np.float32, 1, 1, K // 32)[0, 300 // 32])
+        assert not np.isfinite(act.values(Act.SCALE256, np.float32, 1, 1, K // 256)[0, 1])

@@ -1,6 +1,6 @@
 """Instruction sets: which is chosen, that all agree to the bit, and what is emitted for other processors."""
 
-import hashlib
+import ctypes
 import json
 import os
 import re
@@ -10,15 +10,42 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from isa_probe import TABLE, results, run_primitives
 from llvmlite import binding, ir
 
-from cpu_kernels.isa import ISA_VARIABLE, REQUIRED_FEATURES, Isa, choose_isa, target_features
-from cpu_kernels.simd import dot, lookup
-from cpu_kernels.simd.vectors import i32x16
+from cpu_kernels.compiler import compile_kernel
+from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.isa import (
+    ISA_VARIABLE,
+    POLICIES,
+    POLICY,
+    Isa,
+    choose_isa,
+    choose_target,
+    emitting,
+    plain_target,
+    target_features,
+)
+from cpu_kernels.loader import SYMBOLS, load_object
+from cpu_kernels.records import argument
+from cpu_kernels.simd import bytes as products
+from cpu_kernels.simd.vectors import (
+    get_f16,
+    get_f32,
+    i32x16,
+    load_f16,
+    load_f32,
+    put_f16,
+    put_f32,
+    store_f16,
+    store_f32,
+)
+from tests.cpu_kernels.isa_probe import results
+from tests.cpu_kernels.kernel_harness import address, aligned, operation
 
+ROOT = Path(__file__).parents[2]
 X86_V3 = frozenset({"avx2", "fma", "f16c"})
 X86_V4 = X86_V3 | {"avx512f", "avx512bw", "avx512vl"}
+TABLE = tuple((37 * i + 11) % 256 for i in range(16))
 
 
 @pytest.mark.parametrize(
@@ -47,43 +74,34 @@ def test_a_forced_instruction_set_is_taken_or_refused_by_name() -> None:
         choose_isa(X86_V4, "neon-dot")
 
 
-def test_primitives_are_exact() -> None:
-    out, inputs = run_primitives()
-    acc = inputs["accumulators"].view(np.int32).reshape(-1, 16).astype(np.int64)
-    first = inputs["first"].reshape(-1, 16, 4).astype(np.int64)
-    second = inputs["second"].view(np.int8).reshape(-1, 16, 4).astype(np.int64)
-    np.testing.assert_array_equal(out[:, 0], acc + ((first & 127) * second).sum(axis=2))
-    signed = inputs["first"].view(np.int8).reshape(-1, 16, 4).astype(np.int64)
-    np.testing.assert_array_equal(out[:, 3], acc + (signed * second).sum(axis=2))
-    words = [inputs[name].view(np.int16).reshape(-1, 16, 2).astype(np.int64) for name in ("first", "second")]
-    expected = acc + (words[0] * words[1]).sum(axis=2)
-    np.testing.assert_array_equal(out[:, 1], expected.astype(np.int32))
-    entries = np.array(TABLE, dtype=np.uint8)[inputs["nibbles"]]
-    np.testing.assert_array_equal(out[:, 2], entries.view(np.int32).reshape(-1, 16))
+def test_code_is_generated_for_a_plain_processor_where_a_set_is_forced_and_for_the_one_that_numba_is_told() -> None:
+    assert choose_target({ISA_VARIABLE: "portable"}) == plain_target(Isa.PORTABLE)
+    named = choose_target({"NUMBA_CPU_NAME": "znver3", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"})
+    assert (named.isa, named.cpu, named.features) == (Isa.AVX2, "znver3", "+avx2,+fma,+f16c")
+    assert choose_target({}).cpu == binding.get_host_cpu_name()
 
 
 @pytest.fixture(scope="module")
-def digests_here() -> dict[str, np.ndarray]:
-    return results()
+def digests_here() -> dict[str, str]:
+    digests, differing = results()
+    assert not differing
+    return digests
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", [isa for isa in Isa if isa not in (Isa.NEON_DOT, Isa.AVX512_VNNI)])
-def test_instruction_sets_agree_to_the_bit(isa: Isa, digests_here: dict[str, np.ndarray]) -> None:
-    missing = REQUIRED_FEATURES[isa] - target_features()
+@pytest.mark.parametrize("isa", [isa for isa in Isa if isa is not Isa.NEON_DOT])
+def test_instruction_sets_agree_to_the_bit(isa: Isa, digests_here: dict[str, str]) -> None:
+    """All formats with tiles of all widths, gates and attention, with code for nothing beyond the instruction set."""
+    missing = POLICIES[isa].requires - target_features()
     if missing:
         pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parents[1])])
-    environment = {**os.environ, ISA_VARIABLE: isa.value, "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, here / "isa_probe.py"], env=environment, capture_output=True, text=True, check=True
-    )
+    environment = {**os.environ, ISA_VARIABLE: isa.value, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.cpu_kernels.isa_probe"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "not used" not in done.stderr  # a build that computed something else than its source
     answer = json.loads(done.stdout)
-    assert answer["isa"] == isa
-    assert answer["digests"] == {
-        name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in digests_here.items()
-    }
+    assert answer == {"isa": isa, "digests": digests_here, "differing": []}
 
 
 def assembly(emit, arguments: int, triple: str, features: str) -> str:
@@ -105,7 +123,7 @@ def assembly(emit, arguments: int, triple: str, features: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("isa", "triple", "features", "small", "biased"),
+    ("isa", "triple", "features", "small", "any_byte"),
     [
         (
             Isa.AVX512_VNNI,
@@ -115,7 +133,13 @@ def assembly(emit, arguments: int, triple: str, features: str) -> str:
             {"vpdpbusd": 1},
         ),
         (Isa.AVX_VNNI, "x86_64-linux-gnu", "+avx2,+fma,+f16c,+avxvnni", {"vpdpbusd": 2}, {"vpdpbusd": 2}),
-        (Isa.AVX512, "x86_64-linux-gnu", "+avx512f,+avx512bw,+avx512vl", {"vpmaddwd": 2}, {"vpmaddwd": 2}),
+        (
+            Isa.AVX512,
+            "x86_64-linux-gnu",
+            "+avx512f,+avx512bw,+avx512vl",
+            {"vpmaddubsw": 1, "vpaddw": 1, "vpmaddwd": 0},
+            {"vpmaddubsw": 1, "vpmaddwd": 1},
+        ),
         (
             Isa.AVX2,
             "x86_64-linux-gnu",
@@ -131,15 +155,17 @@ def test_products_become_the_instructions_they_are_for(
     triple: str,
     features: str,
     small: dict[str, int],
-    biased: dict[str, int],
+    any_byte: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dot, "ISA", isa)
-    for emit, expected in ((dot.multiply_short, small), (dot.multiply_biased, biased)):
-        text = assembly(emit, 3, triple, features)
+    monkeypatch.setattr(products, "POLICY", POLICIES[isa])
+    for emit, expected in ((products.multiply_small, small), (products.multiply_offset, any_byte)):
+        with emitting(isa):
+            text = assembly(emit, 3, triple, features)
         assert {name: len(re.findall(rf"\b{name}\b", text)) for name in expected} == expected
 
 
+@pytest.mark.parametrize("layout", [Isa.AVX2, Isa.AVX_VNNI])
 @pytest.mark.parametrize(
     ("triple", "features", "isa"),
     [
@@ -149,15 +175,102 @@ def test_products_become_the_instructions_they_are_for(
     ],
 )
 def test_all_primitives_compile_without_calls(
-    triple: str, features: str, isa: Isa, monkeypatch: pytest.MonkeyPatch
+    triple: str, features: str, isa: Isa, layout: Isa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dot, "ISA", isa)
-    monkeypatch.setattr(lookup, "ISA", isa)
+    """Whatever instruction set's layout of sums they keep."""
+    monkeypatch.setattr(products, "POLICY", POLICIES[layout])
     for emit, arguments in (
-        (dot.multiply_short, 3),
-        (dot.multiply_biased, 3),
-        (dot.multiply_pairs, 3),
-        (lambda builder, nibbles: lookup.table_bytes(builder, TABLE, nibbles), 1),
+        (products.multiply_small, 3),
+        (products.multiply_offset, 3),
+        (products.multiply_words, 3),
+        (products.widen_partial, 2),
+        (lambda builder, nibbles: products.look_up(builder, TABLE, nibbles), 1),
     ):
-        text = assembly(emit, arguments, triple, features)
+        with emitting(isa):
+            text = assembly(emit, arguments, triple, features)
         assert not re.search(r"^\s*(bl|callq?)\s", text, re.MULTILINE)
+
+
+FOREIGN = """
+from llvmlite import binding
+from cpu_kernels import isa
+isa.TARGET = isa.plain_target(isa.Isa("neon-dot"), "aarch64-unknown-linux-gnu")
+isa.ISA, isa.POLICY, isa._emitted = isa.TARGET.isa, isa.POLICIES[isa.TARGET.isa], [isa.TARGET.isa]
+binding.initialize_all_targets()
+binding.initialize_all_asmprinters()
+from cpu_kernels import activations, attention, compiler, experts, kv_store, norms, sums, threads
+from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.kernel import Kernel
+from cpu_kernels.kv_types import KVType
+kernels = [each for module in (activations, experts, norms, sums, threads) for each in vars(module).values()]
+kernels += [kv_store.KERNELS[types, types] for types in KVType]
+kernels += [attention.attention_kernel(types, types, 4) for types in KVType]
+for weights in WEIGHT_FORMATS.values():
+    kernels += [weights.repack, weights.embed, weights.matmul[1], weights.matmul[4]]
+for kernel in kernels:
+    if isinstance(kernel, Kernel):
+        code = compiler.compile_kernel(kernel._function, "kernel", isa.TARGET)
+        print(kernel.name, int.from_bytes(code[18:20], "little"), *compiler._called(code))
+"""
+AARCH64 = "183"
+"""The machine in the header of an ELF file (e_machine in elf(5))."""
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_another_processor_and_call_what_they_may() -> None:
+    command = [sys.executable, "-c", FOREIGN]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    compiled = [line.split() for line in done.stdout.splitlines()]
+    assert len(compiled) > 4 * len(WEIGHT_FORMATS)
+    assert {machine for _, machine, *_ in compiled} == {AARCH64}
+    called = {name for _, _, *names in compiled for name in names}
+    assert called and called <= set(SYMBOLS)
+
+
+def _convert(op: int, step: int, thread: int, threads: int) -> None:
+    """Arguments: 0 halves, 1 out as floats, 2 floats, 3 out as halves, 4 vectors; the last of each alone."""
+    for i in range(argument(op, 4)):
+        store_f32(argument(op, 1) + 64 * i, load_f16(argument(op, 0) + 32 * i))
+        store_f16(argument(op, 3) + 32 * i, load_f32(argument(op, 2) + 64 * i))
+    last = argument(op, 4) * 16
+    put_f32(argument(op, 1) + 4 * last, get_f16(argument(op, 0) + 2 * last))
+    put_f16(argument(op, 3) + 2 * last, get_f32(argument(op, 2) + 4 * last))
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, None])
+def test_half_precision_is_converted_as_numpy_does(isa: Isa | None) -> None:
+    """All numbers there are, where the processor has an instruction and where it has none."""
+    random = np.random.default_rng(3)
+    halves = aligned(65536 + 16, np.float16)
+    halves.view(np.uint16)[:65536] = np.arange(65536)
+    floats = aligned(halves.size, np.float32)
+    floats[:] = random.standard_normal(floats.size) * 10.0 ** random.uniform(-9, 6, floats.size)
+    floats[:8] = (0.0, -0.0, np.inf, -np.inf, np.nan, 65519.0, 65520.0, 2.0**-25)
+    floats[8:16] = (
+        2.0**-24 * 1.5,
+        2.0**-14,
+        2.0**-14 * (1 - 2.0**-11),
+        1 + 2.0**-11,
+        1 + 3 * 2.0**-11,
+        1e-30,
+        -1e30,
+        1,
+    )
+    wide, narrow = aligned(floats.size, np.float32), aligned(floats.size, np.float16)
+    op = operation(*map(address, (halves, wide, floats, narrow)), halves.size // 16 - 1)
+    target = choose_target() if isa is None else plain_target(isa)
+    function = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))(load_object(compile_kernel(_convert, "c", target), "c"))
+    function(address(op), 0, 0, 1)
+    count = halves.size - 15
+    np.testing.assert_array_equal(wide[:count], halves[:count].astype(np.float32))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(narrow[:count], floats[:count].astype(np.float16))
+
+
+def test_int16_accumulators_hold_what_they_are_given() -> None:
+    """The limit that formats rely on: eight steps of nibbles, or four of five bits, of the largest activations."""
+    assert products.PARTIAL_LIMIT * 2 * 127 <= 32767
+    assert products.PARTIAL_LIMIT >= 8 * 15 and products.PARTIAL_LIMIT >= 4 * 31
+    assert (products.BYTE_OFFSET == 0) == POLICY.int16_accumulators

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: it saves time, and nothing that befalls its folder does more than cost time."""
+"""The cache of compiled kernels: it saves time; damage does no more than cost time; and it removes nothing else."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cpu_kernels.isa import ISA_VARIABLE
 from cpu_kernels.kernel_cache import CACHE_VARIABLE, SUFFIX
 from tests.forking import Nursery, nursery
 
@@ -18,7 +19,8 @@ from tests.forking import Nursery, nursery
 FACTORS = f"""
 import sys
 import numpy as np
-from cpu_kernels.kernel import Kernel, inner
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import Kernel
 from cpu_kernels.simd.vectors import put_i32
 def times(factor):
     @inner
@@ -52,19 +54,21 @@ def test_kernels_that_different_processes_compiled_do_not_mix(tmp_path: Path) ->
 class Answer:
     """What a process of its own said."""
 
-    def __init__(self, children: Nursery, cache: Path) -> None:
-        child = children.start("import kernel_child; kernel_child.main()", variables={CACHE_VARIABLE: str(cache)})
+    def __init__(self, children: Nursery, cache: Path, variables: dict[str, str], function: str = "main") -> None:
+        environment = {**os.environ, CACHE_VARIABLE: str(cache), **variables}
+        child = children.start(f"import kernel_child; kernel_child.{function}()", variables=environment)
         out, err = child.communicate()
         assert child.returncode == 0, err
         answer = json.loads(out)
         assert answer["result"] == 7
         self.cached = answer["cached"]
         self.has_compiler = answer["numba"]
+        self.portable = answer["portable"]
         self.folder = Path(answer["folder"])
         self.warning = err.decode()
 
 
-Start = Callable[[Path], Answer]
+Start = Callable[..., Answer]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +76,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts a process that uses a cache."""
     folder = tmp_path_factory.mktemp("children")
     with nursery(["kernel_child"], folder, [Path(__file__).parent]) as children:
-        yield lambda cache: Answer(children, cache)
+        yield lambda cache, function="main", **variables: Answer(children, cache, variables, function)
 
 
 def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, start: Start) -> None:
@@ -81,7 +85,7 @@ def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, start: S
     # Importing the compiler takes longer than all else that a start does.
     assert (first.has_compiler, second.has_compiler) == (True, False)
     assert first.warning == second.warning == ""
-    assert first.folder.parent == tmp_path
+    assert first.folder.parent == tmp_path / "localllm-kernels"
     if os.name == "posix":
         assert first.folder.stat().st_mode & 0o777 == 0o700
 
@@ -98,14 +102,25 @@ def _overwrite(path: Path) -> None:
     path.write_bytes(b"not what was here" * 100)
 
 
+def _link(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [_empty, _cut, _overwrite])
-def test_damaged_files_are_compiled_anew(tmp_path: Path, damage: Callable[[Path], None], start: Start) -> None:
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(_empty, "is damaged"), (_cut, "is damaged"), (_overwrite, "is damaged"), (_link, "cannot be read")],
+)
+def test_damaged_files_are_compiled_anew(
+    tmp_path: Path, damage: Callable[[Path], None], said: str, start: Start
+) -> None:
     (file,) = start(tmp_path).folder.glob(f"*{SUFFIX}")
     damage(file)
     answer = start(tmp_path)
     assert not answer.cached
-    assert "is damaged" in answer.warning
+    assert said in answer.warning
     # What was damaged does not stay.
     assert start(tmp_path).cached
 
@@ -118,7 +133,6 @@ def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Sta
     assert "cannot be used" in answer.warning
 
 
-@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
 def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path, start: Start) -> None:
     folder = start(tmp_path).folder
     folder.chmod(0o777)
@@ -135,12 +149,108 @@ def test_a_folder_of_another_user_is_not_trusted(tmp_path: Path, start: Start) -
     assert "writable by others" in answer.warning
 
 
+def test_a_folder_that_leads_elsewhere_is_not_followed(tmp_path: Path, start: Start) -> None:
+    folder = start(tmp_path).folder
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    answer = start(tmp_path)
+    assert not answer.cached
+    assert "cannot be used" in answer.warning
+
+
+def test_what_was_opened_is_used_whatever_takes_its_place(tmp_path: Path, start: Start) -> None:
+    """In a parent that others may write, they can exchange the folder between two uses."""
+    folder = start(tmp_path).folder
+    answer = start(tmp_path, "exchange_folder_and_load")
+    assert answer.cached
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"NUMBA_CPU_NAME": "znver3"},
+        {"NUMBA_OPT": "1"},
+        {"NUMBA_LOOP_VECTORIZE": "0"},
+    ],
+    ids=str,
+)
+def test_what_changes_code_has_a_folder_of_its_own(tmp_path: Path, variables: dict[str, str], start: Start) -> None:
+    usual = start(tmp_path).folder
+    answer = start(tmp_path, "folder_alone", **variables)
+    assert answer.folder.parent == usual.parent
+    assert answer.folder != usual
+
+
+def test_a_forced_instruction_set_has_a_folder_of_its_own() -> None:
+    code = "from cpu_kernels.kernel_cache import cache_directory; print(cache_directory())"
+    command, folders = [sys.executable, "-c", code], set()
+    for forced in ("", "portable"):
+        environment = {**os.environ, ISA_VARIABLE: forced}
+        folders.add(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    assert len(folders) == 2
+
+
+def _age(path: Path, days: int) -> None:
+    os.utime(path, (time.time() - days * 86_400,) * 2, follow_symlinks=False)
+
+
 def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path, start: Start) -> None:
-    old, recent = tmp_path / "old", tmp_path / "recent"
+    root = start(tmp_path).folder.parent
+    old, recent = root / ("0" * 24), root / ("1" * 24)
     for folder, days in ((old, 40), (recent, 20)):
         folder.mkdir()
         (folder / f"some{SUFFIX}").write_bytes(b"compiled")
-        os.utime(folder, (time.time() - days * 86_400,) * 2)
+        (folder / "0123456789abcdef.unfinished").write_bytes(b"comp")
+        _age(folder, days)
     start(tmp_path)
     assert not old.exists()
     assert recent.exists()
+
+
+def test_nothing_but_kernels_is_ever_removed(tmp_path: Path, start: Start) -> None:
+    """In the folder that the variable names, and in our own: old folders, files and links of all kinds."""
+    root = start(tmp_path).folder.parent
+    elsewhere = tmp_path / "documents"
+    for parent in (tmp_path, root):
+        for name in ("photos", "2" * 24, "3" * 24, "4" * 24, "ABCDEF" * 4, "5" * 23):
+            (parent / name).mkdir()
+        (parent / "photos" / f"holiday{SUFFIX}").write_text("a picture")
+        (parent / ("2" * 24) / "letter.txt").write_text("dear")
+        (parent / ("3" * 24) / f"sub{SUFFIX}").mkdir()
+        (parent / ("4" * 24) / f"link{SUFFIX}").symlink_to(tmp_path / "documents")
+        (parent / ("ABCDEF" * 4) / f"some{SUFFIX}").write_text("upper case")
+        (parent / ("6" * 24)).write_text("a file")
+        (parent / ("7" * 24)).symlink_to(elsewhere, target_is_directory=True)
+    elsewhere.mkdir()
+    (elsewhere / f"ours{SUFFIX}").write_text("behind a link")
+    before = sorted(tmp_path.rglob("*"))
+    for path in before:
+        _age(path, 400)
+    _age(elsewhere, 400)
+    start(tmp_path, "folder_alone")
+    start(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (elsewhere / f"ours{SUFFIX}").read_text() == "behind a link"
+
+
+def test_a_build_that_computes_something_else_is_replaced_by_a_portable_one(tmp_path: Path, start: Start) -> None:
+    first = start(tmp_path, "liar")
+    assert not first.cached
+    assert "its results are wrong" in first.warning
+    assert first.portable == ["kernel_child.liar"]
+    second = start(tmp_path, "liar")
+    assert second.cached
+    assert "portable" in second.warning
+
+
+def test_where_no_build_is_right_the_kernel_is_refused(tmp_path: Path, start: Start) -> None:
+    answer = start(tmp_path, "always_wrong")
+    assert "no build of the kernel kernel_child.always_wrong" in answer.warning
+    assert not list(answer.folder.glob(f"*{SUFFIX}"))
+
+
+def test_code_that_calls_what_kernels_may_not_is_refused(tmp_path: Path, start: Start) -> None:
+    answer = start(tmp_path, "calls_out")
+    assert "it calls clock" in answer.warning
+    assert not list(answer.folder.glob(f"*{SUFFIX}"))

@@ -12,7 +12,7 @@ from cpu_kernels.simd.vectors import get_i64, put_i64
 from cpu_kernels.threads import ThreadTeam
 
 
-@kernel
+@kernel()
 def count_items(op: int, step: int, thread: int, threads: int) -> None:
     """Add one to each item's counter, thread 0 far more slowly. Arguments: 0 counters, 1 items, 2 items by thread."""
     count = argument(op, 1)

@@ -1,6 +1,10 @@
-"""Teams of threads: all take part in every step, parked or asleep or not."""
+"""Teams of threads: all take part in every step, asleep or not, and whatever interrupts their caller."""
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,17 +20,17 @@ from cpu_kernels.threads import ThreadTeam
 STEPS = 30
 
 
-@kernel
+@kernel()
 def count_step(op: int, step: int, thread: int, threads: int) -> None:
     """Add one to the thread's own counter."""
     mine = argument(op, 0) + 64 * thread
     put_i64(mine, get_i64(mine) + 1)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("pause", [0.0, 0.03])
 def test_every_thread_takes_part_in_every_step(threads: int, pause: float) -> None:
-    """With the pause workers have parked before the next step and must be woken."""
+    """With the pause workers sleep before the next step and must be woken."""
     counters = aligned_zeros((threads, 8), np.int64)
     op = aligned_zeros((int(Op.SIZE),), np.int64)
     op[Op.ARGUMENTS] = counters.ctypes.data
@@ -41,7 +45,7 @@ def test_every_thread_takes_part_in_every_step(threads: int, pause: float) -> No
         team.close()
 
 
-@kernel
+@kernel()
 def take_turns(op: int, step: int, thread: int, threads: int) -> None:
     """One thread is far later than the others; then all copy what thread 0 counts. Argument 1: the late one."""
     if thread == argument(op, 1):
@@ -50,13 +54,13 @@ def take_turns(op: int, step: int, thread: int, threads: int) -> None:
         put_i64(argument(op, 0), get_i64(argument(op, 0)) + 1)
 
 
-@kernel
+@kernel()
 def copy_count(op: int, step: int, thread: int, threads: int) -> None:
     """Copy the count into the thread's own line."""
     put_i64(argument(op, 0) + 64 * (1 + thread), get_i64(argument(op, 0)))
 
 
-@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("threads", [2, 3, 7])
 def test_threads_that_fell_asleep_at_a_barrier_go_on(threads: int) -> None:
     """Whoever is late, the others see what it did; more threads than cores wait for each other's turn."""
     counters = aligned_zeros((1 + threads, 8), np.int64)
@@ -74,3 +78,44 @@ def test_threads_that_fell_asleep_at_a_barrier_go_on(threads: int) -> None:
             assert counters[:, 0].tolist() == [done * len(late)] * (1 + threads)
     finally:
         team.close()
+
+
+INTERRUPTED = """
+import random, signal, sys
+import numpy as np
+from cpu_kernels.records import Op
+from cpu_kernels.threads import ThreadTeam
+from tests.cpu_kernels.test_threads import count_step
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+count_step.compile()
+counters, op = np.zeros((4, 8), np.int64), np.zeros(int(Op.SIZE), np.int64)
+op[Op.ARGUMENTS] = counters.ctypes.data
+team = ThreadTeam(4)
+signal.signal(signal.SIGALRM, interrupt)
+interrupts = 0
+while interrupts < 300:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 5e-4))
+        while True:
+            team.run_kernel(count_step, op)
+    except Interrupt:
+        interrupts += 1
+    # Whole steps, or none: every thread has taken part in all of them.
+    assert len(set(counters[:, 0].tolist())) == 1, counters[:, 0]
+team.close()
+print(int(counters[0, 0]) > 300)
+"""
+
+
+def test_a_caller_who_is_interrupted_leaves_no_step_half_done() -> None:
+    """By an exception that a signal raises at any point of a run, as Ctrl-C does. Closing would hang."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -84,7 +84,7 @@ def test_a_result_does_not_depend_on_tile_width_or_threads(name: str) -> None:
     addend = np.random.default_rng(2).standard_normal((TOKENS, ROWS)).astype(np.float32)
     alone = matrix.multiply(x, width=1)
     for width in TILE_WIDTHS:
-        for threads in (1, 2):
+        for threads in (1, 2, 5):
             assert np.array_equal(matrix.multiply(x, width, threads), alone), (width, threads)
         assert np.array_equal(matrix.multiply(x, width, 2, addend), alone + addend), width
 
@@ -118,3 +118,23 @@ def test_rows_mapped_to_nothing_are_zero(name: str) -> None:
     expected = np.zeros((ROWS, K), np.float32)
     expected[::2] = dequantized(name, raw)[: ROWS // 2][::-1]
     np.testing.assert_array_equal(matrix.embed(list(range(ROWS))), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_activations_that_are_not_numbers_show_in_every_result(name: str, poison: float) -> None:
+    """And in no other token's."""
+    matrix, x = matrix_of(name), tokens()[:6]
+    clean = matrix.multiply(x, TILE_WIDTHS[-1])
+    x[4, 200] = poison
+    for width in TILE_WIDTHS:
+        got = matrix.multiply(x, width)
+        assert not np.isfinite(got[4]).any(), width
+        np.testing.assert_array_equal(np.delete(got, 4, axis=0), np.delete(clean, 4, axis=0))
+
+
+def test_every_kernel_of_a_format_is_checked_before_it_is_used() -> None:
+    for weight_format in WEIGHT_FORMATS.values():
+        for kernel in (weight_format.repack, weight_format.embed, *weight_format.matmul.values()):
+            assert kernel.samples is not None
+            assert sum(1 for _ in kernel.samples()) > 0

@@ -1,0 +1,224 @@
+"""How small integers of sixteen rows lie in vectors, as a table: what is packed, unpacked and multiplied follows.
+
+A lane of a vector is an output row. A k step is four neighbouring values of it, one a byte, as products of bytes want
+them; a value of fewer bits shares its byte with those of other steps. A `Codec` says where: for each k step the pieces
+of its values, all four alike.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from cpu_kernels.declarations import inner, operation
+from cpu_kernels.isa import POLICY
+from cpu_kernels.simd import bytes as products
+from cpu_kernels.simd.tiles import Tile, Values, operands
+from cpu_kernels.simd.vectors import I32, at, broadcast, constant, get_i32, i32x16, load, put_i32, store, view
+
+_ZERO = constant(i32x16.llvm, 0)
+# Accumulators in two registers each that leave some of sixteen for operands.
+_HELD = 6
+_EACH_BYTE = 0x01010101
+
+
+class Piece(NamedTuple):
+    """Some bits of values: in which vector, from which bit of its bytes on, how many, and where in the value."""
+
+    vector: int
+    shift: int
+    bits: int
+    position: int = 0
+
+    @property
+    def mask(self) -> int:
+        """The bits, at the bottom of a byte."""
+        return (1 << self.bits) - 1
+
+
+class Codec:
+    """Values of sixteen rows in vectors.
+
+    steps: the pieces of each k step's values, 4 or 8 steps, at most two pieces each. table: what the values stand for,
+    where that is not themselves: sixteen signed numbers, which are then multiplied in offset binary. largest: the
+    largest value, where there is room for larger ones.
+    """
+
+    def __init__(
+        self, steps: Sequence[Sequence[Piece]], *, table: tuple[int, ...] = (), largest: int | None = None
+    ) -> None:
+        self.steps = steps
+        self.table = table
+        pieces = [piece for step in steps for piece in step]
+        self.nbytes = 64 * (1 + max(piece.vector for piece in pieces))
+        self.largest = largest or (1 << max(piece.bits + piece.position for piece in pieces)) - 1
+        self.is_offset = bool(table) or self.largest == 255
+        """Whether values are multiplied as bytes in offset binary, which only 32-bit sums hold."""
+        self.partial_steps = next(n for n in (8, 4) if n * self.largest <= products.PARTIAL_LIMIT or n == 4)
+        """K steps whose products fit into a partial sum, 8 or 4."""
+        self.put, self.value = _put(self), _value(self)
+
+    def emit(self, builder: ir.IRBuilder, p: ir.Value, step: int) -> ir.Value:
+        """The values of a k step as bytes, from the vectors at an address."""
+        found = None
+        for piece in self.steps[step]:
+            value = load(builder, at(builder, p, 64 * piece.vector), i32x16.llvm, 4)
+            up = piece.position - piece.shift
+            value = _shifted(builder, value, up)
+            if piece.bits < 8:
+                value = builder.and_(value, constant(i32x16.llvm, (piece.mask << piece.position) * _EACH_BYTE))
+            found = value if found is None else builder.or_(found, value)
+        if self.table:
+            entries = tuple((entry + products.BYTE_OFFSET) % 256 for entry in self.table)
+            found = products.look_up(builder, entries, found)
+        return found
+
+    def compute(self, p: int, step: int) -> NDArray[np.int32]:
+        """What `emit` emits, in Python."""
+        found = np.zeros(16, np.uint32)
+        for piece in self.steps[step]:
+            value = view(p + 64 * piece.vector, np.uint32)
+            found |= (value >> np.uint32(piece.shift) & np.uint32(piece.mask * _EACH_BYTE)) << np.uint32(piece.position)
+        if self.table:
+            entries = (np.array(self.table) + products.BYTE_OFFSET).astype(np.uint8)
+            return entries[found.view(np.uint8)].view(np.int32)
+        return found.view(np.int32)
+
+    def dot(self, first: int, count: int, *, partial: bool = False) -> Any:
+        """An intrinsic dot(acc, p, x): acc plus the products of k steps first..first+count-1.
+
+        acc: a tile of partial sums or of 32-bit ones. p: address of the vectors. x: of the tokens' operands of step
+        `first`, 4 bytes a token, those of the next steps behind them.
+        """
+        widens = POLICY.int16_accumulators and not partial and not self.is_offset
+        together = min(count, products.PARTIAL_LIMIT // self.largest) if widens else count
+        multiply: Any = products.multiply_offset if self.is_offset else products.multiply_small
+        meaning: Any = products.added_small if partial else products.added_small_wide
+        if self.is_offset:
+            meaning = products.added_offset
+
+        def compute(acc: Tile, p: int, x: int) -> Tile:
+            totals = list(acc)
+            for step in range(count):
+                weights = self.compute(p, first + step)
+                for t, s in enumerate(operands(x + 4 * step * len(totals), len(totals))):
+                    totals[t] = meaning(totals[t], weights, s)
+            return tuple(totals)
+
+        @operation(compute, 0)
+        def dot(builder: ir.IRBuilder, acc: Values, p: ir.Value, x: ir.Value) -> Values:
+            totals = acc
+            for begin in range(0, count, together):
+                sums = [_ZERO] * len(totals) if widens else totals
+                for step in range(begin, min(begin + together, count)):
+                    sums = _add_step(builder, multiply, sums, self.emit(builder, p, first + step), x, step)
+                if widens:
+                    wide = [products.widen_partial(builder, each) for each in sums]
+                    sums = [builder.add(total, each) for total, each in zip(totals, wide, strict=True)]
+                totals = sums
+            return totals
+
+        return dot
+
+    def unpacker(self) -> Any:
+        """An intrinsic unpack(p, to): store all k steps' values as bytes, a vector each."""
+
+        def compute(p: int, to: int) -> None:
+            for step in range(len(self.steps)):
+                view(to + 64 * step, np.int32)[:] = self.compute(p, step)
+
+        @operation(compute)
+        def unpack(builder: ir.IRBuilder, p: ir.Value, to: ir.Value) -> None:
+            for step in range(len(self.steps)):
+                store(builder, at(builder, to, 64 * step), self.emit(builder, p, step), 4)
+
+        return unpack
+
+
+def _add_step(builder: ir.IRBuilder, multiply: Any, sums: Values, weights: ir.Value, x: ir.Value, place: int) -> Values:
+    """Add one k step's products, whose operands are the place-th at x."""
+    width = len(sums)
+    operands = (broadcast(builder, at(builder, x, 4 * (place * width + t)), I32) for t in range(width))
+    new = [multiply(builder, total, weights, each) for total, each in zip(sums, operands, strict=True)]
+    if POLICY.int16_accumulators and POLICY.vector_parts > 1:
+        new = products.keep_order(builder, new, _HELD)
+    return new
+
+
+def _shifted(builder: ir.IRBuilder, value: ir.Value, up: int) -> ir.Value:
+    if up == 0:
+        return value
+    bits = constant(i32x16.llvm, abs(up))
+    return builder.shl(value, bits) if up > 0 else builder.lshr(value, bits)
+
+
+def _packed(values: Iterable[int]) -> int:
+    """Up to eight bytes as a signed 64-bit integer, the first lowest: what compiled code can look up by a variable."""
+    return int.from_bytes(bytes(value % 256 for value in values).ljust(8, b"\0"), "little", signed=True)
+
+
+def _columns(codec: Codec, index: int) -> tuple[int, int, int, int]:
+    """Vector, shift, mask and position of each step's piece of that index; a mask of 0 where it has none."""
+    pieces = [step[index] if index < len(step) else Piece(0, 0, 0) for step in codec.steps]
+    columns = zip(*((piece.vector, piece.shift, piece.mask, piece.position) for piece in pieces), strict=True)
+    vectors, shifts, masks, positions = map(_packed, columns)
+    return vectors, shifts, masks, positions
+
+
+@inner
+def _byte(packed: int, index: int) -> int:
+    return packed >> (8 * index) & 255
+
+
+def _put(codec: Codec) -> Any:
+    """put(to, step, values): add a k step's values (bytes of an integer) to the lane at an address, zeroed before."""
+    vectors, shifts, masks, positions = _columns(codec, 0)
+    more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
+    two = more_masks != 0
+
+    @inner
+    def put(to: int, step: int, values: int) -> None:
+        place = to + 64 * _byte(vectors, step)
+        bits = values >> _byte(positions, step) & _byte(masks, step) * _EACH_BYTE
+        put_i32(place, get_i32(place) | bits << _byte(shifts, step))
+        if two:
+            place = to + 64 * _byte(more_vectors, step)
+            bits = values >> _byte(more_positions, step) & _byte(more_masks, step) * _EACH_BYTE
+            put_i32(place, get_i32(place) | bits << _byte(more_shifts, step))
+
+    return put
+
+
+def _value(codec: Codec) -> Any:
+    """value(where, i): value i of the lane at an address."""
+    vectors, shifts, masks, positions = _columns(codec, 0)
+    more_vectors, more_shifts, more_masks, more_positions = _columns(codec, 1)
+    two, has_table = more_masks != 0, bool(codec.table)
+    low_entries, high_entries = _packed(codec.table[:8]), _packed(codec.table[8:])
+
+    @inner
+    def value(where: int, i: int) -> int:
+        step, bit = i // 4, i % 4 * 8
+        raw = get_i32(where + 64 * _byte(vectors, step)) >> (bit + _byte(shifts, step))
+        found = (raw & _byte(masks, step)) << _byte(positions, step)
+        if two:
+            raw = get_i32(where + 64 * _byte(more_vectors, step)) >> (bit + _byte(more_shifts, step))
+            found |= (raw & _byte(more_masks, step)) << _byte(more_positions, step)
+        if has_table:
+            found = (_byte(low_entries if found < 8 else high_entries, found % 8) ^ 128) - 128
+        return found
+
+    return value
+
+
+TWO_BITS = Codec([[Piece(0, 2 * step, 2)] for step in range(4)])
+NIBBLES = Codec([[Piece(step % 4, step // 4 * 4, 4)] for step in range(8)])
+# Half of the values cost one mask: five vectors for eight steps.
+FIVE_BITS = Codec(
+    [[Piece(step, 0, 5)] for step in range(4)] + [[Piece(step, 5, 3, 2), Piece(4, 2 * step, 2)] for step in range(4)]
+)
+SIX_BITS = Codec([[Piece(step // 2, step % 2 * 4, 4), Piece(2, 2 * step, 2, 4)] for step in range(4)])
+BYTES = Codec([[Piece(step, 0, 8)] for step in range(8)])
+SMALL_BYTES = Codec([[Piece(step, 0, 8)] for step in range(4)], largest=63)

@@ -1,0 +1,87 @@
+"""How blocks of values lie in a GGUF file, as a table: which bits of which bytes make up a value (ggml-common.h)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.declarations import inner
+from cpu_kernels.simd.vectors import get_i32, get_u8
+
+
+class Plane(NamedTuple):
+    """Some bits of all values of a block.
+
+    offset: of its bytes in the block. bits: of each value, which stand at a position in the value. run: neighbouring
+    values that lie in neighbouring bytes; the next run shares these bytes, in their next higher bits, until they are
+    full. A run of 1 is a plain string of bits, the lowest first.
+    """
+
+    offset: int
+    bits: int
+    run: int
+    position: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A block of so many values; one value without planes is a float.
+
+    halves: offsets of factors in half precision. exponents: of bytes that are exponents.
+    """
+
+    nbytes: int
+    planes: Sequence[Plane] = ()
+    values: int = 32
+    halves: tuple[int, ...] = ()
+    exponents: tuple[int, ...] = ()
+
+    def random(self, random: np.random.Generator, blocks: int) -> NDArray[np.uint8]:
+        """Blocks of random bits with factors, or floats, of a sensible size: uint8[blocks, nbytes]."""
+        if not self.planes:
+            # The upper half of single precision is an ordinary number in the shorter types too.
+            floats = random.standard_normal((blocks, 1)).astype(np.float32)
+            return np.ascontiguousarray(floats.view(np.uint8)[:, 4 - self.nbytes :])
+        raw = random.integers(0, 256, (blocks, self.nbytes), np.uint8)
+        for offset in self.halves:
+            raw[:, offset : offset + 2] = (random.standard_normal((blocks, 1)) / 64).astype(np.float16).view(np.uint8)
+        for offset in self.exponents:
+            raw[:, offset] = random.integers(115, 130, blocks)
+        return raw
+
+    def reader(self) -> Any:
+        """Function four(block, i): values i..i+3 of the block at an address, as the bytes of an integer."""
+        low = _reader(self.planes[0])
+        if len(self.planes) == 1:
+            return low
+        high, position = _reader(self.planes[1]), self.planes[1].position
+
+        @inner
+        def four(block: int, i: int) -> int:
+            return int(low(block, i) | high(block, i) << position)
+
+        return four
+
+
+def _reader(plane: Plane) -> Any:
+    offset, bits, run = plane.offset, plane.bits, plane.run
+    chunk, mask = run * (8 // bits), ((1 << bits) - 1) * 0x01010101
+
+    @inner
+    def bytes_of_block(block: int, i: int) -> int:
+        return int(get_i32(block + offset + i))
+
+    @inner
+    def bits_of_run(block: int, i: int) -> int:
+        place = block + offset + i // chunk * run + i % run
+        return int(get_i32(place) >> (i % chunk // run * bits) & mask)
+
+    @inner
+    def single_bits(block: int, i: int) -> int:
+        return int((get_u8(block + offset + i // 8) >> (i % 8) & 15) * 0x00204081 & 0x01010101)
+
+    if bits == 8:
+        return bytes_of_block
+    return single_bits if run == 1 else bits_of_run

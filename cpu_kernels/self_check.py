@@ -1,0 +1,110 @@
+"""Compiled kernels held against the Python functions that they are compiled from, on small random data.
+
+A compiler that is wrong about a processor gives results that are wrong without a word. So a kernel enters the cache
+only after it has computed its samples to what the interpreter makes of the same source (see
+cpu_kernels.declarations), one number after another.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.records import Act, Op, Stage, Step
+
+THREADS = 2
+"""How many threads share a sample's work, one after the other."""
+# The C library's exponential is not rounded as Python's is; all else is the same to the bit.
+_TOLERANCE = 1e-5
+
+_ACT_TYPES = {
+    Act.Q32: np.int8,
+    Act.Q256: np.int8,
+    Act.SCALE32: np.float32,
+    Act.SCALE256: np.float32,
+    Act.FLOATS: np.float32,
+}
+
+Entry = Callable[[int, int, int, int], None]
+
+
+class Sample:
+    """Arguments of a kernel: small arrays, and the records that point to them.
+
+    Methods that make an array return its address. What they hold afterwards is compared, scratch excepted.
+    """
+
+    def __init__(self, *, rows: int = 1, width: int = 1, seed: int = 0, scratch: int = 1 << 16) -> None:
+        self.random = np.random.default_rng(seed)
+        self._arrays: list[NDArray[Any]] = []
+        self._op, self._step = (aligned_zeros((int(kind.SIZE),), np.int64) for kind in (Op, Step))
+        self._arrays += [self._op, self._step]
+        self._scratch = aligned_zeros((THREADS * scratch,), np.uint8)
+        for stage in Stage:
+            self._step[Step.ROWS + stage], self._step[Step.WIDTH + stage] = rows, width
+        self.step({Step.SCRATCH: self._scratch.ctypes.data, Step.SCRATCH_STRIDE: scratch})
+
+    def array(self, values: Any, dtype: Any = np.float32) -> int:
+        """A copy of some numbers."""
+        given = np.asarray(values, dtype)
+        copy = aligned_zeros(given.shape, dtype)
+        copy[...] = given
+        self._arrays.append(copy)
+        return copy.ctypes.data
+
+    def zeros(self, count: int, dtype: Any = np.float32) -> int:
+        """Room for results."""
+        return self.array(np.zeros(count), dtype)
+
+    def normal(self, *shape: int) -> int:
+        """Floats around 0."""
+        return self.array(self.random.standard_normal(shape))
+
+    def activations(self, k: int) -> int:
+        """Descriptors of packed activations for rows of k values: a shared one and each thread's, all alike."""
+        room = int(self._step[Step.ROWS] + self._step[Step.WIDTH]) * k
+        one = [self.zeros(room, _ACT_TYPES.get(form, np.int32)) for form in Act if form != Act.SIZE]
+        return self.array([one] * (1 + THREADS), np.int64)
+
+    def positions(self, first: int, padded: int) -> None:
+        """Positions of the rows, from the first on, and a rope table for them with heads of `padded` values."""
+        rows = int(self._step[Step.ROWS])
+        self.step({Step.POSITIONS: self.array(range(first, first + rows), np.int32)})
+        self.step({Step.ROPE_TABLES: self.normal(first + rows, padded)})
+
+    def step(self, fields: dict[Step, int]) -> None:
+        """Set fields of the step record."""
+        for field, value in fields.items():
+            self._step[field] = value
+
+    def arguments(self, *values: int) -> "Sample":
+        """Set the operation's arguments; returns the sample."""
+        self._op[Op.ARGUMENTS : Op.ARGUMENTS + len(values)] = values
+        return self
+
+    def differs(self, compiled: Entry, interpreted: Entry) -> bool:
+        """Run both on the same data; whether their results are different."""
+        before = [array.copy() for array in self._arrays]
+        after = []
+        for entry in (compiled, interpreted):
+            for array, values in zip(self._arrays, before, strict=True):
+                array[...] = values
+            for thread in range(THREADS):
+                entry(self._op.ctypes.data, self._step.ctypes.data, thread, THREADS)
+            after.append([array.copy() for array in self._arrays])
+        return not all(map(_alike, *after))
+
+
+def _alike(found: NDArray[Any], expected: NDArray[Any]) -> bool:
+    if expected.dtype.kind != "f":
+        return bool(np.array_equal(found, expected))
+    size = float(np.nanmax(np.abs(expected), initial=0.0))
+    return bool(np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * size, equal_nan=True))
+
+
+def differing(samples: Iterable[Sample], compiled: Entry, interpreted: Entry) -> Sequence[int]:
+    """Numbers of the samples that a compiled kernel computes to something else than its source does."""
+    with np.errstate(all="ignore"):
+        return [i for i, sample in enumerate(samples) if sample.differs(compiled, interpreted)]
