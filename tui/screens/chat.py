@@ -293,15 +293,12 @@ class ChatScreen(Screen[None]):
             return
         try:
             answer = await in_thread(lambda: self.backend.submit(request))
-            text = ""
-            while True:
-                if events := answer.poll():
-                    update = merged(events)
-                    text += update.content
-                    if update.finish_reason is not None:
-                        break
+            events = answer.poll()
+            while not (events and events[-1].finish_reason is not None):
                 await asyncio.sleep(0.1)
-            title = " ".join(harmless(text).split()).strip("\"'*#.")[:60]
+                events += answer.poll()
+            update = merged(events)
+            title = " ".join(harmless(update.content).split()).strip("\"'*#.")[:60]
             if update.finish_reason == FinishReason.STOP and title:
                 self.conversation.store.rename(session_id, title)
         except LocalLLMError as error:
@@ -324,8 +321,6 @@ class ChatScreen(Screen[None]):
         if self._answer:
             self._answer.cancel()
         self.loader.begin(name)
-
-    # Selecting and leaving.
 
     def action_stop(self) -> None:
         """Stop the answer, else the load."""
