@@ -42,9 +42,9 @@ from cpu_kernels.cores import usable_processors
 from gguf_io import load_tokenizer, open_model
 from gpu_offload.devices import gpus
 from gpu_offload.image_rows import ImageRows
+from gpu_offload.memory import projector_bytes
 from gpu_offload.options import LlamaOptions
 from gpu_offload.planner import Plan, PlanRequest, plan
-from gpu_offload.projector_needs import projector_bytes
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine

@@ -90,6 +90,14 @@ class LlamaPeer:
             self._llama.llama_memory_seq_cp(memory, 1, 0, -1, -1)
             self._llama.llama_memory_seq_rm(memory, 1, -1, -1)
 
+    def keep(self, length: int) -> None:
+        """Leave a second sequence of so many tokens in the cells beside the first, which is empty then."""
+        memory = self._llama.llama_get_memory(self._context)
+        self.append(range(100, 100 + min(length, 512)))
+        self.repeat(length)
+        self._llama.llama_memory_seq_cp(memory, 0, 1, -1, -1)
+        self.cut(0)
+
     def close(self) -> None:
         """Free model and context."""
         self._llama.llama_free(self._context)

@@ -10,7 +10,7 @@ every round with a prompt of its own, so that no cache helps; nobody speculates.
 process that computes, which tell more than the clock where other programs run. Two instances of one program differ by
 some percent, for as long as they run: --starts has the servers started so often, each time another first, with so many
 rounds each, and --control has the other server a second time. --kept measures llama.cpp and our engine once more when
-ours keeps so many tokens of another prompt; it is the two tables of one run that tell what the kept ones cost.
+ours keeps so many tokens of another prompt, beside llama.cpp with as many tokens of another sequence in its cells.
 """
 
 import argparse
@@ -59,12 +59,14 @@ class Measure:
 Subject = Callable[[list[int], int], Iterator[object]]
 
 
-def plain(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
-    """llama.cpp's own functions and nothing else."""
+def plain(path: Path, context: int, threads: int, gpu_layers: int, kept: int = 0) -> Subject:
+    """llama.cpp's own functions and nothing else. kept: tokens of another sequence that stay in its cells."""
     peer = LlamaPeer(path, threads, context, flash_attention=True, gpu_layers=gpu_layers)
+    if kept:
+        peer.keep(kept)
 
     def run(prompt: list[int], count: int) -> Iterator[int]:
-        peer.clear()
+        peer.cut(0)
         rows = prompt
         for _ in range(count):
             peer.append(rows)
@@ -202,7 +204,7 @@ def main() -> None:
     random = np.random.default_rng(1)
     context = 2 * (arguments.prompt + arguments.answer) + 256
     sys.stdout.write(f"{arguments.model.name}, {arguments.threads} threads, load {os.getloadavg()[0]:.1f}\n\n")
-    # Our engine keeps every prompt; half as many tokens may be parked as there are cells.
+    # Our engine keeps every prompt; half as many tokens may have copies in main memory as there are cells.
     context = 2 * ((arguments.rounds + 1) * context + arguments.kept)
     if arguments.http:
         show(measure_servers(arguments, context, random))
@@ -219,6 +221,8 @@ def main() -> None:
         del subjects["llama-cpp-python"]
         ask, _ = subjects["our engine"]
         deque(ask(draw(random, arguments.kept), 1), maxlen=0)
+        beside = plain(arguments.model, context, arguments.threads, arguments.gpu_layers, arguments.kept)
+        subjects["llama.cpp, as many in its cells"] = beside, here
         sys.stdout.write(f"\nOur engine keeps {arguments.kept} tokens of another prompt\n\n")
         show(measure(subjects, arguments, random))
 

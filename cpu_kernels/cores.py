@@ -1,14 +1,12 @@
 """How many threads are worth starting: cores of this process, not hyper-threads, less what its control groups allow."""
 
-import contextlib
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
+from cpu_kernels.limits import processor_quota
+
 _CPUS = Path("/sys/devices/system/cpu")
-_GROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
@@ -43,37 +41,7 @@ def _distinct_cores(processors: set[int], cpus: Path = _CPUS) -> int:
     return len(siblings)
 
 
-def _allowed(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
+def _allowed() -> int:
     """Whole cores' worth of time that the control groups of this process allow, at least one."""
-    smallest = min(_quotas(groups, membership), default=math.inf)
-    return len(_affinity()) if smallest == math.inf else max(1, math.floor(smallest))
-
-
-def _quotas(groups: Path, membership: Path) -> Iterator[float]:
-    """Quotas of the process's group and of those around it, in cores; version 2 of control groups and version 1.
-
-    Inside a container the group's path may be one of the host, which is not there: then its root is the group.
-    """
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = membership.read_text().splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = groups / controllers if controllers else groups
-        inner = root / path.strip("/")
-        for folder in (inner, *inner.parents):
-            with contextlib.suppress(OSError, ValueError):
-                yield _quota(folder, version_2=not controllers)
-            if folder == root:
-                break
-
-
-def _quota(folder: Path, version_2: bool) -> float:
-    """A group's quota in cores, infinite where it has none. Raises OSError where the group does not say."""
-    if version_2:
-        quota, period = (folder / "cpu.max").read_text().split()
-    else:
-        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-    return math.inf if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+    quota = processor_quota()
+    return len(_affinity()) if quota == math.inf else max(1, math.floor(quota))

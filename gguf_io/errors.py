@@ -1,5 +1,14 @@
 """The root of the errors that users see, and those that a model file can cause."""
 
+MOST_SHOWN = 200
+DAMAGED = "The file is damaged: download or convert it again."
+
+
+def shortened(text: object, most: int = MOST_SHOWN) -> str:
+    """Text from a file or a request as an error message quotes it: at most `most` characters of it."""
+    whole = str(text)
+    return whole if len(whole) <= most else f"{whole[:most]}... ({len(whole):,} characters)"
+
 
 class LocalLLMError(Exception):
     """Anything that went wrong in a way the user can act on.

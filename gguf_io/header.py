@@ -4,9 +4,8 @@ Format: ggml/docs/gguf.md. Versions 2 and 3, little-endian. The caps below are f
 bound the work that a hostile file can ask for. Python's integers do not overflow, so every product is exact.
 """
 
-import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from gguf_io.blocks import BLOCK_TYPES, BlockType
-from gguf_io.errors import ModelFileError
+from gguf_io.errors import DAMAGED, ModelFileError, shortened
 from gguf_io.metadata import Metadata, MetadataArray, Value
 
 MAX_HEADER_BYTES = 1 << 27
+READ_AT_ONCE = 1 << 18
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
 MAX_KEY_BYTES = 1024  # the format allows 65535, real keys have under 100
@@ -29,7 +29,6 @@ MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
 SUPPORTED_VERSIONS = (2, 3)
 
-_DAMAGED = "The file is damaged or hostile: download or convert it again."
 _STRING, _ARRAY = 8, 9
 # Value types that are one number, as struct codes: ids 0 to 7 are uint8 int8 uint16 int16 uint32 int32 float32 bool,
 # 10 to 12 uint64 int64 float64.
@@ -71,19 +70,31 @@ class Header:
     nbytes: int
 
 
-def read_header(buffer: mmap.mmap | bytes, path: Path, part: int = 0) -> Header:
-    """Parses the header of the file whose bytes are `buffer`. Raises ModelFileError naming path and field."""
-    return _HeaderReader(buffer, path, part).read()
+def read_header(read: Callable[[int, int], bytes], size: int, path: Path, part: int = 0) -> Header:
+    """Parses the header of a file of `size` bytes. read(start, stop) returns a range of them.
+
+    Raises ModelFileError naming path and field, and what `read` raises.
+    """
+    return _HeaderReader(read, size, path, part).read()
 
 
 class _HeaderReader:
-    def __init__(self, buffer: mmap.mmap | bytes, path: Path, part: int) -> None:
-        self.buffer = buffer
+    """buffer: the file's beginning, as far as it was needed."""
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int, path: Path, part: int) -> None:
+        self.read_range = read
+        self.buffer = bytearray()
         self.path = path
         self.part = part
-        self.size = len(buffer)
+        self.size = size
         self.end = min(self.size, MAX_HEADER_BYTES)
         self.position = 0
+
+    def fill(self, stop: int) -> None:
+        """Have the first `stop` bytes in the buffer, which is not beyond the end."""
+        while len(self.buffer) < stop:
+            have = len(self.buffer)
+            self.buffer += self.read_range(have, min(max(stop, have + READ_AT_ONCE), self.end))
 
     def read(self) -> Header:
         version = self.read_version()
@@ -110,9 +121,11 @@ class _HeaderReader:
         return Header(version, alignment, metadata, encoded, placed, self.position)
 
     def read_version(self) -> int:
+        self.fill(min(4, self.end))
         magic = bytes(self.buffer[:4])
         if magic != b"GGUF":
-            self.fail("magic", f"is {magic!r}, so this is not a GGUF file", "Choose a .gguf model.")
+            starts = magic.hex(" ") or "nothing"
+            raise ModelFileError(f"{self.path}: not a GGUF file (starts with {starts}). Choose a .gguf model.")
         self.position = 4
         version = self.number(_U32, "version")
         if version and version & 0xFFFF == 0:
@@ -147,21 +160,25 @@ class _HeaderReader:
             code = "s"
         else:
             self.fail(key, f"has the unknown item type {type_id}")
-        return MetadataArray(self.buffer[start : self.position], count, code, f"{self.path}: {key}")
+        return MetadataArray(bytes(self.buffer[start : self.position]), count, code, f"{self.path}: {key}")
 
     def skip_strings(self, key: str, count: int) -> None:
         # The one loop that runs for every token of a vocabulary: no calls but unpack.
         buffer, length_at, position = self.buffer, _U64.unpack_from, self.position
-        last_length = self.end - 8
+        last_length, filled = self.end - 8, len(self.buffer) - 8
         for index in range(count):
-            if position > last_length:
-                self.past_end(f"{key}[{index}]")
+            if position > filled:
+                if position > last_length:
+                    self.past_end(f"{key}[{index}]")
+                self.fill(position + 8)
+                filled = len(buffer) - 8
             (length,) = length_at(buffer, position)
             if length > MAX_STRING_BYTES:
                 self.fail(f"{key}[{index}]", f"has {length} bytes, more than the cap of {MAX_STRING_BYTES}")
             position += 8 + length
         if position > self.end:
             self.past_end(key)
+        self.fill(position)
         self.position = position
 
     def tensor(self, index: int) -> TensorInfo:
@@ -242,18 +259,19 @@ class _HeaderReader:
         """A key or a tensor's name: printable, so that neither C nor a terminal reads it as something else."""
         name = self.string(field, cap)
         if not name or not name.isprintable():
-            self.fail(field, f"is {name[:40]!r}, not a printable name")
+            self.fail(field, f"is {shortened(name, 40)!r}, not a printable name")
         return name
 
     def skip(self, nbytes: int, field: str) -> None:
         if nbytes > self.end - self.position:
             self.past_end(field)
         self.position += nbytes
+        self.fill(self.position)
 
     def past_end(self, field: str) -> NoReturn:
         if self.end < self.size:
             self.fail(field, f"runs past the cap of {MAX_HEADER_BYTES} bytes for a header")
         self.fail(field, f"runs past the end of the file ({self.size} bytes)")
 
-    def fail(self, field: str, problem: str, advice: str = _DAMAGED) -> NoReturn:
+    def fail(self, field: str, problem: str, advice: str = DAMAGED) -> NoReturn:
         raise ModelFileError(f"{self.path}: {field}: {problem}. {advice}")

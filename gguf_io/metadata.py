@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar, overload
 
-from gguf_io.errors import ModelFileError
+from gguf_io.errors import DAMAGED, ModelFileError, shortened
 
 Scalar = str | int | float | bool
 ItemT = TypeVar("ItemT", str, int, float, bool)
@@ -96,8 +96,7 @@ class MetadataArray(Sequence[Scalar]):
                 items.append(data[start:position].decode())
         except UnicodeDecodeError as error:
             raise ModelFileError(
-                f"{self._where}[{len(items)}]: is not UTF-8 text ({error.reason}). "
-                "The file is damaged: download or convert it again."
+                f"{self._where}[{len(items)}]: is not UTF-8 text ({error.reason}). {DAMAGED}"
             ) from error
         return tuple(items)
 
@@ -189,4 +188,4 @@ class Metadata(Mapping[str, Value]):
 
 
 def _kind(value: Value) -> str:
-    return "an array" if isinstance(value, MetadataArray) else f"{type(value).__name__} ({str(value)[:40]})"
+    return "an array" if isinstance(value, MetadataArray) else f"{type(value).__name__} ({shortened(value, 40)})"

@@ -1,17 +1,15 @@
-"""An open GGUF model: one file or all parts of a split one, memory-mapped, read lazily.
+"""An open GGUF model: one file or all parts of a split one, whose tensors are read when asked for.
 
-The mapping shows the file as it is now. A file that is truncated under a mapping kills its reader (SIGBUS) and one
-that is overwritten gives other bytes, so every access first asks the open file whether it is still the same one;
-renaming or deleting it is harmless. Copy what you keep: see `dequantize` and `release`.
+Nothing is memory-mapped: a file that is truncated under a mapping kills its reader by a signal. Everything is read into
+buffers, and a file that was changed or cut while it was open is an error; renaming or deleting it is harmless.
 """
 
-import contextlib
 import hashlib
-import mmap
 import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -21,16 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.blocks import dequantize
-from gguf_io.errors import ModelFileError
+from gguf_io.errors import DAMAGED, ModelFileError, shortened
 from gguf_io.header import Header, TensorInfo, read_header
 from gguf_io.metadata import Metadata
 
-__all__ = ["ModelFile", "TensorInfo", "open_model"]
+__all__ = ["FileState", "ModelFile", "TensorInfo", "open_model"]
 
-MAX_PARTS = 512  # each holds two file descriptors
+MAX_NAME = 80
+MAX_PARTS = 512  # each holds a file descriptor
 _MIN_FILE_BYTES = 24  # magic, version and the two counts
 _SAMPLES_PER_TENSOR = 4
 _SAMPLE_BYTES = 1024
+_LARGE_BYTES, _AHEAD_BYTES = 1 << 20, 8 << 20  # behind large reads, the system is asked to read ahead
+SLACK_BYTES = 64  # room that a buffer needs behind the rows, for kernels that load whole vectors
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -58,7 +59,8 @@ def open_model(path: str | Path) -> "ModelFile":
 class ModelFile:
     """A model's header and tensors. Close it, or use it in a with statement; made by `open_model`.
 
-    Reading from several threads is safe; closing is for one of them, when the others are done.
+    Reading from several threads is safe; closing is for one of them, when the others are done. What is read raises
+    ModelFileError where the file was changed since it was opened, or the system cannot read it.
     """
 
     def __init__(self, parts: "list[_Part]") -> None:
@@ -66,6 +68,7 @@ class ModelFile:
         header = parts[0].header
         self.path: Path = parts[0].path
         self.paths: tuple[Path, ...] = tuple(part.path for part in parts)
+        self.states: tuple[FileState, ...] = tuple(part.state for part in parts)
         self.version: int = header.version
         self.alignment: int = header.alignment
         self.metadata: Metadata = header.metadata
@@ -80,62 +83,62 @@ class ModelFile:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`; ModelFileError where it is missing."""
-        return self.metadata.get_str("general.architecture")
+        """`general.architecture`; ModelFileError where it is missing or absurdly long."""
+        name = self.metadata.get_str("general.architecture")
+        if len(name) > MAX_NAME:
+            raise ModelFileError(
+                f"{self.path}: general.architecture: {shortened(name)!r} is too long a name. {DAMAGED}"
+            )
+        return name
 
     @property
     def name(self) -> str:
         """`general.name`, or the file's name without its suffix."""
         return self.metadata.get_str("general.name", self.path.stem)
 
-    def data(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes as they lie in the file: a read-only view, uint8, shape (rows, row_bytes).
+    def data(
+        self, name: str, first: int = 0, count: int | None = None, into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Rows of a tensor as they lie in the file: uint8, shape (count, row_bytes), all rows by default.
 
-        rows is the product of all dimensions but the innermost. The view stays valid after `close`, but not after
-        the file is truncated or overwritten: do not keep it. KeyError for a name that the file does not have.
+        Rows are those of all dimensions but the innermost. into: a buffer for them, SLACK_BYTES longer than they are;
+        None makes a new one. KeyError for a name that the file does not have.
         """
         tensor = self.tensors[name]
-        part = self._part(tensor)
-        row_bytes = tensor.type.row_bytes(tensor.shape[-1])
-        flat = np.frombuffer(part.mapping, np.uint8, tensor.nbytes, tensor.offset)
-        return flat.reshape(-1, row_bytes)
+        rows, row_bytes = prod(tensor.shape[:-1]), tensor.type.row_bytes(tensor.shape[-1])
+        count = rows - first if count is None else count
+        if not 0 <= first <= first + count <= rows:
+            raise IndexError(f"{name} has {rows} rows, not {first}..{first + count}")
+        if into is None:
+            into = np.empty(count * row_bytes + SLACK_BYTES, np.uint8)
+        wanted = into[: count * row_bytes]
+        self._open_parts()[tensor.part].read_into(wanted.data, tensor.offset + first * row_bytes)
+        return wanted.reshape(count, row_bytes)
 
     def dequantize(self, name: str) -> NDArray[np.float32]:
-        """The tensor's values as a new float32 array of its shape, which needs the file no longer."""
+        """The tensor's values as a new float32 array of its shape."""
         tensor = self.tensors[name]
         return dequantize(self.data(name), tensor.type).reshape(tensor.shape)
 
-    def release(self, name: str) -> None:
-        """Gives the tensor's pages back to the system. Views stay valid; touching them reads the file again."""
-        tensor = self.tensors[name]
-        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._part(tensor).mapping.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
-
-    def release_all(self) -> None:
-        """Gives the pages of all tensors back to the system."""
-        for part in self._open_parts():
-            part.mapping.madvise(mmap.MADV_DONTNEED)
-
     def identity(self) -> str:
-        """64 hex digits that name the content, for cache keys; a copy or a renamed file keeps its identity.
+        """64 hex digits that tell models apart for people and listings, in milliseconds.
 
-        SHA-256 over the parts' sizes, their whole headers, and samples of every tensor: it tells models apart, but is
-        no proof against a forger. Costs milliseconds when the file is in memory.
+        SHA-256 over the parts' sizes, their headers, and samples of every tensor. Two files may differ elsewhere: what
+        must never be mixed up goes by a digest of the whole file.
         """
         digest = hashlib.sha256()
         for part in self._open_parts():
-            part.check_unchanged()
             digest.update(part.size.to_bytes(8, "little"))
-            digest.update(part.mapping[: part.header.nbytes])
+            digest.update(part.read(0, part.header.nbytes))
             for tensor in part.header.tensors:
                 length = min(tensor.nbytes, _SAMPLE_BYTES)
                 for sample in range(_SAMPLES_PER_TENSOR):
                     start = tensor.offset + (tensor.nbytes - length) * sample // (_SAMPLES_PER_TENSOR - 1)
-                    digest.update(part.mapping[start : start + length])
+                    digest.update(part.read(start, start + length))
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Closes all parts. A mapping that views still use is freed with the last of them. Closing twice is fine."""
+        """Closes all parts. Closing twice is fine."""
         for part in self._parts:
             part.close()
         self._parts = []
@@ -146,31 +149,49 @@ class ModelFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _part(self, tensor: TensorInfo) -> "_Part":
-        part = self._open_parts()[tensor.part]
-        part.check_unchanged()
-        return part
-
     def _open_parts(self) -> "list[_Part]":
         if not self._parts:
             raise ValueError(f"{self.path} is closed")
         return self._parts
 
 
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file as it was when it was opened: two of the same state have the same content.
+
+    changed_ns tells also of writers that set modified_ns back.
+    """
+
+    path: Path
+    size: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path, fd: int) -> "FileState":
+        """The state of an open file. path: the one it was opened by."""
+        state = os.fstat(fd)
+        return cls(path.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+
+    @property
+    def stamp(self) -> tuple[int, int, int, int]:
+        """All but the path."""
+        return self.size, self.modified_ns, self.changed_ns, self.inode
+
+
 class _Part:
-    """One file of a model: open, mapped, its header parsed."""
+    """One file of a model: open, its header parsed."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
         self.fd = _open_regular(path)
         try:
-            state = os.fstat(self.fd)
-            self.size = state.st_size
-            self.modified_ns = state.st_mtime_ns
+            self.state = FileState.of(path, self.fd)
+            self.size = self.state.size
             if self.size < _MIN_FILE_BYTES:
-                raise ModelFileError(f"{path}: is not a GGUF file: it has {self.size} bytes. Choose a .gguf model.")
-            self.mapping = mmap.mmap(self.fd, self.size, access=mmap.ACCESS_READ)
-            self.header: Header = read_header(self.mapping, path, number)
+                raise ModelFileError(f"{path}: not a GGUF file: it has {self.size} bytes. Choose a .gguf model.")
+            self.header: Header = read_header(self.read, self.size, path, number)
         except BaseException:
             os.close(self.fd)
             raise
@@ -178,15 +199,32 @@ class _Part:
     def split_count(self) -> int:
         return self.header.metadata.get_int("split.count", 1, maximum=MAX_PARTS)
 
-    def check_unchanged(self) -> None:
+    def read(self, start: int, stop: int) -> bytes:
+        data = bytearray(stop - start)
+        self.read_into(memoryview(data), start)
+        return bytes(data)
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fill `target` with the bytes from an offset on, and ask the system for those that follow."""
+        done = 0
+        try:
+            while done < len(target):
+                taken = os.preadv(self.fd, [target[done:]], offset + done)
+                if not taken:
+                    break
+                done += taken
+            if done >= _LARGE_BYTES and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self.fd, offset + done, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        except OSError as error:
+            raise ModelFileError(
+                f"{self.path}: cannot be read at byte {offset + done}: {error.strerror}. Check the disk."
+            ) from error
         state = os.fstat(self.fd)
-        if (state.st_size, state.st_mtime_ns) != (self.size, self.modified_ns):
+        if done < len(target) or (state.st_size, state.st_mtime_ns) != (self.size, self.state.modified_ns):
             raise ModelFileError(f"{self.path}: the file was changed while it was open. Load the model again.")
 
     def close(self) -> None:
         os.close(self.fd)
-        with contextlib.suppress(BufferError):  # views exist; the mapping goes with the last of them
-            self.mapping.close()
 
 
 def _open_regular(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""LoRA adapters: small files that change what a model's matrices compute, several at once, each with its own weight."""
+"""LoRA adapters of one model: loaded together, chosen by sequence, each with a weight."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ AdapterSet = tuple[tuple[int, float], ...]
 
 
 class Adapters:
-    """The adapters loaded beside one model, which are freed with it. identities name their files, in order."""
+    """The adapters loaded for a model; llama.cpp frees them with it. identities name their files, in order."""
 
     def __init__(self, handle: Any, model: ModelFile, paths: Sequence[Path]) -> None:
-        """Load them, before the model's context is made. Raises ModelFileError or LlamaCppError."""
+        """Load them, before the model's context is opened. Raises ModelFileError or LlamaCppError."""
         self._lib = llama()
         self.identities: list[str] = []
         self._handles = [self._load(handle, model, path) for path in paths]
@@ -26,12 +26,12 @@ class Adapters:
         return len(self._handles)
 
     def check(self, chosen: AdapterSet) -> None:
-        """Raise ValueError for adapters that are not there."""
+        """Raise ValueError for numbers of adapters that are not loaded."""
         if any(not 0 <= number < len(self._handles) for number, _ in chosen):
             raise ValueError(f"there are {len(self._handles)} adapters; {chosen} names others")
 
     def apply(self, context: Any, chosen: AdapterSet) -> None:
-        """Let the context compute with these from now on. Costs nothing where they are the same as before."""
+        """Compute with these from now on. Costs nothing if they are applied already. Raises LlamaCppError."""
         count = len(chosen)
         handles = (ctypes.POINTER(ctypes.c_void_p) * count)(*(self._handles[number] for number, _ in chosen))
         scales = (ctypes.c_float * count)(*(scale for _, scale in chosen))
@@ -43,7 +43,7 @@ class Adapters:
             kind = file.metadata.get_str("adapter.type", "")
             if kind != "lora":
                 raise LlamaCppError(
-                    f"{path} is no LoRA adapter in GGUF (adapter.type is {kind!r}). "
+                    f"{path} is not a LoRA adapter in GGUF (adapter.type is {kind!r}). "
                     "Convert one with llama.cpp's convert_lora_to_gguf.py."
                 )
             if file.architecture != model.architecture:

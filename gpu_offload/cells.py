@@ -1,13 +1,17 @@
-"""Which cells of llama.cpp's KV cache are in use, and by how many sequences.
+"""Which cells of llama.cpp's KV cache are in use, and whether rows may be appended.
 
-llama.cpp keeps this to itself, so it is counted here beside it: one cell holds one position, sequences made by a fork
-share cells, and a cell is free when its last sequence lets it go. Cell numbers are ours and need not be llama.cpp's.
+llama.cpp does not tell which cells are free, so they are counted here: one cell holds one position, forked sequences
+share cells, and a cell is free when its last sequence lets it go. Cell numbers are ours, not llama.cpp's. Rows are
+checked for everything that llama.cpp would abort or misbehave on, before anything is changed.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gpu_offload.errors import LlamaCppMemoryError
 
 
 class CellBook:
@@ -24,23 +28,9 @@ class CellBook:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._lengths
 
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._lengths)
-
     def length(self, sequence: int) -> int:
         """Positions of a sequence. Raises KeyError for an unknown one."""
         return self._lengths[sequence]
-
-    def cells(self, sequence: int) -> NDArray[np.int32]:
-        """The cells of a sequence in the order of its positions: a view."""
-        return self._cells[sequence][: self._lengths[sequence]]
-
-    def sharers(self, cells: NDArray[np.int32]) -> NDArray[np.int32]:
-        """How many sequences hold each of these cells."""
-        return self._sharers[cells]
 
     def create(self, sequence: int) -> None:
         """Open an empty sequence."""
@@ -61,7 +51,7 @@ class CellBook:
         self._lengths[sequence] = length + count
 
     def holders(self) -> NDArray[np.int32]:
-        """Sequences that hold each cell; `append` takes from the end, so the last comes first."""
+        """How many sequences hold each cell; `append` takes from the end, so the last cell comes first."""
         return self._sharers[::-1].copy()
 
     def share(self, source: int, target: int, length: int) -> None:
@@ -70,18 +60,69 @@ class CellBook:
         self._lengths[target] = length
         self._sharers[self._cells[target]] += 1
 
-    def truncate(self, sequence: int, length: int) -> NDArray[np.int32]:
-        """Let go of the cells from `length` on; return those that nobody holds any more."""
+    def truncate(self, sequence: int, length: int) -> None:
+        """Let go of the cells from `length` on."""
         dropped = self._cells[sequence][length : self._lengths[sequence]]
         self._sharers[dropped] -= 1
-        released: NDArray[np.int32] = dropped[self._sharers[dropped] == 0]
+        released = dropped[self._sharers[dropped] == 0]
         self._free[self.free : self.free + len(released)] = released
         self.free += len(released)
         self._lengths[sequence] = length
-        return released
 
-    def remove(self, sequence: int) -> NDArray[np.int32]:
-        """Close a sequence and let go of its cells; return those that nobody holds any more."""
-        released = self.truncate(sequence, 0)
+    def remove(self, sequence: int) -> None:
+        """Close a sequence and let go of its cells."""
+        self.truncate(sequence, 0)
         del self._cells[sequence], self._lengths[sequence]
-        return released
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """Most rows of a run, tokens of the vocabulary, longest sequence."""
+
+    rows: int
+    vocabulary: int
+    context: int
+
+
+def check_room(cells: int, book: CellBook) -> None:
+    """Raise LlamaCppMemoryError unless so many cells are free."""
+    if cells > book.free:
+        raise LlamaCppMemoryError(
+            f"{cells} tokens do not fit: {book.free} of {book.total} cells of the KV cache are free."
+        )
+
+
+def check_rows(
+    rows: NDArray[np.int64], outputs: NDArray[np.int64], limits: RowLimits, book: CellBook
+) -> dict[int, int]:
+    """Return the number of new rows of each sequence.
+
+    rows: int64[3, count], tokens, positions, sequences. Raises ValueError, or LlamaCppMemoryError without room. In
+    plain Python: of a token's one row, arrays would take ten times as long, and of a prompt's rows it is little.
+    """
+    tokens, positions, sequences = rows.tolist()
+    count = len(tokens)
+    if not 1 <= count <= limits.rows:
+        raise ValueError(f"{count} rows, outside 1..{limits.rows}")
+    if min(tokens) < 0 or max(tokens) >= limits.vocabulary:
+        raise ValueError(f"token ids {min(tokens)}..{max(tokens)} are outside 0..{limits.vocabulary - 1}")
+    wanted = [-1, *outputs.tolist(), count]
+    if any(row >= following for row, following in pairwise(wanted)):
+        raise ValueError(f"wanted rows must ascend within 0..{count - 1}")
+    appended: dict[int, int] = {}
+    first = 0
+    for sequence, group in groupby(sequences):
+        length = len(list(group))
+        if sequence not in book:
+            raise ValueError(f"there is no sequence {sequence}")
+        if sequence in appended:
+            raise ValueError(f"the rows of sequence {sequence} do not stand together")
+        stored = book.length(sequence)
+        if positions[first : first + length] != list(range(stored, stored + length)):
+            raise ValueError(f"the positions of sequence {sequence} do not continue its length, {stored}")
+        if stored + length > limits.context:
+            raise ValueError(f"sequence {sequence} would grow beyond the model's {limits.context} positions")
+        appended[sequence] = length
+        first += length
+    check_room(count, book)
+    return appended

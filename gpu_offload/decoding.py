@@ -1,5 +1,6 @@
-"""Rows into calls of llama_decode: one for each set of adapters, and no more outputs a call than there is room for."""
+"""Rows into calls of llama_decode: one for each set of adapters, with no more outputs a call than there is room for."""
 
+import ctypes
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -8,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_offload.adapters import Adapters, AdapterSet
-from gpu_offload.batch import Batch, EmbeddingBatch
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.image_rows import ImageRows
 from gpu_offload.library import complaints, llama
@@ -17,8 +17,52 @@ from gpu_offload.options import LlamaOptions
 from gpu_offload.sequences import Sequences
 
 
+class Batch:
+    """A llama_batch of up to `rows` rows, each of one sequence: arrays that are allocated once and filled in bulk.
+
+    positions: how many numbers a row's position has, more than one for embeddings of models with M-RoPE.
+    """
+
+    def __init__(self, rows: int, embeddings: NDArray[np.float32] | None = None, positions: int = 1) -> None:
+        """embeddings: float32[rows, width] in place of tokens; kept alive as long as this."""
+        self._token = np.zeros(rows, dtype=np.int32)
+        self._embeddings = None if embeddings is None else np.ascontiguousarray(embeddings)
+        self._position = np.zeros(rows * positions, dtype=np.int32)
+        self._sequence = np.zeros(rows, dtype=np.int32)
+        self._wanted = np.zeros(rows, dtype=np.int8)
+        self._ones = np.ones(rows, dtype=np.int32)
+        # llama_batch.seq_id is an array of pointers; each points at its row's entry in _sequence, for good.
+        base, step = self._sequence.ctypes.data, self._sequence.itemsize
+        self._sequence_pointers = np.arange(rows, dtype=np.uintp) * np.uintp(step) + np.uintp(base)
+        self.struct: Any = llama().llama_batch(
+            n_tokens=0,
+            token=_pointer(self._token, ctypes.c_int32) if self._embeddings is None else None,
+            embd=None if self._embeddings is None else _pointer(self._embeddings, ctypes.c_float),
+            pos=_pointer(self._position, ctypes.c_int32),
+            n_seq_id=_pointer(self._ones, ctypes.c_int32),
+            seq_id=_pointer(self._sequence_pointers, ctypes.POINTER(ctypes.c_int32)),
+            logits=_pointer(self._wanted, ctypes.c_int8),
+        )
+
+    def fill(
+        self,
+        tokens: NDArray[np.int64] | int,
+        positions: NDArray[np.int64] | NDArray[np.int32],
+        sequences: NDArray[np.int64] | int,
+        wanted: NDArray[np.int64],
+        count: int,
+    ) -> None:
+        """Set the rows, `count` of them. wanted: indices of the rows whose logits are asked for."""
+        self._token[:count] = tokens
+        self._position[: len(positions)] = positions
+        self._sequence[:count] = sequences
+        self._wanted[:count] = 0
+        self._wanted[wanted] = 1
+        self.struct.n_tokens = count
+
+
 class Decoder:
-    """Computes rows that are known to be sound on one context. chosen: the sequences that have adapters, and which."""
+    """Computes rows that were checked (cells.check_rows) on one context."""
 
     def __init__(
         self, context: Any, sequences: Sequences, options: LlamaOptions, vocab_size: int, adapters: Adapters
@@ -35,9 +79,10 @@ class Decoder:
     def run(
         self, rows: NDArray[np.int64], outputs: NDArray[np.int64], chosen: Mapping[int, AdapterSet]
     ) -> NDArray[np.float32]:
-        """Compute rows of tokens, positions and sequences, in one pass for each set of adapters among them.
+        """Compute rows of tokens, positions and sequences: int64[3, count]; return the logits of `outputs`, indices.
 
-        llama.cpp has one set for all of a batch. Raises LlamaCppError.
+        chosen: the sequences that have adapters, and which. llama.cpp has one set for all of a batch, so each set takes
+        a pass of its own. Raises LlamaCppError.
         """
         if not self._adapters:
             return self._decode(rows, outputs)
@@ -59,11 +104,13 @@ class Decoder:
         try:
             for at in range(0, len(image.ids), self._max_rows):
                 stop = min(at + self._max_rows, len(image.ids))
-                piece = EmbeddingBatch(image.embeddings[at:stop], image.positions(first, at, stop), sequence)
+                positions = image.positions(first, at, stop)
+                piece = Batch(stop - at, image.embeddings[at:stop], len(positions) // (stop - at))
+                piece.fill(0, positions, sequence, np.empty(0, np.int64), stop - at)
                 status = self._lib.llama_decode(self._context, piece.struct)
                 if status:
                     raise LlamaCppError(f"llama_decode failed on an image with status {status}:\n{complaints()}")
-                self._lib.llama_synchronize(self._context)  # which reads the rows until then
+                self._lib.llama_synchronize(self._context)  # it reads the rows until then
                 self._sequences.computed(sequence, first)
         finally:
             self._lib.llama_set_causal_attn(self._context, True)
@@ -71,23 +118,23 @@ class Decoder:
     def _decode(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
         """Compute the rows, in as many calls as the output buffer demands: nearly always one."""
         if len(outputs) <= self._output_rows:
-            return self._decode_piece(rows, outputs)
+            return self._decode_once(rows, outputs)
         count = rows.shape[1]
         last_outputs = outputs[self._output_rows - 1 :: self._output_rows]
         cuts = [0, *(int(row) + 1 for row in last_outputs if row + 1 < count), count]
         pieces = []
         for first, end in pairwise(cuts):
             inside = outputs[(outputs >= first) & (outputs < end)] - first
-            pieces.append(self._decode_piece(rows[:, first:end], inside).copy())
+            pieces.append(self._decode_once(rows[:, first:end], inside).copy())
         return np.concatenate(pieces)
 
-    def _decode_piece(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _decode_once(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
         """One llama_decode; the result is a view of llama.cpp's buffer."""
-        self._batch.fill(rows[0], rows[1], rows[2], outputs)
+        self._batch.fill(rows[0], rows[1], rows[2], outputs, rows.shape[1])
         status = self._lib.llama_decode(self._context, self._batch.struct)
         if status:
             raise LlamaCppError(f"llama_decode failed with status {status}:\n{complaints()}")
-        if self._sequences.doubled:
+        if self._sequences.shadowed:
             begins = np.flatnonzero(np.diff(rows[2], prepend=-1))
             for position, sequence in rows[1:, begins].T.tolist():
                 self._sequences.computed(sequence, position)
@@ -96,3 +143,7 @@ class Decoder:
             return np.empty((0, self._vocab_size), dtype=np.float32)
         logits = self._lib.llama_get_logits(self._context)
         return np.ctypeslib.as_array(logits, shape=(len(outputs), self._vocab_size))
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))

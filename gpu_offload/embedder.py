@@ -1,16 +1,118 @@
-"""Text vectors from llama.cpp: one normalised row a text, pooled as the model's file says."""
+"""Texts in, one pooled row of numbers each: embedding models, and what rerankers share with them."""
 
 from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.cores import usable_cores
 from gguf_io.model_file import ModelFile
+from gpu_offload.decoding import Batch
 from gpu_offload.errors import LlamaCppError
-from gpu_offload.library import llama
-from gpu_offload.loading import LoadProgress
+from gpu_offload.library import complaints, failure, llama
+from gpu_offload.loading import LoadProgress, load_model
 from gpu_offload.options import LlamaOptions
-from gpu_offload.pooled import PooledTexts
+
+MAX_TOKENS = 2048  # of one text; a text is computed whole, and its attention takes memory with the square of it
+_SEQUENCES = 32  # texts computed together at most
+
+
+class PooledTexts:
+    """A model whose last hidden states become one row of numbers a text. Not thread-safe.
+
+    max_tokens bounds a text. Close it, or use it in a with statement.
+    """
+
+    def __init__(
+        self, model: ModelFile, options: LlamaOptions, pooling: int, progress: LoadProgress | None = None
+    ) -> None:
+        """Load the model; of the options, those that place the weights and the threads count.
+
+        pooling: llama.cpp's LLAMA_POOLING_TYPE_*. progress is called on this thread; what it raises ends the load.
+        Raises LlamaCppError and its kin.
+        """
+        self._lib = llama()
+        self._model: Any = load_model(model, options, progress)
+        self._context: Any = None
+        trained = int(self._lib.llama_model_n_ctx_train(self._model))
+        self.max_tokens = min(trained, MAX_TOKENS)
+        try:
+            self._context = self._open(model, options, pooling)
+        except BaseException:
+            self.close()
+            raise
+        self._memory = self._lib.llama_get_memory(self._context)
+        self._compute = self._lib.llama_decode if self._memory else self._lib.llama_encode
+        self._batch = Batch(self.max_tokens)
+        self._vocab = self._lib.llama_model_get_vocab(self._model)
+        self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._vocab))
+
+    def pooled(self, texts: Sequence[Sequence[int]], width: int) -> NDArray[np.float32]:
+        """Return the first `width` numbers of each text's row: float32[len(texts), width].
+
+        Raises ValueError before anything is computed for a text that is empty or longer than max_tokens, and for ids
+        outside the vocabulary; LlamaCppError where the computation fails.
+        """
+        if self._context is None:
+            raise ValueError("this model is closed")
+        rows = [np.array(text, dtype=np.int64) for text in texts]
+        for number, row in enumerate(rows):
+            if not 1 <= len(row) <= self.max_tokens:
+                raise ValueError(f"text {number} has {len(row)} tokens, outside 1..{self.max_tokens}")
+            if row.min() < 0 or row.max() >= self._vocab_size:
+                raise ValueError(f"text {number} has token ids outside 0..{self._vocab_size - 1}")
+        found = np.empty((len(rows), width), dtype=np.float32)
+        first = 0
+        while first < len(rows):
+            lengths = np.cumsum([len(row) for row in rows[first : first + _SEQUENCES]])
+            count = int(np.searchsorted(lengths, self.max_tokens, side="right"))
+            found[first : first + count] = self._together(rows[first : first + count], width)
+            first += count
+        return found
+
+    def close(self) -> None:
+        """Free the context and the model. Idempotent."""
+        if self._context is not None:
+            self._lib.llama_free(self._context)
+            self._context = None
+        if self._model is not None:
+            self._lib.llama_model_free(self._model)
+            self._model = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, model: ModelFile, options: LlamaOptions, pooling: int) -> Any:
+        library = self._lib
+        params = library.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = self.max_tokens
+        params.n_seq_max = _SEQUENCES
+        params.kv_unified = True
+        params.embeddings = True
+        params.pooling_type = pooling
+        params.n_threads = params.n_threads_batch = options.threads or usable_cores()
+        context = library.llama_init_from_model(self._model, params)
+        if not context:
+            raise failure(f"llama.cpp cannot make a pooling context for {model.path}")
+        return context
+
+    def _together(self, rows: list[NDArray[np.int64]], width: int) -> NDArray[np.float32]:
+        """Compute texts in one batch, each a sequence of its own."""
+        if self._memory:
+            self._lib.llama_memory_clear(self._memory, True)
+        lengths = [len(row) for row in rows]
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        sequences = np.repeat(np.arange(len(rows)), lengths)
+        self._batch.fill(np.concatenate(rows), positions, sequences, np.arange(len(positions)), len(positions))
+        status = self._compute(self._context, self._batch.struct)
+        if status:
+            raise LlamaCppError(f"llama.cpp failed to compute texts with status {status}:\n{complaints()}")
+        found = [self._lib.llama_get_embeddings_seq(self._context, index) for index in range(len(rows))]
+        return np.stack([np.ctypeslib.as_array(row, shape=(width,)) for row in found])
 
 
 class LlamaEmbedder(PooledTexts):

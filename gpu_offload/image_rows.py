@@ -65,10 +65,6 @@ class PositionBook:
                 saved = so_far
         return row - saved
 
-    def text_after(self, sequence: int) -> int:
-        """The row behind a sequence's last image; from there on positions grow with the rows."""
-        return max((stop for _, stop, _ in self._images.get(sequence, ())), default=0)
-
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of tokens, positions and sequences, to be appended, with positions in place of the rows' numbers."""
         if not self._images:

@@ -3,36 +3,46 @@
 import ctypes
 import functools
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpu_offload.library import llama
 
+_POLL_S = 0.005
+
 
 @contextmanager
-def heeding(context: Any, stop: NDArray[np.uint8]) -> Iterator[None]:
-    """Have llama_decode fail soon after stop[0] is no longer 0. stop: two bytes, the second always 0.
+def interruptible(context: Any, stop: threading.Event) -> Iterator[None]:
+    """Have llama_decode fail soon after another thread has set `stop`; only where the CPU computes.
 
-    llama.cpp asks between the operations of a graph, and only where a processor computes them.
+    llama.cpp calls its abort callback between the operations of a graph, a thousand times a step. A Python callback
+    would cost more than the step, so the callback reads a byte, which a thread sets that polls the event.
     """
     library = llama()
-    library.llama_set_abort_callback(context, _is_set(), stop.ctypes.data)
+    flag, ended = np.zeros(2, np.uint8), threading.Event()
+    flag[0] = stop.is_set()
+
+    def watch() -> None:
+        while not (flag[0] or ended.wait(_POLL_S)):
+            flag[0] = stop.is_set()
+
+    watcher = threading.Thread(target=watch, name="llama.cpp-stop", daemon=True)
+    watcher.start()
+    library.llama_set_abort_callback(context, _is_set(), flag.ctypes.data)
     try:
         yield
     finally:
         library.llama_set_abort_callback(context, library.ggml_abort_callback(), None)
+        ended.set()
+        watcher.join()
 
 
 @functools.cache
 def _is_set() -> Any:
-    """A ggml_abort_callback that says whether the byte that it is given an address of is not 0.
-
-    It is called a thousand times a step by the thread that computes, where taking Python's lock each time would cost
-    more than the step. C's strlen of the byte and the 0 after it says the same without Python.
-    """
+    """Return a ggml_abort_callback in C: strlen of the byte and the 0 behind it is 1 once the byte is set."""
     library = ctypes.CDLL("msvcrt") if sys.platform == "win32" else ctypes.CDLL(None)
     return ctypes.cast(library.strlen, llama().ggml_abort_callback)

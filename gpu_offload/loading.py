@@ -5,21 +5,20 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import psutil
-
+from cpu_kernels.cores import usable_cores
 from gguf_io.model_file import ModelFile
 from gpu_offload.library import failure, ggml, llama, route_log, type_id
 from gpu_offload.options import LlamaOptions
 from gpu_offload.sequences import MAX_NUMBERS, sequence_numbers, window_of
 
-# Rows of logits that one llama_decode may return. Its compute buffer holds them all, 4 bytes a vocabulary entry, on the
-# device that holds the output layer; asking for more aborts the process.
+# Rows of logits that one llama_decode may return. The compute buffer holds them all, 4 bytes per vocabulary entry, on
+# the device of the output layer; asking for more aborts the process.
 OUTPUT_ROWS = 64
 
-# enum llama_split_mode. Its own "row" (2) is for SYCL alone: all others refuse it, and know "tensor" (3) instead.
+# enum llama_split_mode. llama.cpp's own "row" (2) is for SYCL only; all other backends refuse it and have "tensor" (3).
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 3}
 _FLASH_ATTENTION = {None: -1, False: 0, True: 1}  # enum llama_flash_attn_type
-# Told what is being done and which share of it is done, 0 to 1.
+# Called with what is being done and which share of it is done, 0 to 1.
 LoadProgress = Callable[[str, float], None]
 
 
@@ -34,17 +33,12 @@ def output_rows(options: LlamaOptions) -> int:
     return min(options.batch_rows, max(OUTPUT_ROWS, options.max_sequences))
 
 
-def physical_cores() -> int:
-    """Return the cores of this machine; threads beyond them slow llama.cpp down."""
-    return psutil.cpu_count(logical=False) or 1
-
-
 @functools.cache
 def can_repack() -> bool:
-    """Return whether llama.cpp may rearrange weights for this processor.
+    """Return whether llama.cpp may repack weights for this processor.
 
-    A build with AMX kernels may not: on several processors they end the process at the first batch of two rows
-    (ggml-org/llama.cpp#20824), and a build's other rearrangements cannot be had without them.
+    Not with AMX kernels: on several processors they end the process at the first batch of two rows
+    (ggml-org/llama.cpp#20824), and a build's other repacking cannot be chosen without them.
     """
     return not ggml("ggml_cpu_has_amx_int8", ctypes.c_int)()
 
@@ -57,7 +51,7 @@ def model_params(options: LlamaOptions) -> Any:
     params.main_gpu = options.main_gpu
     params.split_mode = _SPLIT_MODES[options.split_mode]
     if options.gpu_layers == 0:
-        # Without layers there, llama.cpp would still send long batches through a GPU, in memory that nobody planned.
+        # llama.cpp would still send long batches through a GPU, in memory that is not in the plan.
         params.split_mode, params.main_gpu = _SPLIT_MODES["none"], -1
     elif options.tensor_split:
         params.tensor_split = ctypes.cast(_shares(options.tensor_split), ctypes.POINTER(ctypes.c_float))
@@ -78,21 +72,21 @@ def context_params(handle: Any, options: LlamaOptions) -> Any:
     params.n_ctx = options.context_tokens
     params.n_batch = params.n_ubatch = options.batch_rows
     params.n_seq_max = numbers
-    params.n_outputs_max = max(output_rows(options), numbers)  # of fewer than one a sequence llama.cpp aborts
+    params.n_outputs_max = max(output_rows(options), numbers)  # llama.cpp aborts with fewer than sequences
     params.kv_unified = True
     params.swa_full = True  # prefixes are cut and shared far behind a sliding window
     params.type_k = type_id(options.type_k)
     params.type_v = type_id(options.type_v)
     params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
-    params.n_threads = params.n_threads_batch = options.threads or physical_cores()
+    params.n_threads = params.n_threads_batch = options.threads or usable_cores()
     return params
 
 
 def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> Any:
     """Return a llama_model pointer; free it with llama_model_free.
 
-    progress is called on this thread; what it raises ends the load and is raised again. Raises LlamaCppMemoryError
-    where a device's memory does not suffice, LlamaCppError for whatever else llama.cpp dislikes, and
+    progress is called on this thread; an exception in it ends the load and is raised again. Raises LlamaCppMemoryError
+    if a device has too little memory, LlamaCppError if llama.cpp cannot load the file for another reason, and
     LlamaCppMissingError without the llama extra.
     """
     library = llama()
@@ -104,7 +98,7 @@ def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress |
         try:
             if progress is not None:
                 progress("loading weights", share)
-        except BaseException as error:  # nothing may be raised through llama.cpp's own frames
+        except BaseException as error:  # must not pass through llama.cpp's frames
             stopped.append(error)
         return not stopped
 
@@ -134,7 +128,7 @@ def open_context(handle: Any, options: LlamaOptions) -> Any:
     return context
 
 
-# C keeps pointers to what these two return, also when a context is made later; their caches keep it alive.
+# C keeps pointers to what these two return, until a context is opened; the caches keep it alive.
 @functools.cache
 def _expert_overrides(layers: int) -> Any:
     """Return the list of overrides that keeps the experts of the first layers in main memory."""

@@ -6,17 +6,22 @@ The geometry of the KV cache follows llama.cpp (src/llama-hparams.cpp, src/llama
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from gguf_io.blocks import BLOCK_TYPES
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
-from gguf_io.model_file import ModelFile
+from gguf_io.model_file import ModelFile, open_model
 
 MAX_LAYERS = 1024  # far above any real model; bounds what a hostile file can ask for
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERTS = re.compile(r"ffn_\w+_(ch)?exps\b")
 _BY_NAME = {block.name.lower(): block for block in BLOCK_TYPES.values()}
+
+# Models of the Qwen-VL kind take images of any size, up to so many rows of 2 x 2 patches (llama.cpp's clip.cpp).
+_ANY_SIZE = frozenset({"qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"})
+_MOST_PATCHES = 4 * 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +181,23 @@ def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
     Raises ValueError for a type that does not exist or whose blocks do not divide a head.
     """
     return sum(cache.token_bytes(type_k, type_v) for cache in ModelNeeds(model).caches)
+
+
+def projector_bytes(path: Path) -> int:
+    """Bytes of the weights and of the scratch memory for the largest image. Raises ModelFileError."""
+    with open_model(path) as file:
+        return sum(tensor.nbytes for tensor in file.tensors.values()) + _projector_compute(file)
+
+
+def _projector_compute(file: ModelFile) -> int:
+    """The peak over attention and feed-forward part of one layer, as llama.cpp reports it with flash attention."""
+    width, inner, side, patch = (
+        file.metadata.get_int(f"clip.vision.{key}", 0)
+        for key in ("embedding_length", "feed_forward_length", "image_size", "patch_size")
+    )
+    any_size = file.metadata.get_str("clip.projector_type", "") in _ANY_SIZE
+    patches = _MOST_PATCHES if any_size else (side // patch) ** 2 if patch else 0
+    return patches * 4 * max(2 * width + inner, 5 * width)
 
 
 def _stored_bytes(items: int, type_name: str) -> int:

@@ -1,10 +1,9 @@
-"""Plan, load, and where a GPU turns out to have less room than it said, plan again for less."""
+"""Plan and load; if a GPU has less room than it reported, plan again for less."""
 
 import logging
 from dataclasses import replace
 
-import psutil
-
+from cpu_kernels.limits import available_memory
 from gguf_io.model_file import ModelFile
 from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMemoryError
@@ -15,7 +14,7 @@ from gpu_offload.runner import LlamaCppRunner
 logger = logging.getLogger("localllm.gpu_offload")
 
 _ATTEMPTS = 4
-_STEP = 768 * 2**20  # bytes of further reserve a GPU and attempt
+_STEP = 768 * 2**20  # bytes kept free in addition on every GPU, per attempt
 
 
 def open_planned(
@@ -23,27 +22,24 @@ def open_planned(
 ) -> tuple[LlamaCppRunner, Plan]:
     """Return a runner on this machine's devices and the plan that it follows.
 
-    When a GPU runs out of memory all the same, less is planned for it, a warning is logged, and the plan's notes say
-    so; after four attempts, or where nothing lies on a GPU, the error is raised. progress is called on this thread;
-    what it raises ends the load. main_memory: bytes to plan with; None asks the machine. Raises LlamaCppError, its kin,
-    and what plan() raises.
+    When a GPU runs out of memory, less is planned for it, a warning is logged, and the plan's notes say so; after four
+    attempts, or if nothing is on a GPU, the error is raised. progress is called on this thread; an exception in it ends
+    the load. main_memory: bytes to plan with; None asks the machine. Raises LlamaCppError, its subclasses, and what
+    plan() raises.
     """
     for attempt in range(1, _ATTEMPTS + 1):
-        room = psutil.virtual_memory().available if main_memory is None else main_memory
+        room = available_memory() if main_memory is None else main_memory
         chosen = plan(model, gpus(), room, replace(request, dry_run=True))
         try:
-            return LlamaCppRunner(model, chosen.options, progress), _told(chosen, attempt)
+            runner = LlamaCppRunner(model, chosen.options, progress)
         except LlamaCppMemoryError as error:
             if attempt == _ATTEMPTS or not chosen.device_bytes:
                 raise
             logger.warning("%s\nTrying again with less on the GPU.", error)
             request = replace(request, gpu_layers=None, reserve_bytes=request.reserve_bytes + _STEP)
+            continue
+        if attempt == 1:
+            return runner, chosen
+        note = f"a GPU had less memory than it reported, so less was planned for it (attempt {attempt})"
+        return runner, replace(chosen, notes=(*chosen.notes, note))
     raise AssertionError("the loop returns or raises")
-
-
-def _told(chosen: Plan, attempt: int) -> Plan:
-    """The plan that was followed, saying what it cost to find it."""
-    if attempt == 1:
-        return chosen
-    note = f"a GPU had less memory than it said, so that less was planned for it (attempt {attempt})"
-    return replace(chosen, notes=(*chosen.notes, note))

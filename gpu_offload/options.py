@@ -1,20 +1,22 @@
-"""How a model is placed and run: what the planner proposes and the runner obeys."""
+"""How a model is placed and run: what the planner proposes and the runner follows."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 SplitMode = Literal["none", "layer", "row"]
+# Copies of cached prefixes may take as much main memory as the KV cache there, divided by this.
+COPIES_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
     """Settings of one llama.cpp model and its context.
 
-    context_tokens: cells of the KV cache, shared by all sequences; llama.cpp rounds it up to 256.
-    max_sequences: sequences alive at once, at most 255.
+    context_tokens: cells of the KV cache, shared by all sequences; llama.cpp rounds up to 256.
+    max_sequences: sequences alive at once, at most 255, or 127 for models with sliding windows.
     batch_rows: most rows of one run, and of one pass of the computation.
-    threads: None takes one per physical core.
+    threads: None takes one per core that this process may use.
     gpu_layers: layers on GPUs, counted from the end, where the output layer is the first. None takes all, 0 none.
     main_gpu, split_mode, tensor_split: which GPU takes all ("none"), or how layers ("layer") or every layer's matrices
     ("row") are spread over several; tensor_split gives the proportions, empty means by free memory. An image projector

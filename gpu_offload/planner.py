@@ -11,26 +11,24 @@ from gpu_offload.errors import DeviceRequestError
 from gpu_offload.estimate import Estimate, Sizes
 from gpu_offload.loading import output_rows
 from gpu_offload.memory import ModelNeeds
-from gpu_offload.options import LlamaOptions
-from gpu_offload.parking import parked_tokens
+from gpu_offload.options import COPIES_SHARE, LlamaOptions
 
-DEFAULT_RESERVE = 2**30  # bytes a GPU: the desktop, the driver's own context, what other programs take meanwhile
+DEFAULT_RESERVE = 2**30  # bytes of each GPU: the desktop, the driver's context, what other programs take meanwhile
 _CONTEXTS = (32768, 16384, 8192, 4096)
-_CHAT = 8192  # tokens that are worth keys and values of half the size
-_DRY_RUNS = 6  # at most, each some 10 to 100 ms; nearly always one or two do
+_CHAT = 8192  # tokens of context for whose sake KV in q8_0 is chosen
+_DRY_RUNS = 6  # at most, 10 to 100 ms each; one or two are usual
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """What is asked for. None leaves the choice to the planner.
 
-    context_tokens: cells for all sequences together. spare: plan as many again, for the prefixes of others, where they
-    fit. kv_types: ggml types of keys and of values; where only one is given, the other is f16. gpu_layers and
-    cpu_expert_layers as in LlamaOptions. about_gpus: names of settings that only GPUs can follow. reserve_bytes: left
-    free on every GPU. draft: a model that runs beside. projector_bytes: an image projector. Both lie whole on the main
-    GPU, if any.
-    parks: whether prefixes may move out of the cells into main memory; our own engine's never do.
-    dry_run: have llama.cpp say what the plan takes; only for devices that are here. base: everything else.
+    context_tokens: cells for all sequences together. spare: plan twice as many if they fit, for other cached prefixes.
+    kv_types: ggml types of keys and of values; if only one is given, the other is f16. gpu_layers, cpu_expert_layers:
+    as in LlamaOptions. about_gpus: names of settings that need a GPU. reserve_bytes: left free on every GPU.
+    draft: a draft model. projector_bytes: an image projector. Both lie whole on the main GPU, if there is one.
+    copies: whether cached prefixes may move to copies in main memory; with the native engine they never do.
+    dry_run: use the sizes that llama.cpp reports, if it does; only for devices of this machine. base: everything else.
     """
 
     context_tokens: int | None = None
@@ -42,16 +40,16 @@ class PlanRequest:
     reserve_bytes: int = DEFAULT_RESERVE
     draft: ModelFile | None = None
     projector_bytes: int = 0
-    parks: bool = True
+    copies: bool = True
     dry_run: bool = False
     base: LlamaOptions = field(default_factory=LlamaOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one place would hold, in bytes. other: a draft model, a projector, adapters, parked prefixes.
+    """What one place would hold, in bytes.
 
-    reserve: left to the desktop. available: what is free there now.
+    other: a draft model, a projector, adapters, copies of cached prefixes. reserve: kept free. available: free now.
     """
 
     place: str
@@ -69,15 +67,15 @@ class MemoryUse:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits beside the reserve; a place that takes nothing always does."""
+        """Whether it fits beside the reserve; a place that holds nothing always does."""
         return not self.needed or self.needed + self.reserve <= self.available
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A decision and its sums. uses: main memory first, then every GPU. notes: what was chosen and why, a line each.
+    """A decision and its sizes. uses: main memory first, then every GPU. notes: what was chosen and why, a line each.
 
-    measured: whether the sums are llama.cpp's own, not estimates.
+    measured: whether the sizes are llama.cpp's own, not estimates.
     """
 
     model: str
@@ -98,7 +96,7 @@ class Plan:
         return sum(use.needed for use in self.uses[1:])
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the sums as a table of strings, its head first; sizes in MiB."""
+        """Return the sizes as a table of strings in MiB, header row first."""
         head = ("place", "weights", "KV", "compute", "other", "needed", "reserve", "free")
         return [head, *(self._row(use) for use in self.uses)]
 
@@ -111,11 +109,11 @@ def plan(model: ModelFile, gpus: Sequence[Device], main_memory: int, request: Pl
     """Choose the context, the KV type and the layers for each GPU.
 
     main_memory: bytes that are free there. The longest context (up to 32768 tokens) with which the whole model fits on
-    the GPUs wins; keys and values are q8_0 only where f16 would leave less than 8192. Where nothing lets it fit whole,
-    the plan is for 4096 tokens and as many layers as fit; a mixture of experts gives up its experts first. Without
-    GPUs main memory takes their part. What cannot be met is planned as asked, and Plan.fits says so. Raises ValueError
-    for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata, DeviceRequestError for
-    wishes about GPUs that are not there.
+    the GPUs wins; KV in q8_0 is chosen only where f16 would leave less than 8192. If nothing makes it fit whole, the
+    plan is for 4096 tokens and as many layers as fit; a mixture of experts gives up its experts first. Without GPUs all
+    of it is for main memory. What was asked for and does not fit is planned all the same; Plan.fits is then False.
+    Raises ValueError for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata,
+    DeviceRequestError for requests about GPUs that are not there.
     """
     request = request or PlanRequest()
     _check_devices(request, gpus)
@@ -138,7 +136,7 @@ def _check_devices(request: PlanRequest, gpus: Sequence[Device]) -> None:
 
 
 class _Planner:
-    """One planning. Counts are numbers of units (layers, and the output as the last) for each GPU."""
+    """One planning. Units are the repeating layers and, last, the output layer; counts are units on each GPU."""
 
     def __init__(self, needs: ModelNeeds, gpus: Sequence[Device], main_memory: int, request: PlanRequest) -> None:
         self.needs = needs
@@ -146,41 +144,39 @@ class _Planner:
         self.gpus = list(gpus)
         self.memory = main_memory
         self.units = needs.layer_count + 1
-        by_room = sorted(range(len(self.gpus)), key=lambda index: -self.gpus[index].free_bytes)
-        self.by_room = by_room
-        self.main = by_room[0] if gpus and request.base.split_mode == "layer" else request.base.main_gpu
+        self.mixes = any(layer.experts for layer in needs.layers)
+        self.by_room = sorted(range(len(self.gpus)), key=lambda index: -self.gpus[index].free_bytes)
+        self.main = self.by_room[0] if gpus and request.base.split_mode == "layer" else request.base.main_gpu
         self.other = self._other()
-        self.errors = [0] * (len(self.gpus) + 1)  # bytes that the estimates are too small by, a place
+        self.errors = [0] * (len(self.gpus) + 1)  # bytes by which estimates are too small, by place
 
     def plan(self) -> Plan:
-        """Decide by estimates, and what is known of their errors."""
+        """Decide by estimates and what is known of their errors."""
         candidates = list(self._candidates())
-        if self.gpus and self.request.gpu_layers is None:
-            for options in candidates:
-                uses = self._uses(options, self.units)
-                if all(use.fits for use in uses):
-                    return self._result(options, self.units, uses)
-            return self._partly(candidates[-1])
-        units = min(self.request.gpu_layers or 0, self.units) if self.gpus else 0
+        chooses = bool(self.gpus) and self.request.gpu_layers is None
+        units = self.units if chooses else min(self.request.gpu_layers or 0, self.units) if self.gpus else 0
         for options in candidates:
             uses = self._uses(options, units)
             if all(use.fits for use in uses):
                 break
+        else:
+            if chooses:
+                return self._partly(candidates[-1])
         return self._result(options, units, uses)
 
     def corrected(self, made: Plan) -> Plan:
-        """Have llama.cpp say what a plan takes, and plan again with what was learned, until that changes nothing.
+        """Have llama.cpp report what a plan takes, and plan again with what was learned, until that changes nothing.
 
-        The last plan that llama.cpp's figures let fit wins; it is measured unless no figures are to be had.
+        Returns the last plan that fits by llama.cpp's sizes, or the first one; an estimate if there are no such sizes.
         """
         best = None
         for _ in range(_DRY_RUNS):
             sizes = dry_run(self.needs.model, made.options) or {}
             found = [sizes.get(name, Sizes()) for name in (MAIN, *(gpu.name for gpu in self.gpus))]
             if any(guess.weights and not one.weights for one, guess in zip(found, made.uses, strict=True)):
-                break  # no figures, or those of other devices
+                break  # no sizes, or those of other devices
             units = made.options.gpu_layers or 0
-            uses = [self._use(place, one, made.options, units) for place, one in enumerate(found)]
+            uses = [self._use(place, one, units) for place, one in enumerate(found)]
             for place, (exact, guess) in enumerate(zip(uses, made.uses, strict=True)):
                 self.errors[place] += exact.needed - guess.needed
             notes = tuple(self._notes(made.options, units, uses, measured=True))
@@ -192,41 +188,26 @@ class _Planner:
         return best or made
 
     def _candidates(self) -> Iterator[LlamaOptions]:
-        """Contexts and KV types in the order of preference, all layers and experts in place."""
-        asked = self.request
-        for context, (type_k, type_v) in self._wishes():
-            yield replace(
-                asked.base,
-                context_tokens=context,
-                type_k=type_k,
-                type_v=type_v,
-                cpu_expert_layers=min(asked.cpu_expert_layers or 0, self.needs.layer_count if self._mixes() else 0),
-            )
-
-    def _mixes(self) -> bool:
-        return any(layer.experts for layer in self.needs.layers)
-
-    def _wishes(self) -> list[tuple[int, tuple[str, str]]]:
+        """Contexts and KV types in order of preference."""
         asked, longest = self.request, self.needs.trained_context
         contexts = [context for context in _CONTEXTS if context <= longest] or [longest]
         if asked.context_tokens:
             contexts = [2 * asked.context_tokens, asked.context_tokens] if asked.spare else [asked.context_tokens]
-        if any(asked.kv_types):
-            return [(context, (asked.kv_types[0] or "f16", asked.kv_types[1] or "f16")) for context in contexts]
-        plain = [(context, ("f16", "f16")) for context in contexts]
-        long = [wish for wish in plain if wish[0] >= _CHAT] or plain[:1]
-        smaller = [(context, ("q8_0", "q8_0")) for context in contexts] if self._can_quantise() else []
-        return [*long, *smaller, *plain[len(long) :]]
-
-    def _can_quantise(self) -> bool:
+        types = asked.kv_types[0] or "f16", asked.kv_types[1] or "f16"
+        wishes = [(context, types) for context in contexts]
         heads = {length for cache in self.needs.caches for length in (cache.key_length, cache.value_length)}
-        return self.request.base.flash_attention is not False and all(length % 32 == 0 for length in heads)
+        if not any(asked.kv_types) and asked.base.flash_attention is not False and all(n % 32 == 0 for n in heads):
+            long = sum(context >= _CHAT for context in contexts) or 1
+            wishes[long:long] = [(context, ("q8_0", "q8_0")) for context in contexts]
+        experts = min(asked.cpu_expert_layers or 0, self.needs.layer_count if self.mixes else 0)
+        for context, (type_k, type_v) in wishes:
+            yield replace(asked.base, context_tokens=context, type_k=type_k, type_v=type_v, cpu_expert_layers=experts)
 
     def _partly(self, options: LlamaOptions) -> Plan:
-        """Give up experts, then layers, until the rest fits; what q8_0 keys and values would save is not worth it."""
+        """Give up experts, then layers, until the rest fits; what KV in q8_0 would save is not worth it."""
         if not any(self.request.kv_types):
             options = replace(options, type_k="f16", type_v="f16")
-        if self.request.cpu_expert_layers is None and self._mixes():
+        if self.request.cpu_expert_layers is None and self.mixes:
             for kept in range(1, self.needs.layer_count + 1):
                 options = replace(options, cpu_expert_layers=kept)
                 uses = self._uses(options, self.units)
@@ -239,35 +220,30 @@ class _Planner:
         return self._result(options, units, uses)
 
     def _uses(self, options: LlamaOptions, units: int) -> list[MemoryUse]:
-        """Deal the last `units` units out and return what every place needs, by estimates."""
+        """What every place needs with the last `units` units on GPUs, by estimates."""
         counts = self._counts(options, units)
         estimate = Estimate(self.needs, options, counts)
-        sizes = [estimate.in_main_memory()]
-        start = estimate.first
-        shares = self._row_shares() if options.split_mode == "row" else None
-        for index, count in enumerate(counts):
-            sizes.append(
-                estimate.on_gpu(start, start + count) if shares is None else estimate.on_gpu_by_rows(shares[index])
-            )
+        sizes, start = [estimate.in_main_memory()], estimate.first
+        for count, share in zip(counts, self._shares(), strict=True):
+            by_rows = options.split_mode == "row"
+            sizes.append(estimate.on_gpu_by_rows(share) if by_rows else estimate.on_gpu(start, start + count))
             start += count
         return [
-            self._use(
-                place, replace(one, compute=one.compute + self.errors[place]) if one.total else one, options, units
-            )
+            self._use(place, replace(one, compute=one.compute + self.errors[place]) if one.total else one, units)
             for place, one in enumerate(sizes)
         ]
 
-    def _use(self, place: int, sizes: Sizes, options: LlamaOptions, units: int) -> MemoryUse:
-        """What a place needs: main memory (0) or a GPU, where so many units lie on GPUs."""
+    def _use(self, place: int, sizes: Sizes, units: int) -> MemoryUse:
+        """What main memory (place 0) or a GPU needs, of which model and context take `sizes`."""
         parts = sizes.weights, sizes.kv, sizes.compute
         if place:
             gpu = self.gpus[place - 1]
             other = self.other if place - 1 == self.main else 0
             return MemoryUse(gpu.label, *parts, other, self.request.reserve_bytes, gpu.free_bytes)
-        results = output_rows(options) * self.needs.vocabulary * 4
+        results = output_rows(self.request.base) * self.needs.vocabulary * 4
         other = 0 if self.gpus else self.other
-        if self.request.parks and not units and not any(cache.state_bytes for cache in self.needs.caches):
-            other += sizes.kv * parked_tokens(options.context_tokens) // options.context_tokens
+        if self.request.copies and not units and not any(cache.state_bytes for cache in self.needs.caches):
+            other += sizes.kv // COPIES_SHARE
         return MemoryUse("main memory", sizes.weights, sizes.kv, sizes.compute + results, other, 0, self.memory)
 
     def _counts(self, options: LlamaOptions, units: int) -> tuple[int, ...]:
@@ -275,35 +251,26 @@ class _Planner:
         if options.split_mode != "layer" or len(self.gpus) <= 1:
             return tuple(units if index == self.main else 0 for index in range(len(self.gpus)))
         for many in range(1, len(self.gpus) + 1):
-            counts = self._filled(options, units, set(self.by_room[:many]))
-            left = units - sum(counts)
-            if left == 0:
+            counts, start = [0] * len(self.gpus), self.units - units
+            for index in sorted(self.by_room[:many]):  # one after the other, in llama.cpp's order
+                counts[index] = self._fitting(options, units, start, index)
+                start += counts[index]
+            if start == self.units:
                 return tuple(counts)
-        counts[-1] += left
+        counts[-1] += self.units - start
         return tuple(counts)
 
-    def _filled(self, options: LlamaOptions, units: int, chosen: set[int]) -> list[int]:
-        """Fill one chosen GPU after the other, in llama.cpp's order."""
-        counts = [0] * len(self.gpus)
-        start = self.units - units
-        for index in sorted(chosen):
-            room = self.gpus[index].free_bytes - self.request.reserve_bytes - self.errors[index + 1]
-            room -= self.other if index == self.main else 0
-            counts[index] = self._fitting(options, units, start, room)
-            start += counts[index]
-        return counts
-
-    def _fitting(self, options: LlamaOptions, units: int, start: int, room: int) -> int:
-        """How many of the units from `start` on fit into this room."""
-        # Two GPUs at work, for the sake of the compute buffer: a model on one alone needs no more.
+    def _fitting(self, options: LlamaOptions, units: int, start: int, index: int) -> int:
+        """How many of the units from `start` on fit on a GPU."""
+        room = self.gpus[index].free_bytes - self.request.reserve_bytes - self.errors[index + 1]
+        room -= self.other if index == self.main else 0
+        # As if two GPUs were at work, for the sake of the compute buffer; a model on one alone needs no more.
         estimate = Estimate(self.needs, options, (max(units - 1, 0), min(units, 1)))
-        for stop in range(self.units, start, -1):
-            if estimate.on_gpu(start, stop).total <= room:
-                return stop - start
-        return 0
+        fitting = (stop - start for stop in range(self.units, start, -1) if estimate.on_gpu(start, stop).total <= room)
+        return next(fitting, 0)
 
-    def _row_shares(self) -> list[float]:
-        """Which part of every matrix goes to each GPU."""
+    def _shares(self) -> list[float]:
+        """Which part of every matrix goes to each GPU if they are split by rows."""
         free = [max(gpu.free_bytes - self.request.reserve_bytes, 0) for gpu in self.gpus]
         return [size / (sum(free) or 1) for size in free]
 
@@ -315,16 +282,15 @@ class _Planner:
             return beside
         needs = ModelNeeds(draft)
         context = self.request.context_tokens or min(_CONTEXTS[-1], needs.trained_context)
+        units = needs.layer_count + 1
         options = replace(self.request.base, context_tokens=context)
-        sizes = Estimate(needs, options, (needs.layer_count + 1,)).on_gpu(0, needs.layer_count + 1)
-        parked = sizes.kv * parked_tokens(context) // context if self.request.parks and not self.gpus else 0
-        return beside + sizes.total + parked
+        return beside + Estimate(needs, options, (units,)).on_gpu(0, units).total
 
     def _result(self, options: LlamaOptions, units: int, uses: list[MemoryUse]) -> Plan:
         counts = self._counts(options, units)
         split: tuple[float, ...] = ()
         if options.split_mode == "row" and len(self.gpus) > 1 and units:
-            split = tuple(self._row_shares())
+            split = tuple(self._shares())
         elif sum(1 for count in counts if count) > 1:
             split = tuple(map(float, counts))
         else:  # or llama.cpp would open the other GPUs too, which takes some hundreds of MiB of each
@@ -340,10 +306,9 @@ class _Planner:
         else:
             why = "none fits on a GPU" if self.request.gpu_layers is None else "gpu_layers is 0"
             yield f"all layers in main memory: {why if self.gpus else 'there is no GPU'}"
+        tokens = f"{options.context_tokens} tokens of context"
         if self.request.spare and options.context_tokens != self.request.context_tokens:
             tokens = f"{self.request.context_tokens} tokens of context, and as many for other prefixes,"
-        else:
-            tokens = f"{options.context_tokens} tokens of context"
         yield f"{tokens} with {options.type_k} keys and {options.type_v} values"
         if options.cpu_expert_layers:
             yield f"the experts of the first {options.cpu_expert_layers} layers stay in main memory"

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.cores import usable_cores
 from gguf_io.model_file import open_model
 from gpu_offload.devices import device_handle, gpus
 from gpu_offload.errors import LlamaCppError, PictureError
 from gpu_offload.image_rows import Grid, ImagePieces, ImageRows
 from gpu_offload.library import complaints, failure, llama, log_callback, route_log
-from gpu_offload.loading import physical_cores
 from gpu_offload.options import LlamaOptions
 from gpu_offload.pictures import check_picture
 
@@ -56,7 +56,7 @@ class Projector:
         if params.use_gpu and (found := gpus()):  # by itself it would take the first, whichever has the model
             params.device = device_handle(found[options.main_gpu])
         params.print_timings = False
-        params.n_threads = options.threads or physical_cores()
+        params.n_threads = options.threads or usable_cores()
         params.media_marker = _MARKER
         route_log()
         self._context: Any = self._lib.mtmd_init_from_file(str(path).encode(), model, params)

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from gguf_io.model_file import ModelFile
 from gguf_io.tokenizer import Tokenizer
+from gpu_offload.embedder import PooledTexts
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.loading import LoadProgress
 from gpu_offload.options import LlamaOptions
-from gpu_offload.pooled import PooledTexts
 
 RANK = 4  # gguf.PoolingType.RANK
 _TEMPLATE = "tokenizer.chat_template.rerank"

@@ -3,6 +3,7 @@
 Sequences are llama.cpp's own: a fork shares cells of one unified KV cache, and a cell is a page of one token.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,37 +12,34 @@ from numpy.typing import NDArray
 
 from gguf_io.model_file import ModelFile
 from gpu_offload.adapters import Adapters, AdapterSet
-from gpu_offload.cells import CellBook
+from gpu_offload.cells import CellBook, RowLimits, check_room, check_rows
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.image_rows import ImageRows, PositionBook
-from gpu_offload.interruption import heeding
+from gpu_offload.interruption import interruptible
 from gpu_offload.library import llama
 from gpu_offload.loading import LoadProgress, load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
-from gpu_offload.options import LlamaOptions
-from gpu_offload.parking import Parking, parked_tokens
+from gpu_offload.options import COPIES_SHARE, LlamaOptions
 from gpu_offload.projector import Projector
-from gpu_offload.row_checks import RowLimits, check_room, check_rows
 from gpu_offload.sequences import MAX_NUMBERS, Sequences, window_of
-from gpu_offload.state_desk import StateDesk, packed
 
-MAX_SEQUENCES = MAX_NUMBERS - 1  # less the desk
+MAX_SEQUENCES = MAX_NUMBERS - 1  # less the scratch sequence
 _LAYOUT = 1  # of exported KV; a new number retires what older versions stored
 
 
 class LlamaCppRunner:
     """Sequences of tokens in, logits out; see localllm.engine.runner.Runner, whose contract this fulfils.
 
-    Logits are llama.cpp's: equal to its own for one sequence, and equal but for the last bits when a batch holds
-    others. Recurrent and hybrid models set can_truncate to False: their sequences can be forked, exported and imported
-    only whole, and truncated only to nothing.
+    Logits equal llama.cpp's own for one sequence, and differ in the last bits when a batch holds others. Recurrent and
+    hybrid models set can_truncate to False: their sequences are forked, exported and imported whole, and truncated to
+    nothing only.
     """
 
     def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
-        """Load the model and make its context. progress is called on this thread; what it raises ends the load.
+        """Load the model and open its context. progress is called on this thread; an exception in it ends the load.
 
-        Raises LlamaCppError and its kin, or ValueError for a bad option.
+        Raises LlamaCppError and its subclasses, or ValueError for a bad option.
         """
         if not 1 <= options.max_sequences <= MAX_SEQUENCES:
             raise ValueError(f"max_sequences is {options.max_sequences}, outside 1..{MAX_SEQUENCES}")
@@ -70,17 +68,12 @@ class LlamaCppRunner:
         self._limits = RowLimits(options.batch_rows, self._vocab_size, self._max_context)
         self._kv_bytes = kv_bytes_per_token(model, options.type_k, options.type_v)
         self._kv_identity = self._identity(model)
-        window = window_of(self._model)
-        self._sequences = Sequences(self._context, options, window)
-        self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         recurrent = self._lib.llama_model_is_recurrent(self._model) or self._lib.llama_model_is_hybrid(self._model)
         self._can_truncate = not recurrent
+        self._sequences = Sequences(self._context, options, window_of(self._model), self._can_truncate)
+        self._decoder = Decoder(self._context, self._sequences, options, self._vocab_size, self._adapters)
         on_cpu = options.gpu_layers == 0 or not self._lib.llama_supports_gpu_offload()
         self._can_interrupt = on_cpu and self._can_truncate
-        self._desk = StateDesk(self._context, self._sequences, window, self._can_truncate)
-        limit = parked_tokens(self._book.total) if on_cpu and self._can_truncate else 0
-        books = self._book, self._positions
-        self._parking = Parking(self._sequences, books, self._desk, limit, self._kv_bytes)
 
     @property
     def backend(self) -> str:
@@ -129,8 +122,16 @@ class LlamaCppRunner:
 
     @property
     def can_interrupt(self) -> bool:
-        """Whether `run_unless` heeds its flag: where the processor computes, and sequences can be cut back."""
+        """Whether `run_unless` can give up: where the CPU computes and sequences can be cut back."""
         return self._can_interrupt
+
+    @property
+    def copies_bytes(self) -> int:
+        """Main memory planned for copies of cached prefixes: none where a GPU computes.
+
+        On the CPU llama.cpp computes attention over all cells up to the last one in use, whoever they belong to.
+        """
+        return self._kv_bytes * self._book.total // COPIES_SHARE if self._can_interrupt else 0
 
     @property
     def adapter_count(self) -> int:
@@ -139,7 +140,7 @@ class LlamaCppRunner:
 
     @property
     def projector(self) -> Projector | None:
-        """What turns images into rows for append_image, if the model was loaded with it."""
+        """The encoder of images for append_image, if the model was loaded with one."""
         return self._projector
 
     def pages_free(self) -> int:
@@ -172,13 +173,12 @@ class LlamaCppRunner:
         """Return a new sequence that shares the first `length` tokens of `source`; it takes no cell."""
         self._check_cut(source, length)
         target = self._new_handle()
-        here = min(self._parking.in_cells(source), length)
-        if here:
-            self._sequences.share(source, target, 0, self._end(source, here))
+        if length:
+            whole = length == self._book.length(source)  # the only range that recurrent models copy
+            self._sequences.share(source, target, 0, -1 if whole else self._positions.at(source, length))
         self._book.create(target)
         self._book.share(source, target, length)
         self._positions.share(source, target, length)
-        self._parking.awake(target)
         if source in self._chosen:
             self._chosen[target] = self._chosen[source]
         return target
@@ -188,46 +188,16 @@ class LlamaCppRunner:
         self._check_cut(sequence, length)
         if length < self._book.length(sequence):
             self._forget(sequence, length)
-            self._parking.let_go(sequence, self._book.truncate(sequence, length))
+            self._book.truncate(sequence, length)
             self._positions.truncate(sequence, length)
 
     def free_sequence(self, sequence: int) -> None:
         """Give the handle and the cells that no other sequence shares back."""
         self._check_sequence(sequence)
         self._forget(sequence, 0)
-        self._parking.let_go(sequence, self._book.remove(sequence))
+        self._book.remove(sequence)
         self._positions.truncate(sequence, 0)
         self._chosen.pop(sequence, None)
-
-    def park_sequence(self, sequence: int) -> None:
-        """Let a sequence rest until something is appended to it: prompts that do not use it are not to pay for it."""
-        self._check_sequence(sequence)
-        self._parking.rest(sequence)
-
-    def prepare_sequence(self, sequence: int, rows: int) -> bool:
-        """Do a part of what is to be moved before so many rows are appended; False while there is more."""
-        self._check_sequence(sequence)
-        return self._parking.prepare(sequence, rows)
-
-    def copy_resting(self) -> bool:
-        """Copy a part of what rests to where it may move; False while there is nothing to copy, or no room."""
-        return self._parking.copy()
-
-    def pages_parked(self) -> int:
-        """Cells that hold nothing now, because what belongs there is parked."""
-        return self._parking.away
-
-    def pages_copied(self) -> int:
-        """Cells that have copies in main memory, those that are parked among them."""
-        return self._parking.copied
-
-    def most_parked(self) -> int:
-        """Most cells that may have copies."""
-        return self._parking.limit
-
-    def check_parked(self) -> None:
-        """Raise RuntimeError where what is parked, llama.cpp's cells and the books disagree."""
-        self._parking.check_integrity()
 
     def sequence_length(self, sequence: int) -> int:
         """Number of positions stored."""
@@ -250,8 +220,6 @@ class LlamaCppRunner:
         rows = np.array([tokens, positions, sequences], dtype=np.int64)
         outputs = np.array(wanted, dtype=np.int64)
         appended = check_rows(rows, outputs, self._limits, self._book)
-        for sequence, count in appended.items():
-            self._prepare(sequence, count)
         before = {sequence: self._book.length(sequence) for sequence in appended}
         for sequence, count in appended.items():
             self._book.append(sequence, count)
@@ -263,21 +231,18 @@ class LlamaCppRunner:
 
     def run_unless(
         self,
-        stop: NDArray[np.uint8],
+        stop: threading.Event,
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[int],
         wanted: Sequence[int],
     ) -> NDArray[np.float32] | None:
-        """Like `run`, but give up soon after another thread has set stop[0]: None, with nothing changed.
-
-        stop: uint8[2], the second always 0.
-        """
+        """Like `run`, but give up soon after another thread has set `stop`: None, with nothing changed."""
         try:
-            with heeding(self._context, stop):
+            with interruptible(self._context, stop):
                 return self.run(tokens, positions, sequences, wanted)
         except LlamaCppError:
-            if not stop[0]:
+            if not stop.is_set():
                 raise
             return None
 
@@ -294,7 +259,6 @@ class LlamaCppRunner:
         if stored + count > self._max_context:
             raise ValueError(f"sequence {sequence} would grow beyond the model's {self._max_context} positions")
         check_room(count, self._book)
-        self._prepare(sequence, count)
         self._book.append(sequence, count)
         try:
             self._decoder.append_image(sequence, image, self._positions.at(sequence, stored), self._chosen)
@@ -308,7 +272,8 @@ class LlamaCppRunner:
         self._check_cut(sequence, stop)
         if not 0 <= start < stop or (start and not self._can_truncate):
             raise ValueError(f"cannot export positions {start}..{stop} of sequence {sequence}")
-        return packed(self._parking.states(sequence, start, stop))
+        first, end = self._positions.at(sequence, start), self._positions.at(sequence, stop)
+        return self._sequences.save(sequence, first, end, whole=stop == self._book.length(sequence))
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
         """Append what export_kv returned for the same positions; start must equal the sequence's length.
@@ -320,10 +285,9 @@ class LlamaCppRunner:
         if start != self._book.length(sequence) or stop <= start or (start and not self._can_truncate):
             raise ValueError(f"cannot import positions {start}..{stop} into sequence {sequence}")
         check_room(stop - start, self._book)
-        self._prepare(sequence, stop - start)
         first = self._positions.at(sequence, start)
         try:
-            self._desk.put_packed(data, sequence, first, first + stop - start)
+            self._sequences.restore(data, sequence, first, first + stop - start)
         except ValueError:
             self._forget(sequence, start)
             raise
@@ -359,10 +323,6 @@ class LlamaCppRunner:
                 return sequence
         raise LlamaCppError(f"all {self.max_sequences} sequences are in use; free one or raise max_sequences.")
 
-    def _end(self, sequence: int, stop: int) -> int:
-        """Return stop as llama.cpp wants it: -1 for the whole sequence, the only range recurrent models copy."""
-        return -1 if stop == self._book.length(sequence) else self._positions.at(sequence, stop)
-
     def _forget(self, sequence: int, start: int) -> bool:
         """Remove rows from `start` on, or all of them where the model cannot be cut there; say which."""
         first = self._positions.at(sequence, start)
@@ -370,10 +330,6 @@ class LlamaCppRunner:
             return True
         self._sequences.remove(sequence, -1)
         return start == 0
-
-    def _prepare(self, sequence: int, rows: int) -> None:
-        while not self._parking.prepare(sequence, rows):
-            pass
 
     def _take_back(self, lengths: dict[int, int]) -> None:
         """Cut sequences back to what they held before a computation that failed."""

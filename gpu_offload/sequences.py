@@ -1,20 +1,31 @@
-"""llama.cpp's sequences: which cells belong to whom, in its own count of positions.
+"""llama.cpp's sequences: which cells belong to which, in its own positions, and their KV as bytes.
 
-Where layers have a sliding window, llama.cpp takes a cell whose position has left the window of its only sequence for
-free, even in a cache that was made to keep all positions (find_slot in src/llama-kv-cache.cpp). What is kept for later
-would be overwritten. So there every sequence has a double, which holds the same cells.
+Where layers have a sliding window, llama.cpp treats a cell as free once its position has left the window of its only
+sequence, even in a cache opened to keep all positions (find_slot in src/llama-kv-cache.cpp). Cached prefixes would be
+overwritten. So every sequence of such a model has a shadow sequence that holds the same cells.
+
+llama.cpp saves and restores whole sequences only, so a range is first shared with a scratch sequence.
 """
 
+import ctypes
+import mmap
+import struct
+from itertools import pairwise
 from typing import Any
 
-from gpu_offload.library import llama
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_offload.errors import LlamaCppError
+from gpu_offload.library import complaints, llama, route_log
 from gpu_offload.options import LlamaOptions
 
 MAX_NUMBERS = 256  # LLAMA_MAX_SEQ
+_LENGTH = struct.Struct("<Q")  # before each of llama.cpp's states
 
 
 def window_of(model: Any) -> int:
-    """How many positions layers with a sliding window look back; 0 where there are none, or states, never cut."""
+    """Return how many positions sliding-window layers look back; 0 without them, and for models with a state."""
     library = llama()
     if library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model):
         return 0
@@ -22,46 +33,93 @@ def window_of(model: Any) -> int:
 
 
 def sequence_numbers(options: LlamaOptions, window: int) -> int:
-    """How many sequences a context needs: those of its users, one to lay ranges on, and doubles.
-
-    window: what window_of says.
-    """
+    """Return how many sequences a context needs: the users', their shadows, a scratch one. window: from window_of."""
     return (2 if window else 1) * options.max_sequences + 1
 
 
 class Sequences:
-    """The sequences 0..max_sequences-1 of a context, and `desk`, the number behind them. doubled: all but the desk."""
+    """The sequences 0..max_sequences-1 of a context, and the scratch sequence behind them.
 
-    def __init__(self, context: Any, options: LlamaOptions, window: int) -> None:
+    window: from window_of. can_truncate: False where a sequence has a state, which is saved whole; a recurrent one
+    knows only its last position, so its first is not checked. shadowed: whether sequences have shadows.
+    """
+
+    def __init__(self, context: Any, options: LlamaOptions, window: int, can_truncate: bool) -> None:
         self._lib = llama()
+        self._context = context
         self._memory = self._lib.llama_get_memory(context)
-        self.desk = options.max_sequences
-        self.doubled = sequence_numbers(options, window) > options.max_sequences + 1
+        self._scratch = options.max_sequences
+        self._can_truncate = can_truncate
+        # Of a windowed cache llama.cpp saves no more than the last window.
+        self._longest = max(window // 2, 1) if window else None
+        self.shadowed = bool(window)
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let a sequence have another's positions start..end-1 too; -1 is the first, and the one behind the last."""
         self._lib.llama_memory_seq_cp(self._memory, source, target, start, end)
-        if self.doubled and target != self.desk:
-            self._lib.llama_memory_seq_cp(self._memory, source, self._double(target), start, end)
+        if self.shadowed and target != self._scratch:
+            self._lib.llama_memory_seq_cp(self._memory, source, self._shadow(target), start, end)
 
     def computed(self, sequence: int, start: int) -> None:
         """Note that a sequence has new cells, from position `start` on."""
-        if self.doubled:
-            self._lib.llama_memory_seq_cp(self._memory, sequence, self._double(sequence), start, -1)
+        if self.shadowed:
+            self._lib.llama_memory_seq_cp(self._memory, sequence, self._shadow(sequence), start, -1)
 
-    def remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Take positions start..end-1 from a sequence, or all from -1, or up to -1; False where it cannot be cut so."""
-        if self.doubled and sequence != self.desk:
-            self._lib.llama_memory_seq_rm(self._memory, self._double(sequence), start, end)
-        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, end))
+    def remove(self, sequence: int, start: int) -> bool:
+        """Take positions from `start` on from a sequence, all with -1; False where it cannot be cut there."""
+        if self.shadowed and sequence != self._scratch:
+            self._lib.llama_memory_seq_rm(self._memory, self._shadow(sequence), start, -1)
+        return bool(self._lib.llama_memory_seq_rm(self._memory, sequence, start, -1))
 
-    def first(self, sequence: int) -> int:
-        """The first position of a sequence, -1 if it has none."""
-        return int(self._lib.llama_memory_seq_pos_min(self._memory, sequence))
+    def save(self, sequence: int, first: int, end: int, whole: bool) -> bytes:
+        """Return the KV of positions first..end-1. whole: whether that is all of the sequence."""
+        cuts = [first, end] if self._longest is None else [*range(first, end, self._longest), end]
+        states = [self._saved(sequence, start, -1 if whole and stop == end else stop) for start, stop in pairwise(cuts)]
+        return b"".join(part for state in states for part in (_LENGTH.pack(len(state)), state.data))
 
-    def last(self, sequence: int) -> int:
-        """The last position of a sequence, -1 if it has none."""
-        return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence))
+    def restore(self, data: bytes, sequence: int, first: int, end: int) -> None:
+        """Append what `save` returned for positions first..end-1.
 
-    def _double(self, sequence: int) -> int:
-        return self.desk + 1 + sequence
+        Raises ValueError for data of other positions, of another model, or no data; what precedes the error is then in
+        the sequence.
+        """
+        stored, offset, position = np.frombuffer(data, dtype=np.uint8), 0, first
+        while position < end:
+            (length,) = _LENGTH.unpack_from(data.ljust(offset + _LENGTH.size), offset)
+            offset += _LENGTH.size + length
+            position = self._restored(stored[offset - length : offset], sequence, position)
+        if position != end or offset != len(data):
+            raise ValueError(f"the data is not KV of positions {first}..{end}: it has {len(data)} bytes")
+
+    def _saved(self, sequence: int, first: int, end: int) -> NDArray[np.uint8]:
+        """llama.cpp's state of positions first..end-1; -1 is the end of the sequence."""
+        try:
+            self.share(sequence, self._scratch, first, end)
+            size = self._lib.llama_state_seq_get_size(self._context, self._scratch)
+            # np.empty asks for huge pages, which Linux may have to make first: four times as long as the copy took.
+            state = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+            data = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+            written = self._lib.llama_state_seq_get_data(self._context, data, size, self._scratch)
+            if written != size:
+                raise LlamaCppError(f"llama.cpp wrote {written} of {size} bytes of a sequence's state:\n{complaints()}")
+            return state
+        finally:
+            self.remove(self._scratch, -1)
+
+    def _restored(self, state: NDArray[np.uint8], sequence: int, first: int) -> int:
+        """Append a state that begins at position `first`; return the position behind it."""
+        route_log()
+        data = np.ascontiguousarray(state).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        try:
+            taken = self._lib.llama_state_seq_set_data(self._context, data, len(state), self._scratch)
+            begin = int(self._lib.llama_memory_seq_pos_min(self._memory, self._scratch))
+            end = int(self._lib.llama_memory_seq_pos_max(self._memory, self._scratch)) + 1
+            if taken != len(state) or end <= first or (self._can_truncate and begin != first):
+                raise ValueError(f"the data is not KV of positions {first} and on of this model: {complaints()}")
+            self.share(self._scratch, sequence, -1, -1)
+            return end
+        finally:
+            self.remove(self._scratch, -1)
+
+    def _shadow(self, sequence: int) -> int:
+        return self._scratch + 1 + sequence

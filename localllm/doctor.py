@@ -119,9 +119,11 @@ def check_processor() -> Check:
 
 def check_memory() -> Check:
     """Memory that is free now."""
-    memory = psutil.virtual_memory()
-    found = f"{memory.available / 2**30:.1f} GiB free of {memory.total / 2**30:.1f} GiB"
-    if memory.available < LITTLE_MEMORY_BYTES:
+    from cpu_kernels.limits import available_memory
+
+    available = available_memory()
+    found = f"{available / 2**30:.1f} GiB free of {psutil.virtual_memory().total / 2**30:.1f} GiB"
+    if available < LITTLE_MEMORY_BYTES:
         return Check("memory", State.ADVICE, found, "Only the smallest models fit. Close other programs.")
     return Check("memory", State.GOOD, found)
 

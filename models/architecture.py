@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from models.config import ModelConfig
+from models.config import ModelConfig, RopeScaling
 from models.errors import UnsupportedModelError
 
 Factor = Callable[[ModelConfig], float]
@@ -94,17 +94,23 @@ def _every_layer(config: ModelConfig, layer: int) -> bool:
     return True
 
 
+def _unchanged(scaling: RopeScaling) -> RopeScaling:
+    return scaling
+
+
 @dataclass(frozen=True)
 class Rotation:
-    """How positions turn queries and keys.
+    """RoPE settings.
 
-    turns(config, layer): whether a layer's heads turn at all. local_base(config): base of the rotation of layers with
-    a window, which then has none of the file's scaling. before_norms: the heads' norms come after the rotation.
+    turns(config, layer): whether a layer's heads are rotated at all. window_base: base of layers with a window where
+    the file states none (rope.freq_base_swa); None is the base of the other layers. window_scaling: what those layers
+    make of the file's scaling. before_norms: the heads' norms come after the rotation.
     """
 
     pairs: RopePairs
     turns: Callable[[ModelConfig, int], bool] = field(default=_every_layer)
-    local_base: Factor | None = None
+    window_base: float | None = None
+    window_scaling: Callable[[RopeScaling], RopeScaling] = field(default=_unchanged)
     before_norms: bool = False
 
 

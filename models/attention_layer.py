@@ -48,6 +48,8 @@ class AttentionLayers:
         window = architecture.window(config, layer)
         query_rope, key_rope = self._ropes.of_layer(turns, window > 0)
         if turns and architecture.rotation.before_norms:
+            if not (query_norm and key_norm):
+                recording.loader.refuse_missing(f"{prefix}attn_{'k' if query_norm else 'q'}_norm.weight")
             for rows, heads, norm, rope in (
                 (self._queries, config.heads, query_norm, query_rope),
                 (self._keys, config.kv_heads, key_norm, key_rope),

@@ -1,8 +1,11 @@
 """The sizes and constants of a decoder, read from a GGUF's metadata and checked before anything is allocated."""
 
+import math
 from dataclasses import dataclass
 
 from gguf_io import ModelFile
+from gguf_io.errors import ModelFileError, shortened
+from gguf_io.metadata import MetadataArray
 from models.errors import UnsupportedModelError
 from models.refusals import refuse_unread
 
@@ -13,8 +16,11 @@ MAX_HEAD_SIZE = 512
 MAX_EXPERTS = 1024
 MAX_VOCABULARY = 1 << 22
 MAX_CONTEXT = 1 << 24
+MAX_ROPE_BASE = 1e12
+_VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _ROUTER = "blk.0.ffn_gate_inp.weight"
+_EXPERTS = "blk.0.ffn_up_exps.weight"
 _SHARED_EXPERT = "blk.0.ffn_up_shexp.weight"
 
 
@@ -56,9 +62,10 @@ class QueryGrowth:
 class ModelConfig:
     """Sizes in values, contexts in tokens.
 
-    shared_feed_forward: size of the experts' shared companion, 0 where there is none. rope_size: values of a head that
-    turn. local_rope_base: of layers with a window, where the file states it. rope_finetuned: what Granite's files say
-    about whether heads turn at all. window, window_pattern (a period, or which layers): None where not stated.
+    feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
+    where there is none. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers with a
+    window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window,
+    window_pattern (a period, or which layers): None where not stated.
     """
 
     architecture: str
@@ -76,7 +83,7 @@ class ModelConfig:
     rope_base: float
     rope_scaling: RopeScaling
     rope_finetuned: bool
-    local_rope_base: float | None
+    window_rope_base: float | None
     query_growth: QueryGrowth | None
     window: int | None
     window_pattern: int | tuple[bool, ...] | None
@@ -105,7 +112,7 @@ class ModelConfig:
 def read_config(file: ModelFile) -> ModelConfig:
     """Read and check a decoder's configuration.
 
-    Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that differ from layer to layer.
+    Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that differ between layers.
     """
     metadata, name = file.metadata, file.architecture
     heads = _same_in_all_layers(file, f"{name}.attention.head_count", MAX_HEADS)
@@ -125,28 +132,26 @@ def read_config(file: ModelFile) -> ModelConfig:
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
     experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if _ROUTER in file.tensors else 0
-    feed_forward = _same_in_all_layers(file, f"{name}.feed_forward_length", MAX_WIDTH)
-    if experts:
-        feed_forward = metadata.get_int(
-            f"{name}.expert_feed_forward_length", feed_forward, minimum=1, maximum=MAX_WIDTH
-        )
+    scaling = _rope_scaling(file, context)
     return ModelConfig(
         architecture=name,
         layers=_layers(file),
         embedding=embedding,
-        feed_forward=feed_forward,
+        feed_forward=_expert_width(file)
+        if experts
+        else _same_in_all_layers(file, f"{name}.feed_forward_length", MAX_WIDTH),
         shared_feed_forward=_rows(file, _SHARED_EXPERT) if experts else 0,
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        vocabulary=_rows(file, _EMBEDDING_TENSOR, required=True),
+        vocabulary=_vocabulary(file),
         context=context,
         epsilon=_epsilon(file),
         rope_size=rope_size,
-        rope_base=_rope_base(file, head_size),
-        rope_scaling=(scaling := _rope_scaling(file, context)),
+        rope_base=_rope_base(file, head_size, scaling),
+        rope_scaling=scaling,
         rope_finetuned=metadata.get_bool(f"{name}.rope.scaling.finetuned", True),
-        local_rope_base=_optional(file, "rope.freq_base_swa", 1e12),
+        window_rope_base=_window_rope_base(file, scaling),
         query_growth=_query_growth(file, scaling.original_context),
         window=_window(file),
         window_pattern=_window_pattern(file),
@@ -157,29 +162,58 @@ def read_config(file: ModelFile) -> ModelConfig:
             logits=_optional(file, "logit_scale"),
         ),
         experts=experts,
-        experts_used=metadata.get_int(f"{name}.expert_used_count", 1 if experts else 0, maximum=max(experts, 0)),
+        experts_used=_experts_used(file, experts),
         attention_cap=_optional(file, "attn_logit_softcapping"),
         logit_cap=_optional(file, "final_logit_softcapping"),
     )
 
 
 def _same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
+    """A number that the file states once, or once per layer; it must be the same in all of them."""
     value = file.metadata.get(key)
-    if not isinstance(value, int | None):
-        values = set(file.metadata.get_list(key, int))
-        if len(values) != 1:
-            raise UnsupportedModelError(
-                f"{file.path}: {key} differs from layer to layer, which the native engine does not compute. "
-                f"Use --backend llama."
-            )
-        if not 1 <= (only := values.pop()) <= maximum:
-            raise UnsupportedModelError(f"{file.path}: {key} is {only}, outside 1..{maximum}.")
-        return only
-    return file.metadata.get_int(key, minimum=1, maximum=maximum)
+    if not isinstance(value, MetadataArray):
+        return file.metadata.get_int(key, minimum=1, maximum=maximum)
+    values = set(file.metadata.get_list(key, int))
+    if len(values) != 1:
+        raise UnsupportedModelError(
+            f"{file.path}: {key} differs between layers, which the native engine does not support. Use --backend llama."
+        )
+    if not 1 <= (only := values.pop()) <= maximum:
+        raise ModelFileError(f"{file.path}: {key} is {only}, outside 1..{maximum}. Get another edition of the model.")
+    return only
+
+
+def _vocabulary(file: ModelFile) -> int:
+    """Rows of the embedding, one per token. Like llama.cpp, a vocabulary of another size is refused.
+
+    Otherwise there would be tokens without logits, or logits without a token.
+    """
+    rows, tokens = _rows(file, _EMBEDDING_TENSOR, required=True), file.metadata.get(_VOCABULARY)
+    if isinstance(tokens, MetadataArray) and len(tokens) != rows:
+        raise ModelFileError(
+            f"{file.path}: {_EMBEDDING_TENSOR} has {rows} rows and {_VOCABULARY} has {len(tokens)} tokens. "
+            "The file is damaged: download or convert it again."
+        )
+    return rows
+
+
+def _expert_width(file: ModelFile) -> int:
+    """Width of an expert's hidden layer, from the tensor: files state it by different keys, or not at all."""
+    tensor = file.tensors.get(_EXPERTS)
+    if tensor is None or len(tensor.shape) != 3 or not 1 <= tensor.shape[1] <= MAX_WIDTH:
+        raise UnsupportedModelError(
+            f"{file.path}: the tensor {_EXPERTS} is missing or has an unusable shape. Get another edition of the model."
+        )
+    return tensor.shape[1]
+
+
+def _experts_used(file: ModelFile, experts: int) -> int:
+    key = f"{file.architecture}.expert_used_count"
+    return _same_in_all_layers(file, key, experts) if experts and key in file.metadata else min(experts, 1)
 
 
 def _layers(file: ModelFile) -> int:
-    """Layers that are computed: those behind them draft tokens that others have to confirm."""
+    """Layers that are computed, without the multi-token-prediction layers behind them."""
     metadata, name = file.metadata, file.architecture
     layers = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
     return layers - metadata.get_int(f"{name}.nextn_predict_layers", 0, maximum=layers - 1)
@@ -191,7 +225,9 @@ def _rows(file: ModelFile, name: str, *, required: bool = False) -> int:
     if tensor is None and not required:
         return 0
     if tensor is None or len(tensor.shape) != 2 or not 1 <= tensor.shape[0] <= MAX_VOCABULARY:
-        raise UnsupportedModelError(f"{file.path}: {name} is missing or has no sensible shape.")
+        raise UnsupportedModelError(
+            f"{file.path}: the tensor {name} is missing or has an unusable shape. Get another edition of the model."
+        )
     return tensor.shape[0]
 
 
@@ -217,11 +253,29 @@ def _window_pattern(file: ModelFile) -> int | tuple[bool, ...] | None:
     return tuple(file.metadata.get_list(key, bool, length=layers))
 
 
-def _rope_base(file: ModelFile, head_size: int) -> float:
-    metadata, name = file.metadata, file.architecture
-    base = metadata.get_float(f"{name}.rope.freq_base", 10_000.0, minimum=1.0, maximum=1e12)
-    alpha = metadata.get_float(f"{name}.rope.scaling.alpha", 0.0, minimum=0.0, maximum=1e6)
-    return base * alpha ** (head_size / (head_size - 2)) if alpha else base
+def _rope_base(file: ModelFile, head_size: int, scaling: RopeScaling) -> float:
+    """The base of the rotation; Hunyuan's files raise it by an NTK-aware `alpha`."""
+    metadata, key = file.metadata, f"{file.architecture}.rope.freq_base"
+    base = metadata.get_float(key, 10_000.0, minimum=1.0, maximum=MAX_ROPE_BASE)
+    alpha = metadata.get_float(f"{file.architecture}.rope.scaling.alpha", 0.0, minimum=0.0, maximum=1e6)
+    if alpha:
+        base = base * alpha ** (head_size / (head_size - 2)) if head_size > 2 else math.inf
+    return _checked_base(file, key, base, scaling)
+
+
+def _window_rope_base(file: ModelFile, scaling: RopeScaling) -> float | None:
+    base = _optional(file, "rope.freq_base_swa", MAX_ROPE_BASE)
+    return None if base is None else _checked_base(file, f"{file.architecture}.rope.freq_base_swa", base, scaling)
+
+
+def _checked_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) -> float:
+    """The base, if it is usable: YaRN divides by its logarithm."""
+    if not math.isfinite(base) or base < 1.0 or (base == 1.0 and scaling.kind == "yarn"):
+        raise ModelFileError(
+            f"{file.path}: {key}: the rotation's base is {base:g}, which cannot be computed with. "
+            "Get another edition of the model."
+        )
+    return base
 
 
 def _query_growth(file: ModelFile, length: int) -> QueryGrowth | None:
@@ -241,14 +295,16 @@ def _rope_scaling(file: ModelFile, context: int) -> RopeScaling:
     if f"{prefix}.type" not in metadata and factor not in (0.0, 1.0):
         kind = "linear"
     if kind not in ("none", "linear", "yarn", "longrope"):
-        raise UnsupportedModelError(f"{file.path}: {prefix}.type is '{kind}', which the native engine does not know.")
+        raise UnsupportedModelError(
+            f"{file.path}: {prefix}.type is '{shortened(kind)}', which the native engine does not support."
+        )
     return RopeScaling(
         kind=kind,
         factor=factor or 1.0,
         original_context=metadata.get_int(f"{prefix}.original_context_length", context, minimum=1, maximum=MAX_CONTEXT),
         attention_factor=metadata.get_float(f"{prefix}.attn_factor", 1.0, minimum=0.0, maximum=100.0),
-        beta_fast=metadata.get_float(f"{prefix}.yarn_beta_fast", 32.0, minimum=0.0, maximum=1e6),
-        beta_slow=metadata.get_float(f"{prefix}.yarn_beta_slow", 1.0, minimum=0.0, maximum=1e6),
+        beta_fast=metadata.get_float(f"{prefix}.yarn_beta_fast", 32.0, minimum=1e-6, maximum=1e6),
+        beta_slow=metadata.get_float(f"{prefix}.yarn_beta_slow", 1.0, minimum=1e-6, maximum=1e6),
         log_multiplier=metadata.get_float(f"{prefix}.yarn_log_multiplier", 0.0, minimum=0.0, maximum=100.0),
     )
 

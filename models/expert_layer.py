@@ -5,6 +5,7 @@ import numpy as np
 from cpu_kernels import activations, experts, sums
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
 from models.buffers import Rows, packed_activations
+from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
 from models.recording import Recording, forms
 from models.weights import Matrix
@@ -14,8 +15,14 @@ class ExpertLayers:
     """Buffers that all expert layers of a model share, and the recording of one layer."""
 
     def __init__(self, recording: Recording) -> None:
+        """Raises UnsupportedModelError for an architecture that no known model combines with experts."""
         self._recording = recording
         config, builder = recording.config, recording.builder
+        if recording.architecture.parallel or not recording.architecture.norms.before:
+            raise UnsupportedModelError(
+                f"The native engine does not support experts in models of the architecture {config.architecture}. "
+                "The llama.cpp backend may: use --backend llama."
+            )
         choices = recording.max_rows * config.experts_used
         slots = choices + config.experts * max(TILE_WIDTHS)
         longest = max(config.embedding, config.feed_forward)

@@ -53,11 +53,13 @@ def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, PageLayout]) -> 
 class Sequence:
     """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
 
-    A page's place is how many pages of one head lie between the first page of a layer's head and it.
+    A page's place is how many pages of one head lie between the first page of a layer's head and it. written: how far
+    its last page holds values, at least length: more where the sequence was cut, or forked off a longer one.
     """
 
     length: int = 0
     table: NDArray[np.generic] = field(default_factory=lambda: aligned_zeros((_TABLE_STEP,), np.int32))
+    written: int = 0
     table_address: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +95,7 @@ class PageStore:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages that no sequence holds."""
         return self.total - self._untouched + len(self._free_again)
 
     def holders(self) -> NDArray[np.int32]:
@@ -132,9 +134,12 @@ class PageStore:
             longer = aligned_zeros((2 * end + _TABLE_STEP,), np.int32)
             longer[: len(sequence.table)] = sequence.table
             sequence.table, sequence.table_address = longer, longer.ctypes.data
+        if sequence.written > sequence.length + tokens:
+            self._clear(sequence, sequence.length + tokens)
         for index in range(sequence.pages, end):
             sequence.table[index] = self._place(self._take())
         sequence.length += tokens
+        sequence.written = sequence.length
 
     def fork(self, source: Sequence, length: int) -> Sequence:
         """A sequence of the first `length` tokens that shares the source's pages."""
@@ -142,7 +147,7 @@ class PageStore:
         table = aligned_zeros((pages + _TABLE_STEP,), np.int32)
         table[:pages] = source.table[:pages]
         self._references[self._numbers(table[:pages])] += 1
-        return Sequence(length, table)
+        return Sequence(length, table, min(pages * PAGE_TOKENS, source.written))
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget positions from `length` on and give their pages back."""
@@ -150,6 +155,17 @@ class PageStore:
         for index in range(keep, sequence.pages):
             self._drop(self._number(sequence, index))
         sequence.length = length
+        sequence.written = min(keep * PAGE_TOKENS, sequence.written)
+
+    def _clear(self, sequence: Sequence, first: int) -> None:
+        """Zero what the last page holds from position `first` on.
+
+        Masked positions are multiplied by zero, so an infinity that another sequence left there would become NaN.
+        """
+        slots = np.arange(first % PAGE_TOKENS, (sequence.written - 1) % PAGE_TOKENS + 1)
+        page = self._number(sequence, sequence.pages - 1)
+        for pages, plane in self._planes:
+            plane.put(_page(pages, page), slots, np.zeros((1, 1, 1, *plane.token_shape), plane.dtype))
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
         """Keys and values of positions start..stop-1 as bytes, checksum first.
@@ -212,7 +228,7 @@ class PageStore:
     def _take(self) -> int:
         if self._free_again:
             page = heapq.heappop(self._free_again)
-            # Masked tokens still multiply what lies in their place by zero, so it must be finite.
+            # Masked positions are multiplied by zero, so what lies there must be finite.
             for pages in self._pages:
                 _page(pages, page)[...] = 0
         else:

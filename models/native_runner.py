@@ -85,7 +85,6 @@ class NativeRunner:
         self._ropes = Ropes(config, architecture, loader, context)
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
         self._logits_operations = DecoderRecorder(recording, self._store, self._ropes).record()
-        file.release_all()
 
         def compiling(done: int, count: int, name: str) -> None:
             if progress is not None:

@@ -5,7 +5,6 @@ ramp between, and sharpens attention. Llama 3 and longrope files carry a factor 
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,24 +112,19 @@ class Ropes:
     """A model's tables, and which of them each layer takes."""
 
     def __init__(self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, context: int) -> None:
-        """Context: the longest that will be asked for. Raises UnsupportedModelError for what no table can say."""
-        self._local = architecture.rotation.local_base is not None
+        """Context: the longest that will be asked for. Raises UnsupportedModelError for unusable factors."""
+        rotation, scaling = architecture.rotation, config.rope_scaling
         layers = range(config.layers)
-        has_windows = any(architecture.window(config, layer) for layer in layers)
-        if not self._local and has_windows and config.local_rope_base not in (None, config.rope_base):
-            raise UnsupportedModelError(
-                f"The model asks for a rotation of its own for layers with a window (rope.freq_base_swa), which the "
-                f"native engine does not compute for {architecture.name}. Use --backend llama."
-            )
+        base = config.window_rope_base or rotation.window_base or config.rope_base
+        windowed = base, rotation.window_scaling(scaling)
+        self._local = windowed != (config.rope_base, scaling) and any(architecture.window(config, i) for i in layers)
         self._grows = config.query_growth is not None
-        scaling = config.rope_scaling
         radians = frequencies(config.rope_size, config.rope_base, scaling, _factors(config, loader, context))
         self._tables = {GLOBAL_ROPE: RopeTable(config, radians, magnitude(scaling))}
-        if architecture.rotation.local_base is not None and has_windows:
-            plain = replace(scaling, kind="none")
-            local = frequencies(config.rope_size, architecture.rotation.local_base(config), plain, None)
-            self._tables[LOCAL_ROPE] = RopeTable(config, local, 1.0)
-        if architecture.rotation.before_norms or not all(architecture.rotation.turns(config, i) for i in layers):
+        if self._local:
+            local = frequencies(config.rope_size, *windowed, None)
+            self._tables[LOCAL_ROPE] = RopeTable(config, local, magnitude(windowed[1]))
+        if rotation.before_norms or not all(rotation.turns(config, i) for i in layers):
             self._tables[NO_ROPE] = RopeTable(config, np.zeros(0), 1.0)
         if config.query_growth is not None:
             self._tables[QUERY_ROPE] = RopeTable(config, radians, magnitude(scaling), config.query_growth)
@@ -159,4 +153,6 @@ def _factors(config: ModelConfig, loader: WeightLoader, context: int) -> NDArray
         factors = loader.factors(f"rope_factors_{'long' if long else 'short'}.weight", pairs)
     if scaling.kind == "longrope" and factors is None:
         raise UnsupportedModelError("The model asks for longrope scaling and has no tensor of its factors.")
+    if factors is not None and not (np.isfinite(factors).all() and factors.all()):
+        raise UnsupportedModelError("The model's RoPE factors are not all finite and non-zero. Download it again.")
     return factors

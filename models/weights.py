@@ -2,21 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.formats.conversions import native_form
+from cpu_kernels.formats.conversions import NativeForm, native_form
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Op
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile, TensorInfo
+from gguf_io.model_file import SLACK_BYTES
 from models.errors import UnsupportedModelError
 from models.refusals import refuse_unused
 
-_ROWS_CONVERTED_TOGETHER = 1024
 _BYTES_PACKED_TOGETHER = 4 << 20
 ROW_MULTIPLE = 32
 """Outputs are padded to this many values, so that any format's groups fit."""
@@ -64,7 +65,7 @@ class Matrix:
 
 
 class WeightLoader:
-    """Packs a file's tensors on all threads of a team, giving each tensor's pages of the file back afterwards.
+    """Reads a file's tensors and packs them on all threads of a team.
 
     Packed weights live as long as the program that the builder makes.
     """
@@ -76,6 +77,7 @@ class WeightLoader:
         self._team = team
         self._builder = builder
         self._arena = Arena()
+        self._buffer = np.empty(0, np.uint8)
         self._progress = progress
         self._loaded_bytes = 0
         self._matrices: dict[str, Matrix] = {}
@@ -93,6 +95,12 @@ class WeightLoader:
     def check_all_used(self, layers: int, layer: int | None = None) -> None:
         """Raise UnsupportedModelError for tensors of the file, or of one layer, that nobody has asked for."""
         refuse_unused(self._file, self._used, layers, layer)
+
+    def refuse_missing(self, name: str) -> NoReturn:
+        """Raise UnsupportedModelError for a tensor that the program needs and the file lacks."""
+        raise UnsupportedModelError(
+            f"{self._file.path}: the tensor {name} is missing. Get another edition of the model."
+        )
 
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """A tensor of one dimension as float32, in another order (-1 gives 0) and padded with zeros."""
@@ -137,9 +145,7 @@ class WeightLoader:
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         tensor = self._file.tensors.get(name)
         if tensor is None:
-            raise UnsupportedModelError(
-                f"{self._file.path}: the tensor {name} is missing. Get another edition of the model."
-            )
+            self.refuse_missing(name)
         if tensor.shape != shape:
             raise UnsupportedModelError(
                 f"{self._file.path}: the tensor {name} has the shape {tensor.shape} and should have {shape}."
@@ -148,20 +154,28 @@ class WeightLoader:
         return tensor
 
     def _pack(self, tensor: TensorInfo, order: NDArray[np.int64], rows: int, k: int, experts: int) -> Matrix:
-        weight_format, source = self._source(tensor)
+        weight_format, convert = self._native_form(tensor)
         length = padded(len(order))
         one = np.full(length, -1, np.int64)
         one[: len(order)] = order
         offsets = np.arange(max(experts, 1))[:, None] * rows
         row_map = np.where(one >= 0, one + offsets, -1).astype(np.int32).reshape(-1)
-        groups = len(row_map) // weight_format.group_rows
-        packed = self._arena.zeros(groups * weight_format.group_bytes(k))
+        group_bytes, group_rows = weight_format.group_bytes(k), weight_format.group_rows
+        groups = len(row_map) // group_rows
+        packed = self._arena.zeros(groups * group_bytes)
         self._builder.keep(packed)
         op = aligned_zeros((int(Op.SIZE),), np.int64)
-        group_bytes, group_rows = weight_format.group_bytes(k), weight_format.group_rows
-        together = max(1, _BYTES_PACKED_TOGETHER // (group_rows * source.shape[1]))
+        together = max(1, _BYTES_PACKED_TOGETHER // (group_rows * tensor.type.row_bytes(k)))
         # Piece by piece, so that little of the file is in memory beside its packed copy.
         for first in range(0, groups, together):
+            source_rows = row_map[first * group_rows : (first + together) * group_rows]
+            present = source_rows[source_rows >= 0]
+            low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
+            room = (high - low) * tensor.type.row_bytes(k) + SLACK_BYTES
+            if len(self._buffer) < room:
+                self._buffer = np.empty(room, np.uint8)
+            source = convert(self._file.data(tensor.name, low, high - low, self._buffer))
+            places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
             op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
                 source.ctypes.data,
                 source.shape[1],
@@ -169,27 +183,21 @@ class WeightLoader:
                 group_bytes,
                 group_rows,
                 k,
-                row_map[first * group_rows :].ctypes.data,
-                min(together, groups - first),
+                places.ctypes.data,
+                len(places) // group_rows,
             )
             self._team.run_kernel(weight_format.repack, op)
-            self._file.release(tensor.name)
         self._report(tensor)
         return Matrix(weight_format, packed, length, k, experts)
 
-    def _source(self, tensor: TensorInfo) -> tuple[WeightFormat, NDArray[np.uint8]]:
-        """The format that a tensor is packed in and its rows, converted where it has no kernels of its own."""
+    def _native_form(self, tensor: TensorInfo) -> NativeForm:
+        """The format that a tensor is packed in, and the conversion of its rows where it has no kernels of its own."""
         try:
-            weight_format, convert = native_form(tensor.type.name)
+            return native_form(tensor.type.name)
         except ValueError as error:
             raise UnsupportedModelError(
                 f"{self._file.path}: {tensor.name}: {error}. The llama.cpp backend may take it: use --backend llama."
             ) from error
-        rows = self._file.data(tensor.name)
-        if weight_format.name != tensor.type.name:
-            pieces = range(0, len(rows), _ROWS_CONVERTED_TOGETHER)
-            rows = np.concatenate([convert(rows[i : i + _ROWS_CONVERTED_TOGETHER]) for i in pieces])
-        return weight_format, rows
 
     def _report(self, tensor: TensorInfo) -> None:
         self._loaded_bytes += tensor.nbytes

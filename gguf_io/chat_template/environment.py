@@ -57,7 +57,7 @@ class PlainNamespace(Namespace):
 
 def _check_attribute(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"namespace attributes may not begin with an underscore, as {name!r} does")
+        raise SecurityError(f"namespace attributes may not begin with an underscore, as {name[:80]!r} does")
 
 
 def _raise_exception(message: object) -> NoReturn:

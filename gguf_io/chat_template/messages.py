@@ -6,11 +6,13 @@ probes showed that this template cannot take. `milder_forms` are tried only when
 
 import hashlib
 import json
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from gguf_io.chat_template.capabilities import Capabilities, Message
-from gguf_io.errors import TemplateError
+from gguf_io.errors import TemplateError, shortened
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
@@ -23,7 +25,7 @@ def normalised(messages: Sequence[Mapping[str, Any]], knows_developer: bool) -> 
     malformed message.
     """
     copies: list[Message] = []
-    open_calls: list[Message] = []
+    open_calls = _OpenCalls()
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TemplateError(f'message {number} is not an object with a "role"')
@@ -39,9 +41,9 @@ def normalised(messages: Sequence[Mapping[str, Any]], knows_developer: bool) -> 
             if not isinstance(calls, list):
                 raise TemplateError(f"message {number}: tool_calls is not a list")
             copy["tool_calls"] = [_complete_call(call, number, index) for index, call in enumerate(calls)]
-            open_calls += copy["tool_calls"]
+            open_calls.add(copy["tool_calls"])
         if copy["role"] == "tool":
-            _complete_result(copy, open_calls)
+            open_calls.complete(copy)
         copies.append(copy)
     return copies
 
@@ -55,19 +57,33 @@ def _complete_call(call: Any, number: int, index: int) -> Message:
     return {**made_up, **call, "function": {"arguments": {}, **function}}
 
 
-def _complete_result(result: Message, open_calls: list[Message]) -> None:
-    """Link a tool's result to the first open call that its id or name fits, and close that call."""
-    name = result.get("name") or result.get("tool_name")
-    for call in open_calls:
-        if (
-            result.get("tool_call_id", call["id"]) == call["id"]
-            and (name or call["function"]["name"]) == call["function"]["name"]
-        ):
-            result |= {"tool_call_id": call["id"], "name": call["function"]["name"]}
-            open_calls.remove(call)
-            return
-    if name:
-        result["name"] = name
+class _OpenCalls:
+    """Tool calls without a result yet, found by id, by name, by both, or in their order."""
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[tuple[str | None, str | None], deque[Message]] = defaultdict(deque)
+        self._closed: set[int] = set()
+
+    def add(self, calls: Sequence[Message]) -> None:
+        """Note calls in their order. Each must stay alive."""
+        for call in calls:
+            key, name = repr(call["id"]), repr(call["function"]["name"])
+            for queue in ((key, name), (key, None), (None, name), (None, None)):
+                self._queues[queue].append(call)
+
+    def complete(self, result: Message) -> None:
+        """Link a tool's result to the first open call that its id or name fits, and close that call."""
+        name = result.get("name") or result.get("tool_name")
+        key = repr(result["tool_call_id"]) if "tool_call_id" in result else None
+        queue = self._queues[key, repr(name) if name else None]
+        while queue:
+            call = queue.popleft()
+            if id(call) not in self._closed:
+                self._closed.add(id(call))
+                result |= {"tool_call_id": call["id"], "name": call["function"]["name"]}
+                return
+        if name:
+            result["name"] = name
 
 
 def adapted(messages: Sequence[Message], takes: Capabilities) -> list[Message]:
@@ -99,7 +115,7 @@ def _fit_message(message: Message, takes: Capabilities, number: int) -> Message:
         fitted["tool_calls"] = [_fit_call(call, takes, number) for call in fitted["tool_calls"]]
         if not takes.tool_calls:
             written = _calls_as_text(fitted.pop("tool_calls"))
-            fitted["content"] = _join_content(fitted["content"] or "", written)
+            fitted["content"] = _join_contents([fitted["content"] or "", written])
     if fitted["role"] == "tool" and not takes.tool_results:
         fitted = {"role": "user", "content": fitted["content"]}
     return fitted
@@ -131,7 +147,7 @@ def _flat_text(parts: Sequence[Any], number: int) -> str:
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise TemplateError(
-                f"message {number} has a part of type {kind!r}, and this model's chat template takes text"
+                f"message {number} has a part of type {shortened(kind)!r}, and this model's chat template takes text"
             )
         texts.append(text)
     return "\n".join(texts)
@@ -157,24 +173,28 @@ def milder_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _join_neighbours(messages: list[Message]) -> list[Message]:
+    """Neighbours of one role made one message, but for tools' results, and for calls and reasoning."""
     joined: list[Message] = []
+    alone = 0
+    runs: list[tuple[Any, Message]] = []
     for message in messages:
-        if joined and _can_join(joined[-1], message):
-            joined[-1] = {**joined[-1], "content": _join_content(joined[-1]["content"], message["content"])}
-        else:
-            joined.append(message)
+        single = message["role"] == "tool" or any(key in message for key in ("tool_calls", "reasoning_content"))
+        alone += single
+        runs.append(((alone, single, message["role"]), message))
+    for _, run in groupby(runs, key=lambda entry: entry[0]):
+        first, *others = (message for _, message in run)
+        contents = [message["content"] for message in (first, *others)]
+        joined.append({**first, "content": _join_contents(contents)} if others else first)
     return joined
 
 
-def _can_join(first: Message, second: Message) -> bool:
-    plain = not any(key in message for message in (first, second) for key in ("tool_calls", "reasoning_content"))
-    return plain and first["role"] == second["role"] != "tool"
-
-
-def _join_content(first: Any, second: Any) -> Any:
-    if isinstance(first, str) and isinstance(second, str):
-        return "\n\n".join(text for text in (first, second) if text)
-    return [*_as_parts(first), *_as_parts(second)]
+def _join_contents(contents: Sequence[Any]) -> Any:
+    """Texts with a blank line between, or a list of parts if one of them is such a list."""
+    texts = next((at for at, content in enumerate(contents) if not isinstance(content, str)), len(contents))
+    text = "\n\n".join(content for content in contents[:texts] if content)
+    if texts == len(contents):
+        return text
+    return [part for content in (text, *contents[texts:]) for part in _as_parts(content)]
 
 
 def _as_parts(content: Any) -> list[Any]:
@@ -203,10 +223,14 @@ def _short_ids(messages: list[Message]) -> list[Message]:
 def _without_system(messages: list[Message]) -> list[Message]:
     """Each system message put before the next user message's text; a user message of its own where none follows."""
     kept: list[Message] = []
-    for message in messages:
-        previous = kept[-1] if kept else None
-        if previous and previous["role"] == "system" and message["role"] in ("system", "user"):
-            kept[-1] = {**message, "content": _join_content(previous["content"], message["content"])}
+    for is_system, run in groupby(messages, key=lambda message: message["role"] == "system"):
+        group = list(run)
+        if is_system:
+            contents = [message["content"] for message in group]
+            kept.append({**group[-1], "content": _join_contents(contents)})
+        elif kept and kept[-1]["role"] == "system" and group[0]["role"] == "user":
+            contents = [kept.pop()["content"], group[0]["content"]]
+            kept += [{**group[0], "content": _join_contents(contents)}, *group[1:]]
         else:
-            kept.append(message)
+            kept += group
     return [{**message, "role": "user"} if message["role"] == "system" else message for message in kept]

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gguf_io.chat_template import limits
-from gguf_io.errors import TemplateError
+from gguf_io.errors import TemplateError, shortened
 
 # -I keeps the environment's PYTHON* settings out; the parent's own search path makes the imports the same.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from gguf_io.chat_template.worker import main; main()"
+MOST_OF_A_REFUSAL = 1000  # characters: a template may raise with all of a conversation
 _MAX_REPLY_BYTES = 12 * limits.MAX_OUTPUT_CHARS + 4096  # JSON writes a character beyond U+FFFF as \uXXXX\uXXXX
 
 
@@ -155,4 +156,5 @@ def _reason_of_end(status: int, late: bool, seconds: float) -> str:
 
 
 def _located(message: str, line: int | None) -> str:
-    return f"chat template, line {line}: {message}" if line is not None else f"chat template: {message}"
+    place = "chat template" if line is None else f"chat template, line {line}"
+    return f"{place}: {shortened(message, MOST_OF_A_REFUSAL)}"

@@ -10,7 +10,7 @@ from gguf_io.chat_template.limits import MAX_SOURCE_CHARS
 from gguf_io.chat_template.markers import Marker
 from gguf_io.chat_template.messages import adapted, milder_forms, normalised
 from gguf_io.chat_template.sandbox import TemplateRefusalError, TemplateSandbox
-from gguf_io.errors import TemplateError
+from gguf_io.errors import TemplateError, shortened
 
 # How templates spell "think" and "do not think".
 _THINKING_SWITCHES: Mapping[str, tuple[object, object]] = {
@@ -166,7 +166,7 @@ class ChatTemplate:
 
 def _checked(extra: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in extra.keys() - EXTRA_ARGUMENTS:
-        near = difflib.get_close_matches(name, EXTRA_ARGUMENTS, n=1)
+        near = difflib.get_close_matches(name[:80], EXTRA_ARGUMENTS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(EXTRA_ARGUMENTS))}"
-        raise TemplateError(f"unknown template argument {name!r}{hint}")
+        raise TemplateError(f"unknown template argument {shortened(name)!r}{hint}")
     return extra

@@ -5,7 +5,7 @@ import re
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 
-from gguf_io.errors import TokenizerError
+from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.tokenizer.pretokenizers import PreTokenizer
 from gguf_io.tokenizer.vocabulary import Vocabulary
 
@@ -29,7 +29,7 @@ class BytePairs:
         try:
             model = BPE(ids, pairs, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
         except Exception as error:  # the library raises no narrower class
-            raise TokenizerError(f"tokenizer.ggml.merges: {error}. The file is damaged: convert it again.") from error
+            raise TokenizerError(f"tokenizer.ggml.merges: {shortened(error)}. {DAMAGED}") from error
         self._tokenizer = Tokenizer(model)
         cuts: list[pre_tokenizers.PreTokenizer] = [
             pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns
@@ -60,7 +60,6 @@ def _pair(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     if not left or not right:
         raise TokenizerError(
-            f"tokenizer.ggml.merges: {merge[:80]!r} is not two tokens with a space between. "
-            "The file is damaged: convert it again."
+            f"tokenizer.ggml.merges: {shortened(merge)!r} is not two tokens with a space between. {DAMAGED}"
         )
     return left, right

@@ -1,16 +1,15 @@
 """Finding special tokens in text, as llama.cpp does: longest tokens first, then from left to right."""
 
 import re
-from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 # isspace() of the C locale.
 _SPACE = " \t\n\v\f\r"
-_LITERAL = -1
 
 
 class Partition:
-    """Cuts text into special tokens and what lies between them.
+    """Cuts text into special tokens and what lies between them, in time that grows with the text's length.
 
     tokens: text to id of the tokens to find. lstrip, rstrip: those that swallow the white space before or after them.
     """
@@ -19,11 +18,15 @@ class Partition:
         self._tokens = tokens
         self._lstrip = lstrip
         self._rstrip = rstrip
-        lengths: dict[str, set[int]] = {}
+        lengths: dict[str, set[int]] = defaultdict(set)
         for text in tokens:
-            lengths.setdefault(text[0], set()).add(len(text))
-        self._lengths = {first: sorted(found) for first, found in lengths.items()}
-        self._first = re.compile("[" + "".join(map(re.escape, lengths)) + "]") if lengths else None
+            lengths[text[:2]].add(len(text))
+        # By the first two characters of a text: the lengths of the tokens that begin so, longest first.
+        self._lengths = {
+            start: sorted(found | lengths.get(start[:1], set()), reverse=True) for start, found in lengths.items()
+        }
+        firsts = "".join(map(re.escape, {text[0] for text in tokens}))
+        self._first = re.compile(f"[{firsts}]") if firsts else None
 
     def split(self, text: str, literal: Sequence[tuple[int, int]] = ()) -> Iterator[int | str]:
         """Token ids and the non-empty stretches of text around them, in order.
@@ -43,38 +46,67 @@ class Partition:
     def ranges(self, text: str) -> list[tuple[int, int]]:
         """Disjoint ascending ranges that cover every occurrence of every token, overlapping ones as one."""
         covered: list[tuple[int, int]] = []
-        for start, end in sorted((start, start - negative_length) for negative_length, start, _ in self._matches(text)):
+        for start, length in self._longest(text, 0, len(text)):
             if covered and start < covered[-1][1]:
-                covered[-1] = covered[-1][0], max(end, covered[-1][1])
+                covered[-1] = covered[-1][0], max(start + length, covered[-1][1])
             else:
-                covered.append((start, end))
+                covered.append((start, start + length))
         return covered
 
-    def _spans(self, text: str, literal: Sequence[tuple[int, int]]) -> list[tuple[int, int, int | None]]:
+    def _spans(self, text: str, literal: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int | None]]:
         """Disjoint (start, end, token) in order; token None is swallowed space."""
-        taken: list[tuple[int, int, int | None]] = [(start, end, _LITERAL) for start, end in literal]
-        for negative_length, start, token in sorted(self._matches(text)):
-            end = start - negative_length
-            index = bisect_left(taken, (start,))
-            floor = taken[index - 1][1] if index else 0
-            ceiling = taken[index][0] if index < len(taken) else len(text)
-            if start < floor or end > ceiling:
-                continue
-            spans: list[tuple[int, int, int | None]] = [(start, end, token)]
-            if token in self._lstrip and (left := floor + len(text[floor:start].rstrip(_SPACE))) < start:
-                spans.insert(0, (left, start, None))
-            if token in self._rstrip and (right := ceiling - len(text[end:ceiling].lstrip(_SPACE))) > end:
-                spans.append((end, right, None))
-            taken[index:index] = spans
-        return [span for span in taken if span[2] != _LITERAL]
+        begin = 0
+        for start, end in (*literal, (len(text), len(text))):
+            yield from sorted(self._spans_between(text, begin, start))
+            begin = end
 
-    def _matches(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """(minus length, start, id) of every occurrence of every token, overlapping ones too."""
+    def _spans_between(self, text: str, begin: int, end: int) -> Iterator[tuple[int, int, int | None]]:
+        """The spans of a stretch of text that tokens may not reach out of.
+
+        A token is taken unless a longer one, or one before it of its length, has taken some of its characters. These
+        are then among its first or its last: what was taken before is at least as long.
+        """
+        places: dict[int, list[int]] = defaultdict(list)
+        for start, length in self._longest(text, begin, end):
+            places[length].append(start)
+        taken = bytearray(end - begin)
+        while places:
+            length = max(places)
+            for start in sorted(places.pop(length)):
+                stop = start + length
+                if taken[start - begin]:
+                    continue
+                if taken[stop - 1 - begin]:
+                    if shorter := self._length_at(text, start, stop - 1):
+                        places[shorter].append(start)
+                    continue
+                token = self._tokens[text[start:stop]]
+                left, right = start, stop
+                if token in self._lstrip:
+                    while left > begin and text[left - 1] in _SPACE and not taken[left - 1 - begin]:
+                        left -= 1
+                if token in self._rstrip:
+                    while right < end and text[right] in _SPACE and not taken[right - begin]:
+                        right += 1
+                taken[left - begin : right - begin] = b"\1" * (right - left)
+                yield start, stop, token
+                if left < start:
+                    yield left, start, None
+                if right > stop:
+                    yield stop, right, None
+
+    def _longest(self, text: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """(start, length) of the longest token at each place of text[begin:end] where one begins."""
         if self._first is None:
             return
-        for match in self._first.finditer(text):
+        for match in self._first.finditer(text, begin, end):
             start = match.start()
-            for length in self._lengths[text[start]]:
-                token = self._tokens.get(text[start : start + length])
-                if token is not None and start + length <= len(text):
-                    yield -length, start, token
+            if length := self._length_at(text, start, end):
+                yield start, length
+
+    def _length_at(self, text: str, start: int, end: int) -> int:
+        """Length of the longest token that begins at `start` and does not reach beyond `end`, 0 for none."""
+        for length in self._lengths.get(text[start : start + 2]) or self._lengths.get(text[start]) or ():
+            if start + length <= end and text[start : start + length] in self._tokens:
+                return length
+        return 0

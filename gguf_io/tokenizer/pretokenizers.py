@@ -8,7 +8,7 @@ that of Oniguruma, in which && intersects classes and \z is the end of the text.
 
 from dataclasses import dataclass
 
-from gguf_io.errors import TokenizerError
+from gguf_io.errors import TokenizerError, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,9 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
         "jais-2",
         PreTokenizer(
             (
-                rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+|\s{{512}}(?!\S)|\s{{256}}(?!\S)"
+                # The look-behind keeps each piece of a long run of spaces from being searched for a newline.
+                rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|(?<![^\S\r\n])\s*[\r\n]+"
+                r"|\s{512}(?!\S)|\s{256}(?!\S)"
                 r"|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s",
             )
         ),
@@ -145,7 +147,7 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
                 r"[\r\n]",
                 rf"\s?[{_CASED}]+",
                 r"\s?[!-/:-~！-／：-～‘-‟、。]+",
-                r"\s+\z",
+                r"(?<!\s)\s++\z",
                 _IDEOGRAPHS,
                 r"\p{N}+",
             )
@@ -242,7 +244,7 @@ def find_pre_tokenizer(name: str) -> PreTokenizer:
     """The row for a value of `tokenizer.ggml.pre`; TokenizerError naming it where it is unknown."""
     if name not in PRE_TOKENIZERS:
         raise TokenizerError(
-            f"tokenizer.ggml.pre is '{name[:80]}', which this version does not know. "
+            f"tokenizer.ggml.pre is '{shortened(name)}', which this version does not know. "
             "Update localllm, or convert the model again with one of: " + ", ".join(sorted(PRE_TOKENIZERS)) + "."
         )
     return PRE_TOKENIZERS[name]

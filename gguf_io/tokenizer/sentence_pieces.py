@@ -9,7 +9,7 @@ import struct
 
 from sentencepiece import SentencePieceProcessor
 
-from gguf_io.errors import TokenizerError
+from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
 from gguf_io.tokenizer.vocabulary import Vocabulary
 
@@ -27,7 +27,7 @@ class SentencePieces:
         try:
             self._processor.LoadFromSerializedProto(_model(vocabulary))
         except RuntimeError as error:
-            raise TokenizerError(f"tokenizer.ggml.tokens: {error}. The file is damaged: convert it again.") from error
+            raise TokenizerError(f"tokenizer.ggml.tokens: {shortened(error)}. {DAMAGED}") from error
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text. A run of characters that are neither tokens nor bytes here is one unknown token."""

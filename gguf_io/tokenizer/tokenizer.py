@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Protocol
 
-from gguf_io.errors import TokenizerError
+from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.metadata import Metadata
 from gguf_io.tokenizer.partition import Partition
 from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, FRAMING, NORMAL, UNKNOWN, USER_DEFINED
@@ -189,6 +189,4 @@ def _byte(text: str) -> bytes:
             return bytes.fromhex(text[3:5])
         except ValueError:
             pass
-    raise TokenizerError(
-        f"tokenizer.ggml.tokens: {text[:80]!r} should be a byte, as <0x0A>. The file is damaged: convert it again."
-    )
+    raise TokenizerError(f"tokenizer.ggml.tokens: {shortened(text)!r} should be a byte, as <0x0A>. {DAMAGED}")

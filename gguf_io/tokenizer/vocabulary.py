@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from gguf_io.errors import TokenizerError
+from gguf_io.errors import DAMAGED, TokenizerError, shortened
 from gguf_io.metadata import Metadata, MetadataArray
 from gguf_io.tokenizer.pretokenizers import PreTokenizer, find_pre_tokenizer
 from gguf_io.tokenizer.special_tokens import (
@@ -89,7 +89,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     model = metadata.get_str("tokenizer.ggml.model")
     if model not in _DEFAULT_IDS:
         raise TokenizerError(
-            f"tokenizer.ggml.model is '{model[:80]}', which localllm cannot read. It reads {', '.join(_DEFAULT_IDS)}."
+            f"tokenizer.ggml.model is '{shortened(model)}', which localllm cannot read. "
+            f"It reads {', '.join(_DEFAULT_IDS)}."
         )
     tokens = metadata.get_list("tokenizer.ggml.tokens", str)
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
@@ -97,8 +98,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     if len(ids) != len(tokens):
         twice = next(index for index, token in enumerate(tokens) if ids[token] != index)
         raise TokenizerError(
-            f"tokenizer.ggml.tokens: {twice} and {ids[tokens[twice]]} are both {tokens[twice][:80]!r}. "
-            "The file is damaged: convert it again."
+            f"tokenizer.ggml.tokens: {twice} and {ids[tokens[twice]]} are both {shortened(tokens[twice])!r}. {DAMAGED}"
         )
     kinds = [NORMAL] * len(tokens)
     if "tokenizer.ggml.token_type" in metadata:

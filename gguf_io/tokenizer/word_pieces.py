@@ -28,7 +28,7 @@ class WordPieces:
         get_bool = vocabulary.metadata.get_bool
         self._ids = vocabulary.ids
         self._unk_id = vocabulary.need_unk_id()
-        self._longest = max(map(len, vocabulary.ids), default=0)
+        self._lengths = sorted({len(token) for token in vocabulary.ids}, reverse=True)
         self._lowercase = get_bool("tokenizer.ggml.normalizer.lowercase", True)
         self._strip_accents = get_bool("tokenizer.ggml.normalizer.strip_accents", self._lowercase)
 
@@ -43,11 +43,11 @@ class WordPieces:
         ids: list[int] = []
         start = 0
         while start < len(word):
-            for end in range(min(len(word), start + self._longest), start, -1):
-                token = self._ids.get(word[start:end])
+            for length in self._lengths:
+                token = self._ids.get(word[start : start + length]) if length <= len(word) - start else None
                 if token is not None:
                     ids.append(token)
-                    start = end
+                    start += length
                     break
             else:
                 return [self._unk_id]

@@ -60,8 +60,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     Where no GPU is imagined, the last line says which backend would compute the model here, and why.
     Exits with 2 where it does not fit. Sizes in the table are MiB.
     """
-    import psutil
-
+    from cpu_kernels.limits import available_memory
     from gguf_io import open_model
     from gpu_offload.known_gpus import imagined_gpu
     from gpu_offload.planner import plan as make_plan
@@ -81,9 +80,9 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         if choice and choice.backend == "llama":
             request = replace(request, dry_run=True)
         elif choice:
-            request = replace(request, kv_types=native_kv_types(settings), spare=False, parks=False)
+            request = replace(request, kv_types=native_kv_types(settings), spare=False, copies=False)
         try:
-            made = make_plan(file, gpus, psutil.virtual_memory().available, request)
+            made = make_plan(file, gpus, available_memory(), request)
         except ValueError as error:
             raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
     if as_json:

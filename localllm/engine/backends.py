@@ -1,6 +1,7 @@
 """Which runner computes a model, and why. Each backend is imported only when it is chosen."""
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from gguf_io import ModelFile, open_model
 from localllm.engine.adapters import parse_lora
-from localllm.engine.memory_plan import plan_memory
 from localllm.engine.projectors import WITHOUT, projector_of
 from localllm.engine.runner import Runner
-from localllm.errors import RequestError
+from localllm.errors import OutOfMemoryError, RequestError
+from localllm.memory import kv_bytes_in_file, plan_memory
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -114,9 +115,9 @@ def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
 
 def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequest":
     """What the settings ask of llama.cpp's devices and context, for a model and its projector."""
+    from gpu_offload.memory import projector_bytes
     from gpu_offload.options import LlamaOptions
     from gpu_offload.planner import PlanRequest
-    from gpu_offload.projector_needs import projector_bytes
 
     base = LlamaOptions(
         max_sequences=LLAMA_SEQUENCES,
@@ -152,19 +153,6 @@ def native_kv_bytes(file: ModelFile, settings: Settings) -> int:
 
     config = read_config(file)
     return kv_bytes_per_token(config, stored_types(config, native_kv_types(settings)))
-
-
-def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:
-    """Bytes that a token's keys and values take in these types, where heads are stored as long as the file has them.
-
-    Raises RequestError where the model's heads do not fit the types.
-    """
-    from gpu_offload.memory import kv_bytes_per_token
-
-    try:
-        return kv_bytes_per_token(file, *types)
-    except ValueError as error:
-        raise RequestError(f"{file.path.name}: {error}. Store keys and values as f16: kv_type_k, kv_type_v.") from error
 
 
 @contextlib.contextmanager
@@ -267,14 +255,22 @@ def _open_native(
     per_token = native_kv_bytes(file, settings)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     plan = plan_memory(file.size_bytes, per_token, budget if kv_tokens is None else kv_tokens * per_token)
-    return NativeRunner(
-        file,
-        kv_bytes=plan.kv,
-        threads=settings.threads,
-        context=settings.ctx,
-        kv_types=native_kv_types(settings),
-        progress=progress,
-    )
+    try:
+        return NativeRunner(
+            file,
+            kv_bytes=plan.kv,
+            threads=settings.threads,
+            context=settings.ctx,
+            kv_types=native_kv_types(settings),
+            progress=progress,
+        )
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        raise OutOfMemoryError(
+            f"The system gave no memory for the model:\n{plan}\n"
+            "A limit of this process (ulimit -v) may be lower than the machine's memory."
+        ) from error
 
 
 def _open_llama(

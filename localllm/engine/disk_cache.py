@@ -11,15 +11,20 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import shutil
+import stat
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import platformdirs
 
+from localllm.engine.file_digest import FileDigest
 from localllm.engine.prefix_cache import common_prefix
 from localllm.files import write_whole
 
@@ -33,6 +38,10 @@ _MAGIC = b"LLMKV\x00\x00\x01"
 _DIGEST = 16
 _STALE_S = 3600.0
 _ROOT = "0" * (2 * _DIGEST)
+# Files that are not named as ours are never read, counted or removed.
+_FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST}}}")
+_SEGMENT_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.([0-9a-f]{{{2 * _DIGEST}}})\.kv")
+_TEMPORARY_NAME = re.compile(r"\.\w{8}\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,44 +55,80 @@ class Segment:
 
 
 class DiskCache:
-    """The segments of one kv_identity in a folder below `root`.
+    """The segments of one identity in a folder below `root`.
 
-    limit_bytes bounds all identities together; None takes 4 GiB or 5 % of the free disk, whichever is less. whole: what
-    is stored cannot be cut, so that a segment begins at 0 and is of use whole or not at all. Reading belongs to the
-    engine's thread, `store` to one writing thread.
+    identity is what stored KV depends on beside tokens and the model's files; of these `digest` tells the content, and
+    until it is known, nothing is found or stored. limit_bytes bounds all identities together; None takes 4 GiB or 5 %
+    of the free disk, whichever is less. whole: what is stored cannot be cut, so that a segment begins at 0 and is of
+    use whole or not at all. Reading belongs to the engine's thread, `store` to one writing thread.
     """
 
-    def __init__(self, root: Path, kv_identity: str, limit_bytes: int | None = None, whole: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        identity: str,
+        limit_bytes: int | None = None,
+        whole: bool = False,
+        digest: FileDigest | None = None,
+    ) -> None:
         self._root = root
-        self._identity = kv_identity
+        self._identity = identity
         self._whole = whole
-        self._folder = root / hashlib.blake2b(kv_identity.encode(), digest_size=_DIGEST).hexdigest()
+        self._digest = digest
+        self._opened: Path | None = None
         self.enabled = True
         try:
-            for folder in (root, self._folder):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if limit_bytes is None:
                 limit_bytes = min(DEFAULT_BYTES, int(shutil.disk_usage(root).free * DEFAULT_SHARE))
-            self._remove_stale()
+            if self.ready:
+                _ = self._folder
         except OSError as error:
             self._turn_off(error)
         self._limit = limit_bytes or 0
 
+    @property
+    def ready(self) -> bool:
+        """Whether it is known which model's files these are."""
+        return self._digest is None or self._digest.value is not None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the model's files are known, or never will be, or the time is over."""
+        if self._digest is not None:
+            self._digest.wait(seconds)
+
     def apart(self, namespace: str) -> "DiskCache":
         """The same tier for a namespace, which shares no segment with others."""
-        return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit, self._whole)
+        return DiskCache(self._root, f"{self._identity}/{namespace}", self._limit, self._whole, self._digest)
 
     def of_states(self) -> "DiskCache":
         """The same tier for a model whose states cannot be cut."""
-        return DiskCache(self._root, self._identity, self._limit, whole=True)
+        return DiskCache(self._root, self._identity, self._limit, True, self._digest)
+
+    def close(self) -> None:
+        """Stop finding out which files these are. Idempotent."""
+        if self._digest is not None:
+            self._digest.stop()
+
+    @property
+    def _folder(self) -> Path:
+        """Where the segments lie, made when first asked for. Raises OSError."""
+        if self._opened is None:
+            content = f"/{self._digest.value}" if self._digest is not None else ""
+            name = hashlib.blake2b(f"{self._identity}{content}".encode(), digest_size=_DIGEST).hexdigest()
+            (self._root / name).mkdir(mode=0o700, exist_ok=True)
+            self._opened = self._root / name
+            self._remove_stale()
+        return self._opened
 
     def find(self, tokens: Sequence[int]) -> list[Segment]:
         """Return the chain of segments that begins at 0 and follows the tokens furthest. Reads headers only."""
+        children = self._children() if tokens else {}
         chain: list[Segment] = []
         parent, at = _ROOT, 0
-        while self.enabled and at < len(tokens):
+        while at < len(tokens):
             best: tuple[int, int, Path] | None = None
-            for path in self._children(parent):
+            for path in children.get(parent, ()):
                 stored = _read_tokens(path)
                 if stored is None or stored[:at] != list(tokens[:at]):
                     continue
@@ -104,7 +149,8 @@ class DiskCache:
     def load(self, segment: Segment) -> bytes | None:
         """Return a segment's KV and mark it as used; None if it is gone, and it is removed if it is damaged."""
         try:
-            data = segment.path.read_bytes()
+            with _opened(segment.path) as file:
+                data = file.read()
             os.utime(segment.path)
         except OSError as error:
             log.info("A KV segment cannot be read: %s", error)
@@ -138,11 +184,13 @@ class DiskCache:
         """
         stop = len(tokens)
         parent = _digest(tokens[:start]) if start else _ROOT
-        if not self.enabled or (start and not self._leads_to(parent)):
+        if not self.enabled or not self.ready:
             return
         header = _MAGIC + stop.to_bytes(4, "little") + np.array(tokens, "<i4").tobytes()
         body = header + kv
         try:
+            if start and not any(self._folder.glob(f"*.{parent}.kv")):
+                return
             path = self._folder / f"{parent}.{_digest(tokens)}.kv"
             write_whole(path, body + _checksum(body), lasting=False)
             self._remove_shorter(parent, tokens)
@@ -150,16 +198,17 @@ class DiskCache:
         except OSError as error:
             self._turn_off(error)
 
-    def _children(self, parent: str) -> list[Path]:
-        try:
-            return [Path(entry.path) for entry in os.scandir(self._folder) if entry.name.startswith(f"{parent}.")]
-        except OSError as error:
-            self._turn_off(error)
-            return []
-
-    def _leads_to(self, digest: str) -> bool:
-        """Whether a segment ends there."""
-        return any(self._folder.glob(f"*.{digest}.kv"))
+    def _children(self) -> dict[str, list[Path]]:
+        """All segments by the digest of the tokens before them."""
+        found: dict[str, list[Path]] = defaultdict(list)
+        if self.enabled and self.ready:
+            try:
+                for entry in os.scandir(self._folder):
+                    if name := _SEGMENT_NAME.fullmatch(entry.name):
+                        found[name[1]].append(Path(entry.path))
+            except OSError as error:
+                self._turn_off(error)
+        return found
 
     def _remove_shorter(self, parent: str, tokens: Sequence[int]) -> None:
         """A conversation's last segment is stored again when it has grown: the shorter one is of no more use.
@@ -167,7 +216,7 @@ class DiskCache:
         Of states that cannot be cut, the longest shorter one stays: its prompt may be answered again.
         """
         shorter = []
-        for path in self._children(parent):
+        for path in self._children()[parent]:
             stored = _read_tokens(path)
             if stored is not None and len(stored) < len(tokens) and stored == list(tokens[: len(stored)]):
                 shorter.append((len(stored), path))
@@ -178,6 +227,8 @@ class DiskCache:
         """Delete segments of all models until the limit is kept."""
         files = []
         for path in self._root.glob("*/*.kv"):
+            if not (_FOLDER_NAME.fullmatch(path.parent.name) and _SEGMENT_NAME.fullmatch(path.name)):
+                continue
             try:
                 state = path.stat()
             except FileNotFoundError:  # another process deleted it
@@ -191,7 +242,9 @@ class DiskCache:
             excess -= size
 
     def _remove_stale(self) -> None:
-        for path in self._folder.glob("*.tmp"):
+        for path in self._folder.iterdir():
+            if not _TEMPORARY_NAME.fullmatch(path.name):
+                continue
             with contextlib.suppress(FileNotFoundError):  # its writer has just given it its name
                 if path.stat().st_mtime < time.time() - _STALE_S:
                     path.unlink()
@@ -214,28 +267,43 @@ def _first_to_go(files: Sequence[tuple[int, int, Path]]) -> list[tuple[int, Path
     of no use: so they go after it.
     """
     ends = {(path.parent, path.name.split(".")[1]): path for _, _, path in files}
+    before = {path: ends.get((path.parent, path.name.split(".")[0])) for _, _, path in files}
+    depths: dict[Path, int] = {}
+    for path in before:
+        way: list[Path] = []
+        at: Path | None = path
+        while at is not None and at not in depths and len(way) <= len(files):
+            way.append(at)
+            depths[at] = -1  # names of a damaged folder may lead in a circle
+            at = before[at]
+        depth = depths[at] if at is not None else (0 if way and way[-1].name.startswith(_ROOT) else -(2**30))
+        for each in reversed(way):
+            depth = depths[each] = depth + 1
     used = {path: when for when, _, path in files}
-    places: dict[Path, tuple[bool, int]] = {}
-    for when, _, path in files:
-        at, depth = path, 0
-        while (before := ends.get((path.parent, at.name.split(".")[0]))) and depth < len(files):
-            used[before] = max(used[before], when)
-            at, depth = before, depth + 1
-        places[path] = at.name.startswith(_ROOT), -depth
-    return [
-        (size, path)
-        for _, size, path in sorted(files, key=lambda file: (places[file[2]][0], used[file[2]], places[file[2]][1]))
-    ]
+    for path in sorted(used, key=depths.__getitem__, reverse=True):
+        if (parent := before[path]) is not None:
+            used[parent] = max(used[parent], used[path])
+    order = sorted(files, key=lambda file: (depths[file[2]] > 0, used[file[2]], -depths[file[2]]))
+    return [(size, path) for _, size, path in order]
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A segment's file for reading. Raises OSError also for what is no regular file, without waiting for a pipe."""
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is no regular file")
+    return file
 
 
 def _read_tokens(path: Path) -> list[int] | None:
     """The token ids of a segment file, or None if it is gone or not one."""
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 return None
             count = int.from_bytes(file.read(4), "little")
-            data = file.read(4 * count) if 4 * count < path.stat().st_size else b""
+            data = file.read(4 * count) if 4 * count < os.fstat(file.fileno()).st_size else b""
     except OSError:
         return None
     ids: list[int] = np.frombuffer(data, "<i4").tolist() if len(data) == 4 * count else []

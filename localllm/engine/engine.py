@@ -46,6 +46,8 @@ class EngineStats:
     pages_total: int
     pages_free: int
     page_bytes: int
+    copies_bytes: int
+    copies_limit: int
     prompt_tokens: int
     reused_memory_tokens: int
     reused_disk_tokens: int
@@ -79,7 +81,7 @@ class Engine:
         self.runner = runner
         self._vocabulary = vocabulary
         self._wakened = threading.Event()
-        self._news = np.zeros(2, np.uint8)  # [0] is set when somebody cancels or comes; see Interruptible
+        self._news = threading.Event()  # set when somebody cancels or comes; see Interruptible
         self.context = min(context_limit or runner.max_context, runner.max_context)
         self._max_waiting = max_waiting
         max_running = max(min(max_running, runner.max_sequences // 2, runner.max_rows), 1)
@@ -136,12 +138,12 @@ class Engine:
 
     def step(self) -> bool:
         """Do one round of work on the calling thread; False if there was nothing to do."""
-        self._news[0] = 0  # what is set from now on was perhaps not seen by this step
+        self._news.clear()  # what is set from now on was perhaps not seen by this step
         self._settle()
         self._journal.answer(self._snapshot)
         plan = self._scheduler.schedule()
         if not plan.parts:
-            return self._settle() or plan.again or self._kv.work_ahead() or self._spill()
+            return self._settle() or plan.again or self._spill()
         try:
             logits = self._run(plan)
         except LocalLLMError as error:
@@ -183,7 +185,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return how busy the engine is and what it has done."""
-        totals, cache = self._totals, self._kv.cache
+        totals, cache, copies = self._totals, self._kv.cache, self._kv.copies
         return EngineStats(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting) + len(self._submissions),
@@ -192,6 +194,8 @@ class Engine:
             pages_total=self.runner.pages_total(),
             pages_free=self.runner.pages_free(),
             page_bytes=self.runner.page_size * self.runner.kv_bytes_per_token,
+            copies_bytes=copies.bytes if copies else 0,
+            copies_limit=copies.limit if copies else 0,
             prompt_tokens=totals["prompt"],
             reused_memory_tokens=totals["memory"],
             reused_disk_tokens=totals["disk"],
@@ -364,7 +368,7 @@ class Engine:
 
     def _interrupt(self) -> None:
         """Wake the engine, and have it give up a step that others need not wait for."""
-        self._news[0] = 1
+        self._news.set()
         self._wake()
 
     def _loop(self) -> None:

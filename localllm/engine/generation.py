@@ -13,6 +13,7 @@ from localllm.engine.context_policy import FittedPrompt, kept_first, roll
 from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.disk_cache import Segment
 from localllm.engine.images import ImageSpans
+from localllm.engine.memory_tier import MemorySegment
 from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.prompt_lookup import PromptLookup
 from localllm.engine.request import (
@@ -68,7 +69,7 @@ class Generation:
         self.images = ImageSpans(self.tokens, request.images)
         self.sequence: int | None = None
         self.computed = 0
-        self.restoring: list[Segment] = []
+        self.restoring: list[Segment | MemorySegment] = []
         self.marks: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
@@ -140,11 +141,12 @@ class Generation:
             self._admitted = time.monotonic()
             self._counts = replace(self._counts, cached_memory=cached_memory)
 
-    def restored(self, tokens: int) -> None:
-        """Note that the disk tier has filled the sequence up to so many tokens."""
+    def restored(self, tokens: int, from_disk: bool) -> None:
+        """Note that the sequence was filled up to so many tokens, from the disk or from copies in main memory."""
         gained, self.computed = tokens - self.computed, tokens
         if self.generated == 0:
-            self._counts = replace(self._counts, cached_disk=self._counts.cached_disk + gained)
+            name = "cached_disk" if from_disk else "cached_memory"
+            self._counts = replace(self._counts, **{name: getattr(self._counts, name) + gained})
 
     @property
     def knows_more(self) -> bool:

@@ -1,19 +1,20 @@
 """Where a generation's KV comes from and where it goes: prefix cache, running neighbours, disk tier, free pages."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from localllm.engine.adapters import AdapterSet, marked
-from localllm.engine.disk_cache import DiskCache
+from localllm.engine.disk_cache import DiskCache, Segment
 from localllm.engine.generation import Generation
+from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
-from localllm.engine.runner import Parks, Runner
+from localllm.engine.runner import KeepsCopies, Runner
 from localllm.engine.spill import Spiller
 from localllm.engine.state_cache import StateCache, mark_places
 
 log = logging.getLogger(__name__)
 
-# Reading fewer tokens than this from the disk is not worth it.
+# Restoring fewer tokens than this is not worth it.
 LEAST_RESTORED = 16
 
 
@@ -35,14 +36,15 @@ class KVManager:
         adapters: AdapterSet = (),
     ) -> None:
         self._runner = runner
-        self._parking = runner if isinstance(runner, Parks) else None
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
         self._adapters = adapters
         self.cache: PrefixCache | StateCache = PrefixCache(runner) if runner.can_truncate else StateCache(runner)
         self._disk = disk if runner.can_truncate or disk is None else disk.of_states()
         self._disks: dict[str, DiskCache] = {}
-        self.spiller = Spiller(runner, self.cache, wake_engine) if self._disk else None
+        copies = runner.copies_bytes if isinstance(runner, KeepsCopies) and runner.can_truncate else 0
+        self.copies = MemoryTier(copies) if copies else None
+        self.spiller = Spiller(runner, self.cache, self.copies, wake_engine) if self._disk or self.copies else None
 
     def start(self, generation: Generation, running: Iterable[Generation]) -> bool:
         """Give the generation the longest prefix known; False if a neighbour is just computing a longer one.
@@ -62,8 +64,7 @@ class KVManager:
                 source, computed = other.sequence, min(common, other.computed)
         if coming - computed >= self._runner.page_size:
             return False
-        disk = self._disk_of(generation)
-        segments = disk.find(tokens) if disk and len(tokens) - computed >= LEAST_RESTORED else []
+        segments = self._stored(tokens, key, generation) if len(tokens) - computed >= LEAST_RESTORED else []
         if segments and segments[-1].useful - computed >= LEAST_RESTORED:
             generation.restoring = [segment for segment in segments if segment.stop > computed]
             computed = min(computed, generation.restoring[0].start)
@@ -75,16 +76,18 @@ class KVManager:
             generation.start(self._runner.fork_sequence(source, computed), computed)
         if not self._runner.can_truncate and not generation.request.background:
             generation.marks = mark_places(len(generation.tokens))
+        if self.copies and isinstance(self.cache, PrefixCache):
+            self.cache.release_where(self.copies.holds)
         return True
 
-    def prepare(self, generation: Generation) -> bool:
-        """Do a part of what a started generation has to wait for before its next rows; False while there is more."""
-        assert generation.sequence is not None
-        return self._parking is None or self._parking.prepare_sequence(generation.sequence, generation.pending)
-
-    def work_ahead(self) -> bool:
-        """Do a part of what later requests would wait for, when there is nothing to compute; False if none is left."""
-        return self._parking is not None and self._parking.copy_resting()
+    def _stored(
+        self, tokens: list[int], key: list[int], generation: Generation
+    ) -> Sequence[MemorySegment] | Sequence[Segment]:
+        """The stored segments that follow the tokens furthest: copies in main memory, else those on disk."""
+        copies = self.copies.find(key) if self.copies else []
+        disk = self._disk_of(generation)
+        stored = disk.find(tokens) if disk and not (copies and copies[-1].useful == len(tokens)) else []
+        return stored if stored and (not copies or stored[-1].useful > copies[-1].useful) else copies
 
     def keep_state(self, generation: Generation) -> None:
         """Keep a copy of the state that a generation has reached, if it is at a mark."""
@@ -96,24 +99,30 @@ class KVManager:
         self._keep(generation, self._runner.fork_sequence(generation.sequence, generation.computed))
 
     def restore(self, generation: Generation) -> None:
-        """Read one segment from the disk. What cannot be read will be computed."""
+        """Import one segment from main memory or the disk. What cannot be read will be computed."""
         segment, *generation.restoring = generation.restoring
         sequence, tokens = generation.sequence, segment.stop - segment.start
-        assert self._disk is not None and sequence is not None
+        assert sequence is not None
         room = self.make_room(self._runner.pages_needed(sequence, tokens), generation.request.background)
-        data = self._disk.load(segment) if room else None
+        data = self._data(segment) if room else None
         if data is None:
             generation.restoring = []
             return
         try:
             self._runner.import_kv(sequence, segment.start, segment.stop, data)
         except ValueError as error:
-            log.warning("Computing again what %s should hold: %s", segment.path, error)
+            log.warning("Computing tokens %d to %d again: %s", segment.start, segment.stop, error)
             generation.restoring = []
             return
         if segment.useful < segment.stop:
             self._runner.truncate_sequence(sequence, segment.useful)
-        generation.restored(segment.useful)
+        generation.restored(segment.useful, from_disk=isinstance(segment, Segment))
+
+    def _data(self, segment: MemorySegment | Segment) -> bytes | None:
+        if isinstance(segment, MemorySegment):
+            return segment.kv
+        assert self._disk is not None
+        return self._disk.load(segment)
 
     def make_room(self, pages: int, background: bool) -> bool:
         """Evict until so many pages are free; False if that cannot be."""
@@ -142,13 +151,13 @@ class KVManager:
             self.cache.evict(self._background_pages - self._runner.pages_free())
 
     def _keep(self, generation: Generation, sequence: int) -> None:
-        """Put a sequence that holds what the generation has computed into the cache, and on its way to the disk."""
+        """Put a sequence that holds what the generation has computed into the cache, and have it copied."""
         tokens = generation.tokens[: generation.computed]
         key = self._key(tokens, generation)
         self.cache.insert(key, sequence)
-        disk = self._disk_of(generation)
-        if self.spiller and generation.request.persist and disk:
-            text = generation.images.text_end(0, len(tokens))  # what stands before images; they stay in memory
+        if self.spiller:
+            disk = self._disk_of(generation) if generation.request.persist else None
+            text = generation.images.text_end(0, len(tokens))  # what stands before images, which are never copied
             self.spiller.later(tokens[:text], key[:text], disk)
 
     def _key(self, tokens: list[int], generation: Generation) -> list[int]:

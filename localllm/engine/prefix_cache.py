@@ -1,9 +1,9 @@
 """Prefixes whose keys and values are still in memory: a radix tree on token ids over the runner's sequences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from localllm.engine.inspection import PrefixView
-from localllm.engine.runner import Parks, Runner
+from localllm.engine.runner import Runner
 
 
 class _Node:
@@ -35,7 +35,6 @@ class PrefixCache:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._parking = runner if isinstance(runner, Parks) else None
         self._root = _Node(None, 0, [], 0)
         self._leaves: set[_Node] = set()
         self._clock = 0
@@ -81,8 +80,6 @@ class PrefixCache:
         self._leaves.add(leaf)
         self.tokens += len(leaf.edge)
         self._touch(leaf)
-        if self._parking:
-            self._parking.park_sequence(sequence)
 
     def evict(self, pages: int) -> bool:
         """Cut about this many pages (at least one token) off the least recently used prefix; False if none is left."""
@@ -108,6 +105,15 @@ class PrefixCache:
             self.evict(self._runner.pages_total())
         return len(self._leaves) < before
 
+    def release_where(self, is_kept_elsewhere: Callable[[list[int]], bool]) -> None:
+        """Forget the prefixes that are kept elsewhere, and free what the runner stores of them alone."""
+        for leaf in [*self._leaves]:
+            node: _Node | None = leaf
+            while node in self._leaves and is_kept_elsewhere(_path(node)):
+                parent = node.parent
+                self._remove(node)
+                node = parent
+
     def check_integrity(self) -> set[int]:
         """Walk the whole tree, raise RuntimeError where it is wrong, and return the sequences it owns."""
         owned: set[int] = set()
@@ -130,8 +136,6 @@ class PrefixCache:
             for problem, found in problems.items():
                 if found:
                     raise RuntimeError(f"prefix cache: {problem} at depth {node.depth}")
-        if self._parking:
-            self._parking.check_parked()
         if leaves != self._leaves or self.tokens != sum(len(node.edge) for node in self._nodes()):
             raise RuntimeError("prefix cache: leaves or tokens are not the tree's")
         return owned
@@ -189,6 +193,15 @@ class PrefixCache:
             self._leaves.add(parent)
 
 
+def _path(node: _Node) -> list[int]:
+    """The tokens from the root to a node's end."""
+    edges = []
+    while node.parent is not None:
+        edges.append(node.edge)
+        node = node.parent
+    return [token for edge in reversed(edges) for token in edge]
+
+
 def _view(node: _Node) -> PrefixView:
     children = tuple(_view(child) for child in node.children.values())
     sharers = sum(child.sharers for child in children) or 1
@@ -204,6 +217,8 @@ def _sequence_below(node: _Node) -> int:
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of leading tokens that two lists share."""
+    if a[: len(b)] == b[: len(a)]:
+        return min(len(a), len(b))
     for index, (left, right) in enumerate(zip(a, b, strict=False)):
         if left != right:
             return index

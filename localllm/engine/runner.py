@@ -6,6 +6,7 @@ engine's own thread is its only caller. The contract uses plain numbers and arra
 not import anything from here.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -131,48 +132,22 @@ class Interruptible(Protocol):
 
     def run_unless(
         self,
-        stop: NDArray[np.uint8],
+        stop: threading.Event,
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[int],
         wanted: Sequence[int],
     ) -> NDArray[np.float32] | None:
-        """Like Runner.run, but give up soon after another thread has set stop[0]: None, with nothing changed.
-
-        stop: uint8[2], the second always 0.
-        """
+        """Like Runner.run, but give up soon after another thread has set `stop`: None, with nothing changed."""
 
 
 @runtime_checkable
-class Parks(Protocol):
-    """What a Runner has beyond others if sequences that are only kept for later would cost it time where they lie."""
+class KeepsCopies(Protocol):
+    """What a Runner has beyond others if all of its storage is allocated at once, and what rests there costs others.
 
-    def park_sequence(self, sequence: int) -> None:
-        """Let a sequence rest until something is appended to it: it may be moved to where it costs others nothing.
+    Prefixes that are only cached then move out to copies in main memory (localllm/engine/memory_tier.py).
+    """
 
-        Its pages stay its own, and it is forked, cut, exported and freed like any other.
-        """
-
-    def prepare_sequence(self, sequence: int, rows: int) -> bool:
-        """Do a part of what is to be moved before so many rows are appended; False while there is more.
-
-        Appending does all of it at once where nobody asked for parts, between which others can be computed.
-        """
-
-    def copy_resting(self) -> bool:
-        """Copy a part of what rests to where it may move, so that a prompt need not wait for that.
-
-        False while there is nothing to copy, or no room. To be called when nothing is to be computed.
-        """
-
-    def pages_parked(self) -> int:
-        """Pages whose keys and values are elsewhere now."""
-
-    def pages_copied(self) -> int:
-        """Pages that have copies, parked ones among them: what is taken now of the memory that most_parked tells."""
-
-    def most_parked(self) -> int:
-        """Most pages that may have copies, which take memory beside that of all pages; 0 where none ever has."""
-
-    def check_parked(self) -> None:
-        """Raise RuntimeError where bookkeeping is wrong."""
+    @property
+    def copies_bytes(self) -> int:
+        """Main memory that was planned for copies; 0 where nothing is to move."""

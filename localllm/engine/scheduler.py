@@ -50,9 +50,7 @@ class Scheduler:
         self._admit()
         plan = Plan()
         active = [generation for generation in self.running if not generation.stream.full]
-        started = [generation for generation in active if self._started(generation)]
-        ready = [generation for generation in started if self._kv.prepare(generation)]
-        plan.again = len(ready) < len(started)
+        ready = [generation for generation in active if self._started(generation)]
         for generation in ready:
             if generation.restoring:
                 self._kv.restore(generation)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from gguf_io import open_model
 from gguf_io.model_file import ModelFile
-from localllm.engine.memory_plan import plan_memory
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.library.entry import LibraryModel
 from localllm.library.summary import summarize
+from localllm.memory import plan_memory
 
 
 @dataclass(frozen=True, slots=True)

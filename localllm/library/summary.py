@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from gguf_io.metadata import MetadataArray
-from localllm.engine.backends import kv_bytes_in_file
+from localllm.memory import kv_bytes_in_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gguf_io import open_model
 from gguf_io.model_file import ModelFile, TensorInfo
-from gpu_offload.library import llama
+from gpu_offload.library import llama, muted
 from gpu_offload.library import logger as llama_log
 from localllm.errors import RequestError
 from localllm.library.own_store import STALE_S
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 _EXACT = frozenset({"F32", "F16", "BF16"})
 _QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 _UNFINISHED = ".gguf.tmp"
+_SMALL_BLOCKS = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"})  # of 32 numbers; all others have 256
 _TENSOR_DONE = re.compile(r"\[ *(\d+)/ *(\d+)\]")  # how llama.cpp's log begins a line for each tensor
 _NEVER = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 
@@ -69,7 +70,7 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
             if own:
                 _write(file, unfinished, kind, progress)
             else:
-                _by_llama(source, unfinished, kind, progress, threads)
+                _by_llama(file, unfinished, kind, progress, threads)
 
 
 def quantizes(tensor: TensorInfo) -> bool:
@@ -95,7 +96,6 @@ def _write(file: ModelFile, target: Path, kind: str, progress: Progress) -> None
         for done, name in enumerate(file.tensors):
             progress("quantising", done / len(file.tensors))
             writer.write_tensor_data(_blocks(file, name, types[name]))
-            file.release(name)
     progress("quantising", 1.0)
 
 
@@ -137,38 +137,38 @@ def _copy_metadata(source: Path, writer: Any) -> None:
         writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if is_array else None)
 
 
-def _by_llama(source: Path, target: Path, kind: str, progress: Progress, threads: int | None) -> None:
+def _by_llama(file: ModelFile, target: Path, kind: str, progress: Progress, threads: int | None) -> None:
     library = llama()
     parameters = library.llama_model_quantize_default_params()
     parameters.ftype = getattr(library, f"LLAMA_FTYPE_MOSTLY_{kind}")
     parameters.nthread = threads or 0
-    with _heard(kind, lambda share: progress("quantising with llama.cpp", share)):
-        status = library.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(parameters))
+    with muted(), _progress_from_log(lambda share: progress("quantising with llama.cpp", share)):
+        status = library.llama_model_quantize(os.fsencode(file.path), os.fsencode(target), ctypes.byref(parameters))
     progress("quantising with llama.cpp", 1.0)
     if status != 0:
-        raise RequestError(f"llama.cpp cannot quantise {source} to {kind}; --debug shows its messages.")
+        raise RequestError(f"llama.cpp cannot quantise {file.path} to {kind}; --debug shows its messages.")
+    block = 32 if kind in _SMALL_BLOCKS else 256
+    if larger := sum(quantizes(tensor) and tensor.shape[-1] % block > 0 for tensor in file.tensors.values()):
+        log.warning("%d matrices have rows that %s cannot hold, and are stored in larger types", larger, kind)
 
 
 @contextmanager
-def _heard(kind: str, progress: Callable[[float], None]) -> Iterator[None]:
-    """Take progress from llama.cpp's log, and say once how many matrices do not fit the type: it does so for each.
+def _progress_from_log(progress: Callable[[float], None]) -> Iterator[None]:
+    """Read how many tensors are done from llama.cpp's log, since it has no callback for that.
 
     What progress raises is raised at the end; llama.cpp cannot be stopped.
     """
-    larger, shown_from, level = 0, llama_log.getEffectiveLevel(), llama_log.level
+    shown_from, level = llama_log.getEffectiveLevel(), llama_log.level
     raised: BaseException | None = None
 
     def passes(record: logging.LogRecord) -> bool:
-        nonlocal larger, raised
-        message = record.getMessage()
-        if (done := _TENSOR_DONE.match(message)) and raised is None:
+        nonlocal raised
+        if (done := _TENSOR_DONE.match(record.getMessage())) and raised is None:
             try:
                 progress((int(done[1]) - 1) / int(done[2]))
             except BaseException as error:  # nothing may leave a callback of C's
                 raised = error
-        larger += "falling back to" in message
-        told = "falling back to" in message or "required fallback" in message
-        return record.levelno >= shown_from and not told
+        return record.levelno >= shown_from
 
     llama_log.addFilter(passes)
     llama_log.setLevel(logging.DEBUG)
@@ -179,8 +179,6 @@ def _heard(kind: str, progress: Callable[[float], None]) -> Iterator[None]:
         llama_log.removeFilter(passes)
     if raised is not None:
         raise raised
-    if larger:
-        log.warning("%d matrices have rows that %s cannot hold, and are stored in larger types", larger, kind)
 
 
 @contextmanager

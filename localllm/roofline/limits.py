@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
-
+from cpu_kernels.limits import available_memory
 from cpu_kernels.roofline import Probe, float_probes, int8_probes, largest_cache, read_probe
 from cpu_kernels.threads import ThreadTeam
 from localllm.roofline.spread import Spread
@@ -28,7 +27,7 @@ class LimitProbes:
     def __init__(self, threads: int, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._team = ThreadTeam(threads)
-        size = min(max(_CACHES * largest_cache(), _LEAST_BYTES), psutil.virtual_memory().available // 4)
+        size = min(max(_CACHES * largest_cache(), _LEAST_BYTES), available_memory() // 4)
         self._probes = {
             "read": [read_probe(self._team, size)],
             "int8": int8_probes(self._team),

@@ -9,9 +9,9 @@ from gpu_offload.errors import LlamaCppMissingError
 from gpu_offload.planner import DEFAULT_RESERVE, Plan
 from gpu_offload.planner import plan as plan_placement
 from localllm.engine.backends import plan_request
-from localllm.engine.memory_plan import RESERVE_BYTES
 from localllm.engine.projectors import projector_of
 from localllm.errors import OutOfMemoryError
+from localllm.memory import RESERVE_BYTES
 from localllm.settings import Settings
 
 MIB = 2**20

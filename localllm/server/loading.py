@@ -6,15 +6,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
-
+from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
 from localllm.engine.backends import choose_backend, native_kv_bytes
 from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
-from localllm.engine.memory_plan import plan_memory
-from localllm.engine.runner import Parks
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
+from localllm.memory import plan_memory
 from localllm.server.catalog import CatalogEntry, with_files
 from localllm.server.embedding_model import EmbeddingModel
 from localllm.server.file_details import told_of
@@ -117,7 +115,7 @@ class MemoryLoader:
     def _room(self, beside: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
         """Bytes that nothing uses or has been promised."""
         promised = sum(map(_promised, beside)) + sum(plan.needed for plan in coming)
-        room = psutil.virtual_memory().available - promised
+        room = available_memory() - promised
         if self._options.memory_bytes is not None:
             held = sum(map(_held, beside)) + sum(plan.needed for plan in coming)
             room = min(room, self._options.memory_bytes - held)
@@ -133,12 +131,12 @@ def _draft_bytes(settings: Settings) -> int:
 
 
 def _promised(model: Model) -> int:
-    """Bytes of keys and values that a model may still store. llama.cpp has taken all of its cells, and parks some."""
+    """Bytes of keys and values that a model may still store. llama.cpp has taken all of its cells at the start."""
     if isinstance(model, EmbeddingModel):
         return 0
-    runner, stats = model.engine.runner, model.engine.stats()
-    pages = runner.most_parked() - runner.pages_copied() if isinstance(runner, Parks) else stats.pages_free
-    return pages * stats.page_bytes
+    stats = model.engine.stats()
+    allocated = model.backend.backend == "llama"
+    return stats.copies_limit - stats.copies_bytes + (0 if allocated else stats.pages_free * stats.page_bytes)
 
 
 def _on_gpus(model: Model) -> bool:
@@ -149,6 +147,6 @@ def _held(model: Model) -> int:
     """Bytes of main memory for a model's weights and for all the keys and values that it may store."""
     if isinstance(model, EmbeddingModel):
         return model.file.size_bytes + EMBEDDING_BYTES
-    runner, stats = model.engine.runner, model.engine.stats()
-    pages = stats.pages_total + (runner.most_parked() if isinstance(runner, Parks) else 0)
-    return max(model.file.size_bytes + pages * stats.page_bytes - model.backend.device_bytes, 0)
+    stats = model.engine.stats()
+    stored = stats.pages_total * stats.page_bytes + stats.copies_limit
+    return max(model.file.size_bytes + stored - model.backend.device_bytes, 0)

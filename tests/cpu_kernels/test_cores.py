@@ -1,6 +1,5 @@
 """How many threads are chosen: affinity, hyper-threads and control groups."""
 
-import math
 import os
 import subprocess
 import sys
@@ -19,11 +18,6 @@ def topology(folder: Path, siblings: list[str]) -> Path:
         place.mkdir(parents=True)
         (place / "thread_siblings_list").write_text(together + "\n")
     return folder
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def test_this_machine() -> None:
@@ -55,42 +49,7 @@ def test_without_topology_no_more_than_the_machines_cores(tmp_path: Path, monkey
     assert cores._distinct_cores({1, 2}, tmp_path) == 2
 
 
-VERSION_2 = "0::/user/job\n"
-VERSION_1 = "9:name=systemd:/\n4:cpu,cpuacct:/user/job\n3:cpuset:/\n0::/\n"
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "allowed"),
-    [
-        ({"user/job/cpu.max": "150000 100000"}, VERSION_2, 1),
-        ({"user/job/cpu.max": "max 100000", "user/cpu.max": "300000 100000"}, VERSION_2, 3),
-        ({"user/job/cpu.max": "400000 100000", "user/cpu.max": "200000 100000"}, VERSION_2, 2),
-        ({"user/job/cpu.max": "10000 100000"}, VERSION_2, 1),
-        # Inside a container: the path is the host's, the root is the group.
-        ({"cpu.max": "200000 100000"}, VERSION_2, 2),
-        (
-            {"cpu,cpuacct/user/job/cpu.cfs_quota_us": "250000", "cpu,cpuacct/user/job/cpu.cfs_period_us": "100000"},
-            VERSION_1,
-            2,
-        ),
-        ({"cpu,cpuacct/cpu.cfs_quota_us": "100000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, VERSION_1, 1),
-        ({"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, VERSION_1, None),
-        ({"user/job/cpu.max": "max 100000"}, VERSION_2, None),
-        ({"user/job/cpu.max": "nonsense"}, VERSION_2, None),
-        ({}, "", None),
-    ],
-)
-def test_quotas(files: dict[str, str], membership: str, allowed: int | None, tmp_path: Path) -> None:
-    """None: no quota, so all that the affinity gives."""
-    write(tmp_path / "membership", membership)
-    for name, text in files.items():
-        write(tmp_path / "groups" / name, text)
-    found = cores._allowed(tmp_path / "groups", tmp_path / "membership")
-    assert found == (len(cores._affinity()) if allowed is None else allowed)
-
-
-def test_the_smallest_quota_counts_not_the_first(tmp_path: Path) -> None:
-    write(tmp_path / "membership", VERSION_2)
-    write(tmp_path / "groups/user/job/cpu.max", "max 100000")
-    write(tmp_path / "groups/cpu.max", "50000 100000")
-    assert sorted(cores._quotas(tmp_path / "groups", tmp_path / "membership")) == [0.5, math.inf]
+@pytest.mark.parametrize(("quota", "allowed"), [(0.1, 1), (1.5, 1), (3.0, 3)])
+def test_control_groups_bound_the_threads(quota: float, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "processor_quota", lambda: quota)
+    assert cores._allowed() == allowed

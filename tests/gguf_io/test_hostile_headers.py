@@ -17,7 +17,7 @@ FOUR = tensor("a", [4])  # 16 bytes of F32 at offset 0
 HOSTILE = {
     "empty": (b"", "has 0 bytes"),
     "magic alone": (b"GGUF", "has 4 bytes"),
-    "other magic": (b"ggjt" + bytes(60), "magic: is b'ggjt', so this is not a GGUF file"),
+    "other magic": (b"ggjt" + bytes(60), r"not a GGUF file \(starts with 67 67 6a 74\)"),
     "zip": (b"PK\3\4" + bytes(60), "not a GGUF file"),
     "version 0": (gguf_file(version=0), "version: GGUF 0 is not supported"),
     "version 1": (gguf_file(version=1), "version: GGUF 1 is not supported"),

@@ -44,23 +44,24 @@ def test_a_step_that_is_given_up_changes_nothing(runner: LlamaCppRunner, caplog:
     assert runner.can_interrupt
     sequence, other = runner.create_sequence(), runner.create_sequence()
     runner.run(*rows(sequence, 0, 100))
-    free, stop = runner.pages_free(), np.array([1, 0], np.uint8)
+    free, stop = runner.pages_free(), threading.Event()
+    stop.set()
     assert runner.run_unless(stop, *rows(sequence, 100, 300)) is None
     assert (runner.sequence_length(sequence), runner.pages_free()) == (100, free)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     # Without its flag set it does what `run` does, and `run` heeds no flag.
-    stop[0] = 0
+    stop.clear()
     logits = runner.run_unless(stop, *rows(sequence, 100, 300))
     assert logits is not None
     logits = logits.copy()
-    stop[0] = 1
+    stop.set()
     runner.run(*rows(other, 0, 100))
     np.testing.assert_allclose(runner.run(*rows(other, 100, 300)), logits, atol=1e-3)
 
 
 def test_other_failures_are_errors(runner: LlamaCppRunner) -> None:
     with pytest.raises(ValueError, match="no sequence 5"):
-        runner.run_unless(np.zeros(2, np.uint8), *rows(5, 0, 10))
+        runner.run_unless(threading.Event(), *rows(5, 0, 10))
 
 
 class Watched:
@@ -76,7 +77,7 @@ class Watched:
 
     can_interrupt = True
 
-    def run_unless(self, stop: np.ndarray, *rows: object) -> np.ndarray | None:
+    def run_unless(self, stop: threading.Event, *rows: object) -> np.ndarray | None:
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         caller = threading.Thread(target=meanwhile)
         caller.start()

@@ -118,9 +118,9 @@ def test_stored_keys_and_values_name_the_adapters(runner, path, folder):
 
 def test_what_is_no_adapter_for_this_model_is_refused(path, folder, tmp_path):
     made = lora_files.factors(path, 1)
-    with pytest.raises(LlamaCppError, match="is no LoRA adapter"):
+    with pytest.raises(LlamaCppError, match="is not a LoRA adapter"):
         opened(path, path)
-    with pytest.raises(LlamaCppError, match="is no LoRA adapter in GGUF"):
+    with pytest.raises(LlamaCppError, match="is not a LoRA adapter in GGUF"):
         opened(path, lora_files.write(tmp_path / "kind.gguf", made, kind="ia3"))
     with pytest.raises(LlamaCppError, match="is an adapter for 'qwen2'"):
         opened(path, lora_files.write(tmp_path / "architecture.gguf", made, architecture="qwen2"))

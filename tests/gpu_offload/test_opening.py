@@ -54,9 +54,7 @@ def test_less_is_planned_until_it_fits_and_it_is_said(model, monkeypatch, caplog
     assert opened.options == chosen.options
     assert chosen.options.gpu_layers <= 20
     assert caplog.text.count("Trying again") == len(layers) - 1
-    assert (
-        f"a GPU had less memory than it said, so that less was planned for it (attempt {len(layers)})" in chosen.notes
-    )
+    assert f"a GPU had less memory than it reported, so less was planned for it (attempt {len(layers)})" in chosen.notes
 
 
 def test_it_gives_up_in_the_end(model, monkeypatch):

@@ -76,7 +76,7 @@ def test_without_a_gpu_everything_is_in_main_memory(dense):
     assert found.options.gpu_layers == 0
     (use,) = found.uses
     assert use.weights == sum(tensor.nbytes for tensor in dense.tensors.values())
-    assert use.other == use.kv // 2  # prefixes parked beside the cells
+    assert use.other == use.kv // 2  # copies of prefixes beside the cells
     assert plan(dense, [gpu(24)], RAM).uses[0].other == 0
 
 

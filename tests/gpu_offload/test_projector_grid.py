@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_offload import loading, parking
+from gpu_offload import loading
 from gpu_offload.image_rows import ImageRows
 from gpu_offload.runner import LlamaCppRunner
 from tests.gpu_offload.projector_files import png, write_projector, write_qwen2vl
@@ -112,18 +112,3 @@ def test_text_around_images_is_saved_and_restored_at_its_positions(files, runner
         found.append(append(runner, one, (prompt[-1][-1:],), wanted=True)[-1])
     np.testing.assert_allclose(found[1], found[0], atol=tolerance)
     assert len(AFTER) > tail > 1
-
-
-def test_images_stay_in_their_cells_while_the_text_behind_them_is_parked(files, runner, tolerance, monkeypatch):
-    monkeypatch.setattr(parking, "LEAST_TOKENS", 1)
-    sequence, other = runner.create_sequence(), runner.create_sequence()
-    prompt = whole_prompt(files[0], runner.projector.see(WIDE))
-    expected = append(runner, sequence, prompt, wanted=True)[-1]
-    runner.park_sequence(sequence)
-    append(runner, other, ((prompt[0] * 4)[: parking.PROMPT_ROWS],))
-    (image,) = (at for at, piece in enumerate(prompt) if isinstance(piece, ImageRows))
-    assert runner.pages_parked() == sum(map(len, prompt[image + 1 :]))
-    runner.check_parked()
-    fork = runner.fork_sequence(sequence, runner.sequence_length(sequence) - 1)
-    again = append(runner, fork, (prompt[-1][-1:],), wanted=True)[-1]
-    np.testing.assert_allclose(again, expected, atol=tolerance)

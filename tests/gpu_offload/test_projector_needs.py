@@ -6,7 +6,7 @@ import re
 import pytest
 
 from gguf_io.model_file import open_model
-from gpu_offload.projector_needs import projector_bytes
+from gpu_offload.memory import projector_bytes
 from tests.gpu_offload import projector_files
 from tests.gpu_offload.projector_runs import opened
 from tests.oracle import llama_oracle

@@ -1,6 +1,6 @@
 """Small GGUF files of every native architecture: random weights that keep activations near one, no vocabulary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ class Synthetic:
     dropped: tuple[str, ...] = ()
     beside: dict[str, str] = field(default_factory=dict)
     layer_norm: bool = False
+    expert_width: int = 0  # where no key states it as a number
+
+    @property
+    def inner(self) -> int:
+        """Width of the feed-forward network, or of each expert."""
+        return self.expert_width or int(self.extra.get("expert_feed_forward_length", self.feed_forward))
 
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
@@ -81,6 +87,16 @@ MODELS: dict[str, Synthetic] = {
         experts=16,
         extra={"expert_used_count": 4, "expert_feed_forward_length": 256},
     ),
+    "qwen3moe-unstated": Synthetic(
+        "qwen3moe", head_norms=True, experts=8, extra={"expert_used_count": 4}, expert_width=128
+    ),
+    "qwen3moe-listed": Synthetic(
+        "qwen3moe",
+        head_norms=True,
+        experts=16,
+        extra={"expert_used_count": [4, 4], "expert_feed_forward_length": [192, 192]},
+        expert_width=192,
+    ),
     "phi3": Synthetic("phi3", fused=True, kv_heads=4, extra={"rope.dimension_count": 64}),
     "phi3-longrope": Synthetic(
         "phi3",
@@ -93,6 +109,7 @@ MODELS: dict[str, Synthetic] = {
         factors={"rope_factors_short.weight": 1.5, "rope_factors_long.weight": 6.0},
     ),
     "gemma2": replace(_GEMMA, extra={**_GEMMA.extra, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    "gemma2-rope-swa": replace(_GEMMA, extra={**_GEMMA.extra, "rope.freq_base_swa": 500.0}),
     "gemma3": replace(
         _GEMMA,
         architecture="gemma3",
@@ -108,6 +125,9 @@ MODELS: dict[str, Synthetic] = {
         architecture="gemma3",
         head_norms=True,
         extra={**_GEMMA.extra, "rope.freq_base_swa": 500.0, "attention.sliding_window_pattern": 3},
+    ),
+    "gemma3-attention-factor": replace(
+        _GEMMA, architecture="gemma3", head_norms=True, extra={**_GEMMA.extra, "rope.scaling.attn_factor": 1.3}
     ),
     "gemma": Synthetic("gemma"),
     "internlm2": Synthetic("internlm2", tied=False),
@@ -255,13 +275,31 @@ MODELS: dict[str, Synthetic] = {
         dropped=("ffn_norm.weight",),
     ),
 }
+MODELS["gpt-oss-rope-swa"] = replace(MODELS["gpt-oss"], extra={**MODELS["gpt-oss"].extra, "rope.freq_base_swa": 300.0})
+MODELS["qwen2moe-unstated"] = replace(
+    MODELS["qwen2moe"],
+    extra={"expert_used_count": 2, "expert_shared_feed_forward_length": 512},
+    expert_width=256,
+)
 
 
-def write(model: Synthetic, path: Path, seed: int = 1, values: Mapping[str, NDArray[np.float32]] | None = None) -> Path:
-    """Write the file, matrices in F32, and return its path. values: tensors by name, instead of random ones."""
+def write(
+    model: Synthetic,
+    path: Path,
+    seed: int = 1,
+    values: Mapping[str, NDArray[np.float32]] | None = None,
+    tokens: Sequence[str] = (),
+) -> Path:
+    """Write the file, matrices in F32, and return its path.
+
+    values: tensors by name, instead of random ones. tokens: a vocabulary without merges or scores.
+    """
     name = model.architecture
     writer = gguf.GGUFWriter(path, name)
-    writer.add_tokenizer_model("no_vocab")
+    writer.add_tokenizer_model("llama" if tokens else "no_vocab")
+    if tokens:
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
     metadata: dict[str, Any] = {
         "vocab_size": model.vocabulary,
         "block_count": model.layers,
@@ -335,7 +373,7 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
 def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
     """A shape from the names of its sizes."""
     queries, keys = model.heads * model.head, model.kv_heads * model.head
-    inner = model.extra.get("expert_feed_forward_length", model.feed_forward)
+    inner = model.inner
     sizes = {
         "width": model.embedding,
         "queries": queries,
@@ -352,9 +390,8 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
 
 
 def _feed_forward(model: Synthetic) -> dict[str, tuple[int, ...]]:
-    width, inner = model.embedding, model.feed_forward
+    width, inner = model.embedding, model.inner
     if model.experts:
-        inner = model.extra.get("expert_feed_forward_length", inner)
         up = (model.experts, inner, width)
         return {
             "ffn_gate_inp.weight": (model.experts, width),

@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from gguf_io import open_model
+from gguf_io.errors import LocalLLMError, ModelFileError
+from gpu_offload.errors import LlamaCppError
+from gpu_offload.options import LlamaOptions
+from gpu_offload.runner import LlamaCppRunner
 from models import NativeRunner
 from models.errors import UnsupportedModelError
 from tests.models.synthetic import MODELS, Synthetic, write
+from tests.oracle import llama_oracle
 
 SMALL = Synthetic("llama", embedding=64, feed_forward=64, heads=2, kv_heads=1, head=32, vocabulary=64)
 
@@ -57,10 +62,66 @@ def test_metadata_that_changes_what_is_computed(key: str, value: Any, tmp_path: 
         load(replace(SMALL, extra={key: value}), tmp_path / "model.gguf")
 
 
-def test_a_rotation_of_windows_that_the_architecture_does_not_have(tmp_path: Path) -> None:
-    model = MODELS["gpt-oss"]
-    with pytest.raises(UnsupportedModelError, match=r"rope\.freq_base_swa"):
-        load(replace(model, extra={**model.extra, "rope.freq_base_swa": 500.0}), tmp_path / "model.gguf")
+@pytest.mark.parametrize("missing", ["attn_q_norm", "attn_k_norm"])
+def test_norms_that_a_rotation_before_them_needs(missing: str, tmp_path: Path) -> None:
+    model = replace(MODELS["hunyuan-dense"], dropped=(f"{missing}.weight",))
+    with pytest.raises(UnsupportedModelError, match=rf"the tensor blk\.0\.{missing}\.weight is missing"):
+        load(model, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("tokens", [63, 65])
+def test_a_vocabulary_of_another_size_than_the_embedding(tokens: int, tmp_path: Path) -> None:
+    names = [f"t{index}" for index in range(tokens)]
+    path = write(SMALL, tmp_path / "model.gguf", tokens=names)
+    with open_model(path) as file, pytest.raises(ModelFileError, match=rf"64 rows and \S+ has {tokens} tokens"):
+        NativeRunner(file, kv_bytes=1 << 20, threads=1)
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("tokens", [63, 64, 65])
+def test_llama_cpp_refuses_the_same_vocabularies(tokens: int, tmp_path: Path) -> None:
+    path = write(SMALL, tmp_path / "model.gguf", tokens=[f"t{index}" for index in range(tokens)])
+    with open_model(path) as file:
+        if tokens == 64:
+            LlamaCppRunner(file, LlamaOptions(gpu_layers=0, context_tokens=256)).close()
+        else:
+            with pytest.raises(LlamaCppError):
+                LlamaCppRunner(file, LlamaOptions(gpu_layers=0, context_tokens=256))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"rope.freq_base": 1.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        {"rope.scaling.alpha": 1e-30},
+        {"rope.scaling.type": "yarn", "rope.scaling.yarn_beta_fast": 0.0},
+        {"rope.scaling.type": "x" * 100_000},
+        {"rope.freq_base_swa": 0.5},
+    ],
+    ids=str,
+)
+def test_rotations_that_cannot_be_computed(extra: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(LocalLLMError, match=r"llama\.rope\.") as error:
+        load(replace(SMALL, head=4, extra=extra), tmp_path / "model.gguf")
+    assert len(str(error.value)) < 1000 + len(str(tmp_path))
+
+
+def test_a_head_of_two_values_cannot_take_an_alpha(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"rope\.freq_base"):
+        load(replace(SMALL, head=2, extra={"rope.scaling.alpha": 2.0}), tmp_path / "model.gguf")
+
+
+def test_factors_that_are_zero(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="RoPE factors"):
+        load(replace(SMALL, factors={"rope_freqs.weight": 0.0}), tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("name", ["cohere2", "exaone4"])
+def test_experts_where_no_known_model_has_them(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    with pytest.raises(UnsupportedModelError, match=f"does not support experts in models of the architecture {name}"):
+        load(replace(model, experts=4, extra={**model.extra, "expert_used_count": 2}), tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(("name", "key"), [("cohere2", "attention.sliding_window"), ("granite", "logit_scale")])

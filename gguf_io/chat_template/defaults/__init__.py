@@ -7,7 +7,6 @@ among them, get lines of "Role: text".
 
 # ruff: noqa: RUF001 - DeepSeek's tokens are made of such characters
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
@@ -36,7 +35,11 @@ FAMILIES = (
 INSTRUCT = Family("instruct", ("[INST]", "[/INST]"), "[INST] (Llama 2, Mistral)")
 PLAIN = Family("plain", (), 'lines of "Role: text"', stop_strings=("\nUser:", "\nSystem:"))
 
-_INSTRUCT_NAME = re.compile(r"llama.?2.*chat|(mistral|mixtral).*instruct", re.IGNORECASE)
+# Parts of a name, the second after the first.
+_INSTRUCT_NAMES = (
+    *((f"llama{between}2", "chat") for between in ("", "-", " ", "_")),
+    *(("mistral", "instruct"), ("mixtral", "instruct")),
+)
 
 
 def family_of(tokens: Collection[str], model_name: str) -> Family:
@@ -44,4 +47,6 @@ def family_of(tokens: Collection[str], model_name: str) -> Family:
     for family in (*FAMILIES, INSTRUCT):
         if all(token in tokens for token in family.tokens):
             return family
-    return INSTRUCT if _INSTRUCT_NAME.search(model_name) else PLAIN
+    name = model_name.lower()
+    instructed = any(purpose in name.partition(family)[2] for family, purpose in _INSTRUCT_NAMES)
+    return INSTRUCT if instructed else PLAIN

@@ -1,13 +1,13 @@
-"""The tokens still in play, which every filter narrows."""
+"""The tokens still in play, which every filter narrows, and finding the largest values fast."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, RequestError
 
-# No model computes a logit as high; below it, bias and penalties cannot overflow float32.
+# No sound model computes a logit this high; below it, bias and penalties cannot overflow float32.
 HIGHEST_LOGIT = 1e30
 
 # Values in a column where the largest are sought.
@@ -15,15 +15,14 @@ STACKED = 64
 
 
 class LogitsError(LocalLLMError):
-    """Logits that no token can be chosen from: NaN, absurdly high, or nothing but minus infinity."""
+    """Logits that no token can be chosen from, NaN or absurdly high: an error of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Token ids, ascending and unique, and their logits: int64[n] and float32 or float64[n], n >= 1.
 
-    Ascending ids make every tie fall to the lowest id. The logits are finite. peaks: what `peaks` says of them, None
-    where nobody has asked.
+    Ascending ids make every tie fall to the lowest id. The logits are finite. peaks: the result of `peaks`, if known.
     """
 
     ids: NDArray[np.int64]
@@ -42,7 +41,7 @@ class Candidates:
 
 
 def check_model(highest: float) -> None:
-    """Raise LogitsError when the model's own logits are broken. highest: of all, as NumPy finds it: NaN wins."""
+    """Raise LogitsError when the model's own logits are broken. highest: NumPy's maximum of them, NaN if any is."""
     if not highest < HIGHEST_LOGIT:
         raise LogitsError(
             f"The model computed a logit that is {highest}. The model file may be damaged or its quantisation "
@@ -51,18 +50,18 @@ def check_model(highest: float) -> None:
 
 
 def check_choice(highest: float) -> None:
-    """Raise LogitsError when no token is left to choose. highest: the logit of the best one."""
+    """Raise RequestError when no token is left to choose. highest: the logit of the best one."""
     if highest == -np.inf:
-        raise LogitsError(
+        raise RequestError(
             "No token is allowed next: the constraint, the logit bias and the model together exclude all of them. "
             "Loosen the constraint or the bias."
         )
 
 
 def peaks(values: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Return the largest value of each column of values, which are stacked, and those that are too few for a column.
+    """Return the largest value of each column of values, STACKED to a column, and the remaining values.
 
-    The one look at all values that finding the largest takes.
+    Finding the largest values takes this one pass over all of them.
     """
     columns = values.size // STACKED
     stack = values[: columns * STACKED].reshape(STACKED, columns)
@@ -72,8 +71,8 @@ def peaks(values: NDArray[np.floating]) -> NDArray[np.floating]:
 def _contenders(values: NDArray[np.floating], count: int, highest: NDArray[np.floating]) -> NDArray[np.intp]:
     """Return positions, ascending, among which are those of the `count` largest values. highest: the values' peaks.
 
-    No more values than columns reach above the count-th highest column, so that the rest need no second look, and no
-    array of their size is made: new memory costs more than looking.
+    Only columns whose peak reaches the count-th highest peak can hold them, so the rest are not looked at again, and no
+    array of all values is allocated.
     """
     columns = values.size // STACKED
     border = np.partition(highest, highest.size - count)[highest.size - count]

@@ -7,59 +7,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.engine.request import SamplingParams, TokenLogprob
-from localllm.engine.sampling.candidates import Candidates, check_choice, check_model, peaks
-from localllm.engine.sampling.chain import build_filters, build_temperature
-from localllm.engine.sampling.dry import DryPenalty
-from localllm.engine.sampling.history import TokenHistory
-from localllm.engine.sampling.logprobs import token_logprob
-from localllm.engine.sampling.mirostat import Mirostat
-from localllm.engine.sampling.penalties import add_bias, penalise_repeats
+from localllm.engine.sampling.candidates import Candidates, best_first, check_choice, check_model, peaks
+from localllm.engine.sampling.filters import Mirostat, build_filters
+from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, add_bias, penalise_repeats
 from localllm.engine.sampling.validation import validate
+from localllm.errors import RequestError
 
-# Random numbers are drawn for so many positions together: making a generator takes as long as the rest of a choice.
+# Positions whose random numbers are drawn together: making a generator takes as long as the rest of a choice.
 DRAWN_TOGETHER = 64
 
 
 class Sampler:
     """Chooses the tokens of one generation.
 
-    params are validated here; prompt_tail is the prompt or as much of its end as the penalty windows should see;
-    token_text gives a token's bytes and is needed for DRY alone. Not thread-safe.
+    params are validated here; prompt is what the penalty windows see before the answer; token_text gives a token's
+    bytes and is needed for DRY alone. Not thread-safe.
 
-    The random numbers depend on the seed and on how many tokens were accepted, on nothing else. So the same logits
-    give the same tokens, however the request was batched, preempted or speculated: a speculated token is right when
-    it equals what `sample` returns for its row, which also leaves the distribution unchanged.
+    The random numbers depend only on the seed and on how many tokens were accepted. So the same logits give the same
+    tokens, however the request was batched, preempted or speculated: a drafted token is right when it equals what
+    `sample` returns for its row, which also leaves the distribution unchanged.
     """
 
     def __init__(
         self,
         params: SamplingParams,
         vocab_size: int,
-        prompt_tail: Sequence[int] = (),
+        prompt: Sequence[int] = (),
         token_text: Callable[[int], bytes] | None = None,
     ) -> None:
         validate(params, vocab_size)
         self._params = params
         self._vocab_size = vocab_size
         self._all_ids = np.arange(vocab_size)
-        # Made once: new memory of this size costs more than what is done in it.
+        # Preallocated: allocating arrays of this size takes longer than the arithmetic.
         self._adjusted = np.empty(vocab_size, np.float32)
         self._ceilings = np.empty(vocab_size, np.float32)
         self._seed = secrets.randbits(32) if params.seed is None else params.seed
         self._position = 0
         self._drawn: tuple[int, list[list[float]]] = (-1, [])
-        self._history = TokenHistory(prompt_tail)
-        self._dry = self._build_dry(token_text) if params.dry_multiplier > 0 else None
-        self._mirostat = Mirostat(params.mirostat_tau, params.mirostat_eta) if params.mirostat else None
+        self._history = TokenHistory(prompt)
+        if params.dry_multiplier > 0 and token_text is None:
+            raise ValueError("DRY looks for sequence breakers in the text: pass token_text")
+        self._dry = DryPenalty(params, self._history, token_text) if params.dry_multiplier > 0 and token_text else None
         self._penalises = params.repeat_last_n != 0 and (
             params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
         self._changes_logits = bool(params.logit_bias) or self._penalises or self._dry is not None
         self._greedy = params.temperature == 0
         self._filters = [] if self._greedy else build_filters(params, self._coin)
-        if self._mirostat is not None and not self._greedy:
-            self._filters = [build_temperature(params), self._mirostat]
-        self._top_k_first = params.top_k > 0 and params.top_n_sigma <= 0 and self._mirostat is None
+        self._mirostat = next((each for each in self._filters if isinstance(each, Mirostat)), None)
+        self._top_k_first = params.top_k > 0 and params.top_n_sigma <= 0 and not params.mirostat
 
     @property
     def seed(self) -> int:
@@ -75,27 +72,26 @@ class Sampler:
         """Return the next token and, if the params ask for it, its log-probability. Records nothing.
 
         logits: float32[vocab_size], left as they are. allowed: bool[vocab_size], None allows every token but those
-        banned by their ids. Raises LogitsError on NaN or absurdly high logits and when no token is left.
+        banned by their ids. Raises LogitsError on NaN or absurdly high logits, RequestError when no token is left.
         """
+        if logits.shape != (self._vocab_size,):
+            raise ValueError(f"logits have shape {logits.shape}, expected ({self._vocab_size},)")
         if self._greedy:
             token_id = self._best(logits, allowed, banned)
         else:
-            candidates = self._narrow(self._adjust(logits, allowed, banned))
+            candidates = self.candidates(logits, allowed, banned)
             token_id = int(candidates.ids[draw(candidates.probabilities(), self._uniforms()[0])])
         wanted = self._params.logprobs
         return token_id, None if wanted is None else token_logprob(logits, token_id, wanted)
 
-    def probabilities(
-        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.float64]:
-        """Return the distribution that `sample` would draw from, float64[vocab_size]; one-hot when greedy."""
-        distribution = np.zeros(self._vocab_size)
-        if self._greedy:
-            distribution[self._best(logits, allowed, None)] = 1
-        else:
-            candidates = self._narrow(self._adjust(logits, allowed, None))
-            distribution[candidates.ids] = candidates.probabilities()
-        return distribution
+    def candidates(
+        self,
+        logits: NDArray[np.float32],
+        allowed: NDArray[np.bool_] | None = None,
+        banned: NDArray[np.intp] | None = None,
+    ) -> Candidates:
+        """Return what `sample` draws from, above temperature 0: what is left after penalties, masks and filters."""
+        return self._narrow(self._adjust(logits, allowed, banned))
 
     def accept(self, token_id: int) -> None:
         """Record that this token comes next, whether it was sampled, speculated or forced."""
@@ -110,7 +106,6 @@ class Sampler:
         self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None
     ) -> int:
         if allowed is None and not self._changes_logits:
-            self._check_shape(logits)
             token_id = int(logits.argmax())
             check_model(float(logits[token_id]))
             if banned is None or token_id not in banned:
@@ -121,14 +116,14 @@ class Sampler:
         check_choice(float(adjusted[token_id]))
         return token_id
 
-    def _check_shape(self, logits: NDArray[np.float32]) -> None:
-        if logits.shape != (self._vocab_size,):
-            raise ValueError(f"logits have shape {logits.shape}, expected ({self._vocab_size},)")
-
     def _adjust(
         self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None
     ) -> Candidates:
-        self._check_shape(logits)
+        if allowed is not None and allowed.shape != logits.shape:
+            raise RequestError(
+                f"The constraint knows {allowed.size} tokens and the model has {logits.size}: "
+                "constraints cannot be used with this model."
+            )
         if not self._changes_logits and allowed is None and banned is None:
             highest = peaks(logits)
             check_model(float(highest.max()))
@@ -156,11 +151,11 @@ class Sampler:
             window = self._history.last(params.repeat_last_n)
             penalise_repeats(logits, window, params.repeat_penalty, params.presence_penalty, params.frequency_penalty)
         if self._dry is not None:
-            self._dry.apply(logits, self._history.last(params.dry_penalty_last_n))
+            self._dry.apply(logits)
 
     def _narrow(self, candidates: Candidates) -> Candidates:
         steps = self._filters
-        if self._top_k_first:  # it leaves few, impossible ones only where there are no others
+        if self._top_k_first:  # leaves few, and impossible ones only where there are no others
             candidates, steps = steps[0](candidates), steps[1:]
         if candidates.logits.min() == -np.inf:
             check_choice(float(candidates.logits.max()))
@@ -168,21 +163,6 @@ class Sampler:
         for step in steps:
             candidates = step(candidates)
         return candidates
-
-    def _build_dry(self, token_text: Callable[[int], bytes] | None) -> DryPenalty:
-        if token_text is None:
-            raise ValueError("DRY looks for sequence breakers in the text: pass token_text")
-        params = self._params
-        dry = DryPenalty(
-            params.dry_multiplier,
-            params.dry_base,
-            params.dry_allowed_length,
-            params.dry_sequence_breakers,
-            token_text,
-        )
-        for token_id in self._history.last(params.dry_penalty_last_n).tolist():
-            dry.accept(token_id)
-        return dry
 
     def _coin(self) -> float:
         return self._uniforms()[1]
@@ -203,3 +183,15 @@ def draw(probabilities: NDArray[np.float64], uniform: float) -> int:
     """Return the position where the cumulative distribution passes `uniform`, in [0, 1); never one of probability 0."""
     cumulative = probabilities.cumsum()
     return int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
+
+
+def token_logprob(logits: NDArray[np.float32], token_id: int, top: int) -> TokenLogprob:
+    """Return the token's log-probability and those of the `top` most probable tokens, best first.
+
+    From the model's own logits, before anything was biased, masked or filtered.
+    """
+    highest = logits.max()
+    total = float(highest) + float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
+    best = best_first(logits, top) if top else np.empty(0, dtype=np.intp)
+    others = tuple((int(other), float(logits[other]) - total) for other in best)
+    return TokenLogprob(token_id, float(logits[token_id]) - total, others)

@@ -9,11 +9,12 @@ from localllm.errors import RequestError
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 128
 MAX_COUNT = 2**31 - 1
+MAX_BREAKERS, MAX_BREAKER_LENGTH = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that a parameter may have, both ends included. They are finite, so NaN and infinity are outside."""
+    """The values that a parameter may have, both ends included. The ends are finite: NaN and infinity are outside."""
 
     low: float
     high: float
@@ -52,7 +53,6 @@ RANGES: dict[str, Range] = {
     "seed": Range(0, MAX_SEED),
     "logprobs": Range(0, MAX_LOGPROBS),
 }
-BIAS = Range(-1000, 1000)
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
@@ -75,5 +75,10 @@ def check_ranges(params: SamplingParams) -> None:
             raise RequestError(f"{name} is {value}; it must be {bounds}.")
     if params.mirostat == 1:
         raise RequestError("mirostat is 1; it must be 0 (off) or 2. Version 1 is superseded by version 2.")
-    if "" in params.dry_sequence_breakers:
+    breakers = params.dry_sequence_breakers
+    if "" in breakers:
         raise RequestError("dry_sequence_breakers holds an empty string; each must have at least one character.")
+    if len(breakers) > MAX_BREAKERS or any(len(breaker) > MAX_BREAKER_LENGTH for breaker in breakers):
+        raise RequestError(
+            f"dry_sequence_breakers may hold at most {MAX_BREAKERS} strings of at most {MAX_BREAKER_LENGTH} characters."
+        )

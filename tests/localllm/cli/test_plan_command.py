@@ -59,7 +59,7 @@ def test_it_says_who_would_compute_here(plan: Callable[..., int], capsys: pytest
     assert capsys.readouterr().out.endswith("native: chosen by the backend setting\n")
     assert plan("--backend", "native", "--ctx", "256", "--json") == 0
     made = json.loads(capsys.readouterr().out)
-    assert (made["backend"], [use["other"] for use in made["uses"]]) == ("native", [0])  # it parks nothing
+    assert (made["backend"], [use["other"] for use in made["uses"]]) == ("native", [0])  # it keeps no copies
     # A GPU that is imagined says nothing of this machine.
     assert plan("--gpu-memory", "8GiB", "--ctx", "256") == 0
     assert "chosen by" not in capsys.readouterr().out

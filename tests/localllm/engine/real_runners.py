@@ -1,5 +1,6 @@
 """Both real runners on one tiny model, counted from outside, and a check of greedy answers that allows for rounding."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,10 @@ class WatchedRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
+    @property
+    def copies_bytes(self) -> int:
+        return getattr(self.runner, "copies_bytes", 0)
+
     def create_sequence(self, adapters: AdapterSet = ()) -> int:
         sequence = self.runner.create_sequence(adapters)
         self.alive.add(sequence)
@@ -53,7 +58,7 @@ class WatchedRunner:
         self.batches.append(len(tokens))
         return self.runner.run(tokens, positions, sequences, wanted)
 
-    def run_unless(self, stop: NDArray[np.uint8], *rows: Any) -> NDArray[np.float32] | None:
+    def run_unless(self, stop: threading.Event, *rows: Any) -> NDArray[np.float32] | None:
         logits = self.runner.run_unless(stop, *rows)  # type: ignore[attr-defined]
         if logits is not None:
             self.rows_computed += len(rows[0])

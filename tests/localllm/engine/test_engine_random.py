@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.engine import disk_cache, kv_manager, spill
+from localllm.engine import disk_cache, kv_manager, memory_tier, spill
 from localllm.engine import stream as stream_module
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
 from localllm.engine.context_policy import roll
@@ -108,6 +108,7 @@ class Work:
             "can_truncate": bool(chance.random() < 0.8),
             "max_rows": int(chance.integers(3, 40)),
         }
+        self.copies = int(chance.integers(100, 3000)) if chance.random() < 0.5 else 0
         guesses = int(chance.integers(0, 8))
         if guesses:  # as many as there may be, whether they pay or not
             patches.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, guesses), 0))
@@ -119,6 +120,8 @@ class Work:
     def start(self) -> None:
         self.runner = make_runner(**self.shape)
         self.runner.kv_identity = str(self.chance.choice(KV_TYPES))
+        if self.copies:
+            self.runner.copies_bytes = self.copies  # type: ignore[attr-defined]
         cache = DiskCache(self.folder, self.runner.kv_identity, 100_000) if self.disk else None
         draft = DraftModel(make_runner(pages=40, max_rows=16)) if self.draft else None
         self.engine = Engine(self.runner, VOCABULARY, max_running=4, max_waiting=6, disk=cache, draft_model=draft)
@@ -255,8 +258,10 @@ class Work:
 def walk(kind: type[Work], runs: int, patches: pytest.MonkeyPatch) -> Counter[str]:
     """Let so many engines work at random, each in chances of its own, and count what they did."""
     patches.setattr(stream_module, "CAPACITY", 12)
-    patches.setattr(disk_cache, "SEGMENT_TOKENS", 16)
+    for tier in (disk_cache, memory_tier):
+        patches.setattr(tier, "SEGMENT_TOKENS", 16)
     patches.setattr(spill, "LEAST_TOKENS", 8)
+    patches.setattr(spill, "LEAST_COPIED", 6)
     patches.setattr(kv_manager, "LEAST_RESTORED", 4)
     happened: Counter[str] = Counter()
     for number in range(runs):
@@ -275,4 +280,5 @@ def walk(kind: type[Work], runs: int, patches: pytest.MonkeyPatch) -> Counter[st
 def test_random_work(monkeypatch: pytest.MonkeyPatch) -> None:
     happened = walk(Work, max(STEPS // STEPS_A_RUN, 1), monkeypatch)
     everything = {"reused_memory_tokens", "reused_disk_tokens", "accepted_tokens", "evicted_tokens", "preemptions"}
+    everything.add("copies_bytes")
     assert {name for name in everything if happened[name]} == everything

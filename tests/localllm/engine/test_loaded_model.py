@@ -9,9 +9,9 @@ import pytest
 from localllm.engine.constraint import ConstraintKind
 from localllm.engine.context_policy import fit_prompt
 from localllm.engine.loaded_model import LoadedModel, load_model
-from localllm.engine.memory_plan import plan_memory
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.errors import OutOfMemoryError, RequestError
+from localllm.memory import plan_memory
 from localllm.settings import Settings
 from tests.localllm.engine.real_runners import KINDS
 

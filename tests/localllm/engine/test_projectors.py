@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gguf_io import open_model
-from gpu_offload.projector_needs import projector_bytes
+from gpu_offload.memory import projector_bytes
 from localllm.engine.backends import choose_backend, plan_request
 from localllm.engine.projectors import projector_of
 from localllm.errors import RequestError

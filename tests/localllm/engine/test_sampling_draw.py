@@ -11,6 +11,8 @@ from hypothesis.extra.numpy import arrays
 
 from localllm.engine.request import SamplingParams
 from localllm.engine.sampling import LogitsError, Sampler
+from localllm.errors import RequestError
+from tests.localllm.engine.distribution import distribution
 
 PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
 # 99.9 % point of chi-square with 9 degrees of freedom.
@@ -52,7 +54,7 @@ def test_xtc_tosses_its_coin_at_the_asked_rate_and_apart_from_the_draw() -> None
     sampler = Sampler(SamplingParams(**PLAIN, xtc_probability=0.3, xtc_threshold=0.1, seed=5), 3)
     best = 0
     for _ in range(3000):
-        best += sampler.probabilities(logits)[0] > 0
+        best += distribution(sampler, logits)[0] > 0
         sampler.accept(0)
     assert best / 3000 == pytest.approx(0.7, abs=4 * math.sqrt(0.3 * 0.7 / 3000))
 
@@ -84,15 +86,15 @@ def test_an_unseeded_sampler_reports_a_seed_that_repeats_it() -> None:
     assert sample_many(again, logits, 20) == sample_many(first, logits, 20)
 
 
-def test_sample_draws_from_what_probabilities_returns() -> None:
+def test_sample_draws_from_its_candidates() -> None:
     logits = row(*np.linspace(0, 2, 8))
     params = SamplingParams(seed=11, top_k=4, temperature=0.7, logit_bias={7: -1.0})
     sampler = Sampler(params, 8)
-    distribution = sampler.probabilities(logits)
-    assert distribution.sum() == pytest.approx(1)
+    expected = distribution(sampler, logits)
+    assert expected.sum() == pytest.approx(1)
     count = 4000
     seen = Counter(sample_many(sampler, logits, count))
-    for token, probability in enumerate(distribution):
+    for token, probability in enumerate(expected):
         spread = 4 * math.sqrt(count * probability * (1 - probability))
         assert abs(seen[token] - count * probability) <= spread
 
@@ -101,7 +103,6 @@ def test_sample_draws_from_what_probabilities_returns() -> None:
 def test_greedy_takes_the_lowest_id_of_the_best(extra: dict[str, float]) -> None:
     sampler = Sampler(SamplingParams(temperature=0, **extra), 4)
     assert sampler.sample(row(1, 5, 5, 2))[0] == 1
-    assert sampler.probabilities(row(1, 5, 5, 2)).tolist() == [0, 1, 0, 0]
 
 
 def test_greedy_obeys_bias_penalties_and_mask() -> None:
@@ -119,7 +120,7 @@ def test_penalties_by_hand() -> None:
     sampler.accept(0)
     sampler.accept(0)  # the window is now 1, 0, 0
     weights = np.exp([2 / 2 - 1.0 - 0.25, -1 * 2 - 0.5 - 0.25, 1.0, 1.0])
-    np.testing.assert_allclose(sampler.probabilities(row(2, -1, 1, 1)), weights / weights.sum(), rtol=1e-6)
+    np.testing.assert_allclose(distribution(sampler, row(2, -1, 1, 1)), weights / weights.sum(), rtol=1e-6)
 
 
 def test_penalties_see_everything_or_nothing() -> None:
@@ -172,13 +173,14 @@ def test_weird_logits_give_an_allowed_token_or_a_clear_error(
     broken = np.isnan(logits).any() or (logits > 1e30).any()
     possible = np.isfinite(logits) & allowed
     if broken or not possible.any():
-        with pytest.raises(LogitsError, match="computed a logit" if broken else "No token is allowed"):
+        error, match = (LogitsError, "computed a logit") if broken else (RequestError, "No token is allowed")
+        with pytest.raises(error, match=match):
             sampler.sample(logits, allowed)
         return
     for _ in range(3):
         token, _ = sampler.sample(logits, allowed)
         assert possible[token]
-        assert sampler.probabilities(logits, allowed)[~possible].sum() == 0
+        assert params.temperature == 0 or distribution(sampler, logits, allowed)[~possible].sum() == 0
         sampler.accept(token)
 
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
-from localllm.engine.sampling import filters, temperature
+from localllm.engine.request import SamplingParams
+from localllm.engine.sampling import filters
 from localllm.engine.sampling.candidates import Candidates, largest
-from localllm.engine.sampling.dry import repeat_lengths
+from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, penalise_repeats, repeat_lengths
 
 Logits = dict[int, float]
 MARGIN = 1e-9
@@ -137,7 +138,7 @@ def test_xtc_drops_all_top_choices_but_the_least(
 @given(finite_logits, st.floats(0.05, 5))
 def test_temperature_divides(values: list[float], warmth: float) -> None:
     expected = softmax([value / warmth for value in values])
-    np.testing.assert_allclose(temperature.scale(candidates(values), warmth).probabilities(), expected, rtol=1e-9)
+    np.testing.assert_allclose(filters.scale(candidates(values), warmth).probabilities(), expected, rtol=1e-9)
 
 
 @given(finite_logits, st.floats(0.5, 3), st.floats(0.1, 0.4), st.floats(0.2, 3))
@@ -148,24 +149,75 @@ def test_dynamic_temperature_follows_the_entropy(
     entropy = -math.fsum(p * math.log(p) for p in probabilities)
     share = max(entropy, 0) / math.log(len(values)) if len(values) > 1 else 0
     expected = softmax([value / (warmth - spread + 2 * spread * share**exponent) for value in values])
-    result = temperature.scale_by_entropy(candidates(values), warmth, spread, exponent)
+    result = filters.scale_by_entropy(candidates(values), warmth, spread, exponent)
     np.testing.assert_allclose(result.probabilities(), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_dynamic_temperature_may_reach_zero() -> None:
-    result = temperature.scale_by_entropy(candidates([50.0, 0.0, -50.0]), 0.5, 1.0, 1.0)
+    result = filters.scale_by_entropy(candidates([50.0, 0.0, -50.0]), 0.5, 1.0, 1.0)
     assert result.probabilities().tolist() == [1, 0, 0]
 
 
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 50))
-def test_repeat_lengths_are_the_common_suffixes(tokens: list[int], limit: int) -> None:
-    expected = []
+def common_suffixes(tokens: list[int]) -> list[int]:
+    """For each token how many tokens ending there equal the end, by comparing; 0 for the last."""
+    found = []
     for end in range(len(tokens) - 1):
         length = 0
-        while length <= end and length < limit and tokens[end - length] == tokens[len(tokens) - 1 - length]:
+        while length <= end and tokens[end - length] == tokens[len(tokens) - 1 - length]:
             length += 1
-        expected.append(length)
-    assert repeat_lengths(np.array(tokens), limit).tolist() == expected
+        found.append(length)
+    return [*found, 0]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40))
+def test_repeat_lengths_are_the_common_suffixes(tokens: list[int]) -> None:
+    assert repeat_lengths(np.array(tokens)) == common_suffixes(tokens)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(0, 39), st.integers(-1, 45))
+def test_dry_follows_the_text_as_it_grows(tokens: list[int], prompt: int, window: int) -> None:
+    """Whether tokens were the prompt or came one by one, and whatever the window, the penalties are the same."""
+    params = SamplingParams(dry_multiplier=1.0, dry_penalty_last_n=window, dry_sequence_breakers=("#",))
+    history = TokenHistory(tokens[:prompt])
+    dry = DryPenalty(params, history, lambda token: b"x%d" % token)
+    for token in tokens[prompt:]:
+        history.append(token)
+        dry.accept(token)
+    logits = np.zeros(3, np.float32)
+    dry.apply(logits)
+    seen = tokens if window < 0 else tokens[max(0, len(tokens) - window) :]
+    expected = np.zeros(3)
+    for at, length in enumerate(common_suffixes(seen)[:-1] if seen else []):
+        if length >= 2:
+            expected[seen[at + 1]] = max(expected[seen[at + 1]], 1.75 ** (length - 2))
+    np.testing.assert_allclose(-logits, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("multiplier", [5e-324, 1e-308, 5.9e-279, 1e-30, 100.0])
+@pytest.mark.parametrize("base", [1.0, 1.0000001, 1.75, 100.0])
+def test_dry_overflows_for_no_parameters(multiplier: float, base: float) -> None:
+    params = SamplingParams(dry_multiplier=multiplier, dry_base=base)
+    history = TokenHistory([5, 6] * 2000)
+    dry = DryPenalty(params, history, lambda token: b"x")
+    logits = np.zeros(8, np.float32)
+    with np.errstate(all="raise"):
+        dry.apply(logits)
+    assert np.isfinite(logits).all()
+    expected = min(math.log(multiplier) + 3996 * math.log(base), math.log(1e30))
+    if expected > -80:  # else below float32
+        assert math.log(-logits[5]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_counting_a_long_window_equals_sorting_it() -> None:
+    window = np.random.default_rng(3).integers(0, 50, 10_000)
+    parts = [np.linspace(-2, 2, 64, dtype=np.float32) for _ in range(2)]
+    for logits, counted in zip(parts, (window, np.sort(window)), strict=True):
+        penalise_repeats(logits, counted, 1.3, 0.5, 0.01)
+    ids, counts = np.unique(window, return_counts=True)
+    expected = np.linspace(-2, 2, 64, dtype=np.float32)
+    expected[ids] = np.where(expected[ids] > 0, expected[ids] / 1.3, expected[ids] * 1.3) - counts * 0.01 - 0.5
+    np.testing.assert_allclose(parts[0], expected, rtol=1e-5)
+    assert np.array_equal(*parts)
 
 
 @pytest.mark.parametrize("values", [[0.0] * 7, [5.0], [3e38, -3e38], [-3e38, -3e38]])
@@ -178,8 +230,8 @@ def test_extreme_and_equal_logits_leave_a_candidate(values: list[float]) -> None
         filters.typical_p(start, 0.0, 0),
         filters.top_n_sigma(start, 0.1),
         filters.xtc(start, 1.0, 0.01, 0, lambda: 0.0),
-        temperature.scale(start, 1e-300),
-        temperature.scale_by_entropy(start, 0.1, 0.2, 1.0),
+        filters.scale(start, 1e-300),
+        filters.scale_by_entropy(start, 0.1, 0.2, 1.0),
     ):
         assert result.ids.size >= 1
         assert result.probabilities().sum() == pytest.approx(1)

@@ -11,6 +11,7 @@ import pytest
 
 from localllm.engine.request import SamplingParams
 from localllm.engine.sampling import Sampler
+from tests.localllm.engine.distribution import distribution
 from tests.oracle import llama_oracle
 from tests.oracle.llama_oracle import api
 
@@ -91,7 +92,7 @@ FILTERS: list[tuple[dict[str, Any], Callable[[], Any]]] = [
 @pytest.mark.parametrize(("settings", "peer"), FILTERS, ids=lambda value: str(value) if isinstance(value, dict) else "")
 def test_single_steps(settings: dict[str, Any], peer: Callable[[], Any], seed: int) -> None:
     logits = random_logits(seed)
-    ours = Sampler(SamplingParams(**NEUTRAL | settings), VOCAB).probabilities(logits)
+    ours = distribution(Sampler(SamplingParams(**NEUTRAL | settings), VOCAB), logits)
     theirs, _ = Peer(peer()).apply(logits)
     assert_same(ours, theirs)
 
@@ -129,7 +130,7 @@ def test_the_whole_chain(seed: int) -> None:
     )
     peer.accept(history)
     theirs, _ = peer.apply(logits)
-    assert_same(Sampler(params, VOCAB, history).probabilities(logits), theirs)
+    assert_same(distribution(Sampler(params, VOCAB, history), logits), theirs)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -139,7 +140,7 @@ def test_mirostat_learns_alike(seed: int) -> None:
     for step in range(15):
         logits = random_logits(100 * seed + step)
         theirs, selected = peer.apply(logits)
-        assert_same(sampler.probabilities(logits), theirs)
+        assert_same(distribution(sampler, logits), theirs)
         assert selected is not None
         sampler.accept(selected)
 
@@ -186,7 +187,7 @@ def compare_dry(model: Path, text: str, breakers: list[str], last_n: int, allowe
     sampler = Sampler(params, size, tokens[:5], token_text(model))
     for token in tokens[5:]:
         sampler.accept(token)
-    assert_same(sampler.probabilities(logits), peer.apply(logits)[0])
+    assert_same(distribution(sampler, logits), peer.apply(logits)[0])
 
 
 @pytest.mark.parametrize(("text", "breakers", "last_n"), DRY_CASES)
@@ -206,7 +207,7 @@ def test_dry_has_an_effect_in_these_cases(model: Path) -> None:
     size = llama_oracle.vocab_size(model)
     logits = random_logits(1, size)
     params = SamplingParams(**NEUTRAL, dry_multiplier=0.8)
-    penalised = Sampler(params, size, llama_oracle.tokenize(model, STORY), token_text(model)).probabilities(logits)
-    plain = Sampler(SamplingParams(**NEUTRAL), size).probabilities(logits)
+    penalised = distribution(Sampler(params, size, llama_oracle.tokenize(model, STORY), token_text(model)), logits)
+    plain = distribution(Sampler(SamplingParams(**NEUTRAL), size), logits)
     following = llama_oracle.tokenize(model, "Once upon a")[-1]
     assert penalised[following] < 0.5 * plain[following]

@@ -48,6 +48,8 @@ def test_values_outside_are_refused_with_the_name_and_range(name: str, beyond: s
         (SamplingParams(logit_bias={1: math.nan}), "logit_bias of token 1 is nan"),
         (SamplingParams(logit_bias={1: math.inf}), "logit_bias of token 1 is inf"),
         (SamplingParams(dry_sequence_breakers=("\n", "")), "dry_sequence_breakers holds an empty string"),
+        (SamplingParams(dry_sequence_breakers=("x",) * 65), "at most 64 strings of at most 256"),
+        (SamplingParams(dry_sequence_breakers=("x" * 257,)), "at most 64 strings of at most 256"),
         (SamplingParams(mirostat=1), "mirostat is 1"),
     ],
 )

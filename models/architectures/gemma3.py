@@ -1,4 +1,6 @@
-"""Gemma 3: norms of heads, five layers with a window and their own rotation base to one that sees everything."""
+"""Gemma 3: norms of heads, and five layers with a window and a rotation base of their own to one that sees all."""
+
+from dataclasses import replace
 
 from models.architecture import (
     Activation,
@@ -11,19 +13,18 @@ from models.architecture import (
     root_of_width,
     windows,
 )
-from models.config import ModelConfig
+from models.config import RopeScaling
 
 _LAYERS_27B = 62
-_LOCAL_BASE = 10_000.0
 
 
-def _local_base(config: ModelConfig) -> float:
-    return _LOCAL_BASE if config.local_rope_base is None else config.local_rope_base
+def _window_scaling(scaling: RopeScaling) -> RopeScaling:
+    return replace(scaling, kind="none")
 
 
 ARCHITECTURE = Architecture(
     name="gemma3",
-    rotation=Rotation(RopePairs.HALVES, local_base=_local_base),
+    rotation=Rotation(RopePairs.HALVES, window_base=10_000.0, window_scaling=_window_scaling),
     norms=Norms(after=True),
     scales=Scales(embedding=root_of_width, attention=full_width_scale(_LAYERS_27B)),
     activation=Activation.GELU,

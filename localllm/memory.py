@@ -1,10 +1,10 @@
-"""The memory that a model needs in main memory, shown and checked before anything is loaded."""
+"""The main memory that a model needs, planned and checked before anything is loaded."""
 
 from dataclasses import dataclass
 
-import psutil
-
-from localllm.errors import OutOfMemoryError
+from cpu_kernels.limits import available_memory
+from gguf_io import ModelFile
+from localllm.errors import OutOfMemoryError, RequestError
 
 # Left to the rest of the machine, and the least that a conversation can do with.
 RESERVE_BYTES = 512 * 2**20
@@ -13,7 +13,7 @@ LEAST_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sums in bytes. available is what the machine can give without swapping; kv is the budget of the page pool."""
+    """Sums in bytes. available: what this process can take without swapping; kv: the budget of the page pool."""
 
     available: int
     weights: int
@@ -41,10 +41,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Decide the KV budget. kv_bytes None takes all that is left beside weights and reserve.
 
-    available None asks the machine. Raises OutOfMemoryError with the sums where even LEAST_TOKENS do not fit.
+    available None asks the system. Raises OutOfMemoryError with the sums where even LEAST_TOKENS do not fit.
     """
     if available is None:
-        available = psutil.virtual_memory().available
+        available = available_memory()
     left = available - weights - RESERVE_BYTES
     plan = MemoryPlan(available, weights, left if kv_bytes is None else kv_bytes, kv_bytes_per_token)
     if plan.kv > left or plan.kv_tokens < LEAST_TOKENS:
@@ -53,3 +53,16 @@ def plan_memory(
             "Close other programs, choose a smaller quantisation, or set the KV budget (kv_mib) lower."
         )
     return plan
+
+
+def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:
+    """Bytes that a token's keys and values take in these types, where heads are stored as long as the file has them.
+
+    Raises RequestError where the model's heads do not fit the types.
+    """
+    from gpu_offload.memory import kv_bytes_per_token
+
+    try:
+        return kv_bytes_per_token(file, *types)
+    except ValueError as error:
+        raise RequestError(f"{file.path.name}: {error}. Store keys and values as f16: kv_type_k, kv_type_v.") from error

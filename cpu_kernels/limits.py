@@ -1,0 +1,75 @@
+"""What the control groups and the limits of this process leave it of the machine: processor time and memory."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def processor_quota(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float:
+    """Cores' worth of time that the control groups allow, infinite where they set no limit."""
+    return min(_answers(_quota, "cpu", groups, membership), default=math.inf)
+
+
+def available_memory(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
+    """Bytes of main memory that this process can still take without swapping.
+
+    The least of what the machine has available, what the process's control groups leave below their limits, and half
+    of what its limit of address space (ulimit -v) leaves: stacks and heaps reserve addresses that they never use. Page
+    cache that the system can drop counts as available.
+    """
+    import psutil
+
+    bounds = [psutil.virtual_memory().available, *_answers(_memory_left, "memory", groups, membership)]
+    with contextlib.suppress(ImportError):  # there are no such limits on Windows
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            bounds.append((limit - psutil.Process().memory_info().vms) // 2)
+    return max(0, int(min(bounds)))
+
+
+def _answers(ask: Callable[[Path, bool], float], controller: str, groups: Path, membership: Path) -> Iterator[float]:
+    """What `ask` finds for the process's group of a controller and for those around it; versions 1 and 2.
+
+    Inside a container the group's path may be one of the host, which is not there: then its root is the group.
+    """
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = membership.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = groups / controllers if controllers else groups
+        inner = root / path.strip("/")
+        for folder in (inner, *inner.parents):
+            with contextlib.suppress(OSError, ValueError):
+                yield ask(folder, not controllers)
+            if folder == root:
+                break
+
+
+def _quota(folder: Path, version_2: bool) -> float:
+    """A group's quota in cores, infinite where it has none. Raises OSError where the group does not say."""
+    if version_2:
+        quota, period = (folder / "cpu.max").read_text().split()
+    else:
+        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+    return math.inf if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+
+
+def _memory_left(folder: Path, version_2: bool) -> float:
+    """Bytes between what a group uses, less its page cache, and its limit. Raises OSError where it does not say."""
+    names = ("memory.max", "memory.current") if version_2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    limit, used = ((folder / name).read_text().strip() for name in names)
+    if limit == "max":
+        return math.inf
+    fields = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+    prefix = "" if version_2 else "total_"
+    cache = sum(int(fields.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
+    return int(limit) - int(used) + cache

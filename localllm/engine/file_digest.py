@@ -1,0 +1,121 @@
+"""What a model's files hold, to the last byte: a digest that is computed once, in the background, and kept.
+
+SHA-256 is the fastest of the standard library's digests on processors with instructions for it.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gguf_io.model_file import FileState
+from localllm.files import write_whole
+
+log = logging.getLogger(__name__)
+
+MOST_KEPT = 512
+_READ_BYTES = 1 << 20
+# A file that was changed so shortly before may be changed again without a new time.
+_SETTLED_NS = 2 * 10**9
+_LOWEST_PRIORITY = 19
+
+
+class FileDigest:
+    """One digest of some files as they were when they were opened.
+
+    value: None until it is known, and for good where a file was changed or replaced since. A digest that was computed
+    before is known at once: `store` keeps it with the file's size, times and inode. known is called, on the computing
+    thread, when value is set later.
+    """
+
+    def __init__(self, files: Sequence[FileState], store: Path, known: Callable[[], None] = lambda: None) -> None:
+        self.value: str | None = None
+        self._files = files
+        self._store = store
+        self._known = known
+        self._stopped = threading.Event()
+        self._ended = threading.Event()
+        kept = _read(store)
+        digests = [_kept(kept, file) for file in files]
+        if None not in digests:
+            self.value = _joined(digests)
+            self._ended.set()
+        else:
+            threading.Thread(target=self._compute, name="file-digest", daemon=True).start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the value is known, or never will be, or the time is over."""
+        self._ended.wait(seconds)
+
+    def stop(self) -> None:
+        """Give up computing. Idempotent."""
+        self._stopped.set()
+
+    def _compute(self) -> None:
+        if sys.platform == "linux":  # which gives each thread a priority of its own
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        try:
+            digests = [_kept(_read(self._store), file) or self._digest(file) for file in self._files]
+            if None not in digests:
+                self.value = _joined(digests)
+        except OSError as error:
+            log.info("A model file could not be read for its digest: %s", error)
+        finally:
+            self._ended.set()
+        if self.value is not None:
+            self._known()
+
+    def _digest(self, file: FileState) -> str | None:
+        """Hash a file, and keep the digest; None if it is another one than was opened, or it was told to stop."""
+        digest = hashlib.sha256()
+        with open(os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as source:
+            began = time.time_ns()
+            if FileState.of(file.path, source.fileno()) != file:
+                return None
+            buffer = bytearray(_READ_BYTES)
+            while (count := source.readinto(buffer)) and not self._stopped.is_set():
+                digest.update(memoryview(buffer)[:count])
+            if self._stopped.is_set() or FileState.of(file.path, source.fileno()) != file:
+                return None
+        if max(file.modified_ns, file.changed_ns) < began - _SETTLED_NS:
+            self._keep(file, digest.hexdigest())
+        return digest.hexdigest()
+
+    def _keep(self, file: FileState, digest: str) -> None:
+        kept = _read(self._store)
+        kept.pop(str(file.path), None)
+        kept = {path: entry for path, entry in kept.items() if Path(path).exists()}
+        kept[str(file.path)] = [*file.stamp, digest]
+        newest = dict([*kept.items()][-MOST_KEPT:])
+        try:
+            write_whole(self._store, json.dumps(newest).encode(), lasting=False)
+        except OSError as error:
+            log.info("The digest of %s is not kept: %s", file.path, error)
+
+
+def _read(store: Path) -> dict[str, Any]:
+    """What is kept; nothing where that cannot be read or is damaged."""
+    try:
+        kept = json.loads(store.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _kept(kept: dict[str, Any], file: FileState) -> str | None:
+    match kept.get(str(file.path)):
+        case [*stamp, str(digest)] if stamp == [*file.stamp] and len(digest) == 64:
+            return digest
+    return None
+
+
+def _joined(digests: Sequence[str | None]) -> str:
+    return hashlib.sha256("".join(map(str, digests)).encode()).hexdigest()

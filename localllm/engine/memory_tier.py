@@ -1,0 +1,128 @@
+"""Copies of cached prefixes in main memory, for runners whose own storage is dear (`KeepsCopies`).
+
+llama.cpp on the processor computes attention over all cells in use, whoever they belong to. So what the prefix cache
+keeps is copied when nothing is computed, leaves the runner when another request starts, and is imported when a prompt
+begins with it again. Copies are segments of tokens in a tree, as the disk tier's are, compared token by token.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from localllm.engine.disk_cache import SEGMENT_TOKENS
+from localllm.engine.prefix_cache import common_prefix
+
+_TOKEN_BYTES = 8  # of a token id in a list
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySegment:
+    """A copy of the KV of tokens start..stop-1, of which the first `useful` - start are those asked for."""
+
+    start: int
+    stop: int
+    useful: int
+    kv: bytes
+
+
+class _Node:
+    """A segment behind those of its parents."""
+
+    __slots__ = ("children", "kv", "last_used", "parent", "tokens")
+
+    def __init__(self, parent: "_Node | None", tokens: list[int], kv: bytes) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.kv = kv
+        self.children: list[_Node] = []
+        self.last_used = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.kv) + _TOKEN_BYTES * len(self.tokens)
+
+
+class MemoryTier:
+    """Segments of up to `limit` bytes; what was used least recently goes first, from the ends on.
+
+    Tokens are what the prefix cache knows a prefix by. Not thread-safe: the engine's thread is the only caller.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self._root = _Node(None, [], b"")
+        self._ends: set[_Node] = set()
+        self._clock = 0
+
+    def find(self, tokens: Sequence[int]) -> list[MemorySegment]:
+        """Return the chain of segments that begins at 0 and follows the tokens furthest; it counts as used now."""
+        self._clock += 1
+        chain, start = [], 0
+        for node, useful in self._follow(tokens):
+            node.last_used = self._clock
+            chain.append(MemorySegment(start, start + len(node.tokens), useful, node.kv))
+            start += len(node.tokens)
+        return chain
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Whether all of these tokens have copies."""
+        *_, (_, useful) = [(self._root, 0), *self._follow(tokens)]
+        return useful == len(tokens)
+
+    def missing(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of the segments that must be stored so that all tokens have copies."""
+        start = 0
+        for node, useful in self._follow(tokens):
+            if useful == start + len(node.tokens) and (useful % SEGMENT_TOKENS == 0 or useful == len(tokens)):
+                start = useful
+        while start < len(tokens):
+            stop = min(start + SEGMENT_TOKENS, len(tokens))
+            yield start, stop
+            start = stop
+
+    def store(self, tokens: Sequence[int], start: int, kv: bytes) -> None:
+        """Keep the KV of tokens[start:], if what comes before has copies and there is room."""
+        parent, at = self._root, 0
+        for node, useful in self._follow(tokens[:start]):
+            if useful == at + len(node.tokens):
+                parent, at = node, useful
+        if at != start:
+            return
+        made = _Node(parent, list(tokens[start:]), kv)
+        made.last_used = self._clock
+        if made.size > self.limit:
+            return
+        for shorter in [child for child in parent.children if made.tokens[: len(child.tokens)] == child.tokens]:
+            self._remove(shorter)  # the end of a conversation that has grown
+        parent.children.append(made)
+        self._ends.discard(parent)
+        self._ends.add(made)
+        self.bytes += made.size
+        while self.bytes > self.limit:
+            self._remove(min(self._ends - {made}, key=lambda node: node.last_used, default=made))
+
+    def _follow(self, tokens: Sequence[int]) -> Iterator[tuple[_Node, int]]:
+        """The segments that follow the tokens furthest, each with how many tokens are those asked for up to there."""
+        node, at = self._root, 0
+        while at < len(tokens):
+            rest = tokens[at : at + SEGMENT_TOKENS]
+            shared = [(common_prefix(child.tokens, rest), child) for child in node.children]
+            common, best = max(shared, key=lambda one: (one[0], -len(one[1].tokens)), default=(0, node))
+            if not common:
+                return
+            yield best, at + common
+            if common < len(best.tokens):
+                return
+            node, at = best, at + common
+
+    def _remove(self, node: _Node) -> None:
+        """Forget a segment and all behind it."""
+        for child in [*node.children]:
+            self._remove(child)
+        self._ends.discard(node)
+        self.bytes -= node.size
+        parent = node.parent
+        assert parent is not None  # the root is never removed
+        parent.children.remove(node)
+        if not parent.children and parent is not self._root:
+            self._ends.add(parent)

@@ -1,0 +1,1 @@
+"""One file per decoder architecture, named after `general.architecture`; models.registry lists them."""

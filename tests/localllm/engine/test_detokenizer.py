@@ -1,0 +1,35 @@
+"""Text as tokens come, compared with cutting the whole text, for stop strings that overlap themselves and others."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localllm.engine.detokenizer import Detokenizer
+
+letters = st.text("ab", max_size=30)
+stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3, unique=True)
+
+
+@given(st.lists(st.text("abé", max_size=4), max_size=15), stops)
+def test_the_text_is_cut_before_the_first_stop_string(pieces: list[str], stop: list[str]) -> None:
+    detokenizer, shown, whole = Detokenizer(stop), "", ""
+    for piece in pieces:
+        before = detokenizer.stopped
+        shown += detokenizer.push(piece.encode())
+        whole += piece
+        if detokenizer.stopped:
+            break
+        assert before is None
+        held = whole[len(shown) :]
+        assert whole.startswith(shown) and detokenizer.held == len(held)
+        assert not held or any(text.startswith(held) for text in stop)
+        assert not any(whole.endswith(text[:size]) for text in stop for size in range(len(held) + 1, len(text)))
+    shown += detokenizer.flush()
+    found = sorted((whole.find(text), text) for text in stop if text in whole)
+    assert (shown, detokenizer.stopped) == ((whole[: found[0][0]], found[0][1]) if found else (whole, None))
+
+
+def test_characters_wait_for_their_last_byte() -> None:
+    detokenizer = Detokenizer(["é!"])
+    assert [detokenizer.push(bytes([byte])) for byte in "aé".encode()] == ["a", "", ""]
+    assert detokenizer.push(b"?") == "é?"
+    assert detokenizer.push(b"\xc3") + detokenizer.flush() == "\ufffd"

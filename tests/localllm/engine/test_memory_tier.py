@@ -1,0 +1,181 @@
+"""Copies of prefixes in main memory: what leaves the runner comes back as it was, within the limit."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localllm.engine import memory_tier
+from localllm.engine.engine import Engine
+from localllm.engine.memory_tier import MemoryTier
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.stream import Completion
+from tests.fakes.fake_runner import FakeRunner
+from tests.fakes.fake_vocabulary import FakeVocabulary
+
+FIRST, SECOND = (tuple((at * step + step) % 63 + 1 for at in range(600)) for step in (7, 11))
+
+
+class Copying(FakeRunner):
+    """A runner that has copies of up to so many bytes; what is imported and exported is counted in tokens."""
+
+    def __init__(self, copies_bytes: int = 2**20) -> None:
+        super().__init__(pages=2000, page_size=1, max_rows=64)
+        self.copies_bytes = copies_bytes
+        self.moved = {"in": 0, "out": 0}
+
+    def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
+        self.moved["out"] += stop - start
+        return super().export_kv(sequence, start, stop)
+
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+        self.moved["in"] += stop - start
+        super().import_kv(sequence, start, stop, data)
+
+
+def ask(engine: Engine, prompt: Sequence[int], most: int = 4) -> Completion:
+    request = GenerationRequest(tuple(prompt), SamplingParams(temperature=0), max_tokens=most, ignore_eos=True)
+    stream = engine.submit(request)
+    while engine.step():
+        engine.check_integrity()
+    return stream.collect()
+
+
+def alone(prompt: Sequence[int]) -> tuple[int, ...]:
+    return ask(Engine(FakeRunner(pages=2000), FakeVocabulary()), prompt).token_ids
+
+
+def taken(runner: FakeRunner) -> int:
+    return runner.pages_total() - runner.pages_free()
+
+
+def test_what_rests_leaves_the_runner_when_another_prompt_comes_and_is_back_when_it_goes_on() -> None:
+    runner = Copying()
+    engine = Engine(runner, FakeVocabulary())
+    answer = ask(engine, FIRST)
+    assert (taken(runner), runner.moved["out"]) == (603, 603)  # copied, and still there
+    ask(engine, SECOND)
+    assert taken(runner) == 603  # the second alone
+    turn = (*FIRST, *answer.token_ids, 5, 6)
+    before = runner.rows_computed
+    done = ask(engine, turn)
+    assert (done.last.counts.cached_memory, done.last.counts.cached_disk) == (603, 0)
+    assert runner.rows_computed - before == 3 + 3
+    assert done.token_ids == alone(turn)
+    assert engine.stats().reused_memory_tokens == 603
+    # What it was restored from is copied no second time.
+    assert runner.moved == {"in": 603, "out": 603 + 603 + 97}
+    engine.close()
+
+
+def test_who_goes_on_with_what_rests_finds_it_in_place() -> None:
+    runner = Copying()
+    engine = Engine(runner, FakeVocabulary())
+    answer = ask(engine, FIRST)
+    assert ask(engine, (*FIRST, *answer.token_ids, 9)).last.counts.cached_memory == 603
+    assert runner.moved["in"] == 0
+    engine.close()
+
+
+def test_a_branch_uses_the_common_part_to_the_single_token() -> None:
+    runner = Copying()
+    engine = Engine(runner, FakeVocabulary())
+    ask(engine, FIRST)
+    ask(engine, SECOND)
+    branch = (*FIRST[:300], 9, 8, 7)
+    done = ask(engine, branch)
+    assert (done.last.counts.cached_memory, done.token_ids) == (300, alone(branch))
+    engine.close()
+
+
+def test_what_has_no_copies_yet_stays() -> None:
+    runner = Copying()
+    engine = Engine(runner, FakeVocabulary())
+    engine.submit(GenerationRequest(FIRST, SamplingParams(temperature=0), max_tokens=4, ignore_eos=True))
+    while engine.stats().running or engine.stats().waiting:
+        engine.step()
+    engine.submit(GenerationRequest(SECOND, SamplingParams(temperature=0), max_tokens=4, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    assert taken(runner) > 603
+    while engine.step():
+        engine.check_integrity()
+    ask(engine, (7, 7, 7))
+    assert taken(runner) < 20
+    engine.close()
+
+
+def test_without_room_for_copies_all_stays() -> None:
+    runner = Copying(copies_bytes=100)
+    engine = Engine(runner, FakeVocabulary())
+    ask(engine, FIRST)
+    ask(engine, SECOND)
+    assert taken(runner) == 2 * 603
+    assert engine.stats().copies_bytes <= engine.stats().copies_limit == 100
+    engine.close()
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_tier, "SEGMENT_TOKENS", 8)
+
+
+def copy(tier: MemoryTier, tokens: list[int]) -> None:
+    for start, stop in list(tier.missing(tokens)):
+        tier.store(tokens[:stop], start, np.array(tokens[start:stop], np.int32).tobytes())
+
+
+tokens_lists = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=40), min_size=1, max_size=12)
+
+
+@given(texts=tokens_lists, asked=st.lists(st.integers(1, 3), min_size=1, max_size=40))
+def test_nothing_is_found_for_other_tokens(texts: list[list[int]], asked: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_tier, "SEGMENT_TOKENS", 8)
+        tier = MemoryTier(2**20)
+        for text in texts:
+            copy(tier, text)
+            assert tier.holds(text) and not list(tier.missing(text))
+        found = tier.find(asked)
+    at = 0
+    for segment in found:
+        assert segment.start == at and at < segment.useful <= segment.stop
+        stored = np.frombuffer(segment.kv, np.int32).tolist()
+        assert len(stored) == segment.stop - segment.start
+        assert stored[: segment.useful - at] == asked[at : segment.useful]
+        at = segment.stop
+    best = max(len(common(text, asked)) for text in texts)
+    assert (found[-1].useful if found else 0) == best
+    assert tier.bytes == sum(len(node.kv) + 8 * len(node.tokens) for node in every(tier._root))
+
+
+def common(a: list[int], b: list[int]) -> list[int]:
+    return a[: next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
+
+
+def every(node: memory_tier._Node) -> list[memory_tier._Node]:
+    return [one for child in node.children for one in (child, *every(child))]
+
+
+def test_over_the_limit_the_least_recently_used_go_from_their_ends(short_segments: None) -> None:
+    tier = MemoryTier(3 * 8 * 12)  # three whole segments: 4 bytes of KV and 8 of its id a token
+    old, new = [1] * 16, [2] * 16
+    copy(tier, old)
+    copy(tier, new)
+    assert tier.bytes <= tier.limit
+    assert tier.holds(new) and tier.holds(old[:8]) and not tier.holds(old)
+    tier.find(old)
+    copy(tier, [3] * 8)
+    assert tier.holds(old[:8]) and tier.holds(new[:8]) and not tier.holds(new)
+    copy(tier, [4] * 40)
+    assert tier.bytes <= tier.limit
+
+
+def test_a_grown_end_replaces_the_shorter_one(short_segments: None) -> None:
+    tier = MemoryTier(2**20)
+    for length in (11, 14, 30):
+        copy(tier, list(range(1, length + 1)))
+    assert [(one.start, one.stop) for one in tier.find(list(range(1, 31)))] == [(0, 8), (8, 16), (16, 24), (24, 30)]
+    assert tier.bytes == 30 * 12

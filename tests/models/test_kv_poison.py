@@ -1,0 +1,65 @@
+"""Infinities and NaN in one sequence's keys and values reach no other sequence, wherever pages are shared or reused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from models import NativeRunner
+from tests.models.synthetic import MODELS, write
+
+TOKENS = [5, 17, 3, 250, 99, 7, 8, 9, 10, 11, 12, 13]
+CUT = 5
+
+
+def poisoned(data: bytes, position: int, positions: int, value: float) -> bytes:
+    """Exported f16 keys and values in which all numbers of a position are this one, with the checksum of export_kv."""
+    import zlib
+
+    values = np.frombuffer(data[4:], np.float16).copy().reshape(2, -1, positions, 64)  # keys and values, heads
+    values[:, :, position] = value
+    payload = values.tobytes()
+    return zlib.crc32(payload).to_bytes(4, "little") + payload
+
+
+def append(runner: NativeRunner, sequence: int, tokens: list[int]) -> np.ndarray:
+    start = runner.sequence_length(sequence)
+    rows = range(start, start + len(tokens))
+    return runner.run(tokens, rows, [sequence] * len(tokens), [len(tokens) - 1]).copy()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("how", ["cut", "fork", "fork of a fork", "cut twice", "freed"])
+def test_what_lies_behind_a_cut_reaches_nobody(how: str, value: float, tmp_path: Path) -> None:
+    with open_model(write(MODELS["llama"], tmp_path / "llama.gguf")) as file:
+        runner = NativeRunner(file, kv_bytes=1 << 20, threads=1)
+    try:
+        clean = runner.create_sequence()
+        append(runner, clean, TOKENS[:CUT])
+        expected = append(runner, clean, [42])
+        donor = runner.create_sequence()
+        append(runner, donor, TOKENS)
+        data = poisoned(runner.export_kv(donor, 0, len(TOKENS)), CUT + 3, len(TOKENS), value)
+        runner.truncate_sequence(donor, 0)
+        runner.import_kv(donor, 0, len(TOKENS), data)
+        if how == "cut":
+            runner.truncate_sequence(donor, CUT)
+            victim = donor
+        elif how == "fork":
+            victim = runner.fork_sequence(donor, CUT)
+        elif how == "fork of a fork":
+            runner.truncate_sequence(donor, CUT + 1)
+            victim = runner.fork_sequence(runner.fork_sequence(donor, CUT + 1), CUT)
+        elif how == "cut twice":
+            runner.truncate_sequence(donor, CUT + 5)
+            runner.truncate_sequence(donor, CUT)
+            victim = donor
+        else:
+            runner.free_sequence(donor)
+            victim = runner.create_sequence()
+            append(runner, victim, TOKENS[:CUT])
+        assert np.array_equal(append(runner, victim, [42]), expected)
+        runner.check_integrity()
+    finally:
+        runner.close()
