@@ -1,24 +1,26 @@
 """A header that rules rewrite: its keys and its tensors, with the few operations that layouts differ by."""
 
+import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from gguf_io.errors import DAMAGED, ModelFileError
 from gguf_io.header import TensorInfo
 from gguf_io.metadata import MetadataArray, Scalar, Value
 
 ARCHITECTURE = "general.architecture"
-_VOCABULARY_ARRAYS = ("tokens", "scores", "token_type")
+_MOST = 2**31 - 1
+_VOCABULARY = ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
 
 class Draft:
     """Starts as the header says. Values that rules set carry the struct code of their type, "s" for text.
 
     values: by key. codes: types of the values that were set here. sources: keys whose values were copied from another,
-    type and all. left_out: tensors that no text model has a use for. joined: tensors that llama.cpp wants as one, the
-    rows of each behind those of the one before.
+    type and all. left_out: tensors that no text model has a use for.
     """
 
     def __init__(self, path: Path, values: dict[str, Value], tensors: Sequence[TensorInfo]) -> None:
@@ -28,12 +30,15 @@ class Draft:
         self.sources: dict[str, str] = {key: key for key in values}
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.left_out: list[TensorInfo] = []
-        self.joined: dict[str, tuple[str, ...]] = {}
 
     @property
     def architecture(self) -> str:
         """The name that keys begin with; empty where the file gives none."""
         return self.text(ARCHITECTURE) or ""
+
+    def error(self, key: str, problem: str) -> ModelFileError:
+        """What is wrong with a key, to be raised."""
+        return ModelFileError(f"{self._path}: {key}: {problem}. {DAMAGED}")
 
     def key(self, key: str) -> str:
         """A key of the architecture's own where it begins with a dot."""
@@ -49,29 +54,29 @@ class Draft:
         return value if isinstance(value, str) else None
 
     def number(self, key: str) -> int | None:
-        """An integer, None where the key is missing or of another kind."""
+        """An integer from 0 to 2^31 - 1, None where the key is missing or anything else."""
         value = self.values.get(self.key(key))
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
 
     def numbers(self, key: str) -> list[int]:
-        """An array of integers, empty where the key is missing or of another kind."""
+        """An array of such integers, empty where the key is missing or anything else."""
         value = self.values.get(self.key(key))
         if not isinstance(value, MetadataArray) or value.code in "fd?s":
             return []
-        return [int(item) for item in value]
+        items = [int(item) for item in value]
+        return items if all(0 <= item <= _MOST for item in items) else []
 
-    def set(self, key: str, code: str, value: Scalar | Sequence[int | float]) -> None:
+    def set(self, key: str, code: str, value: Scalar | Sequence[int]) -> None:
         """Give a key a value of a type: a struct code ("I" for uint32, "f" for float32), "s" for text."""
         key = self.key(key)
         if not isinstance(value, str | int | float):
-            value = MetadataArray.of(value, code, f"{self._path}: {key}")
-        elif code == "f":
-            value = struct.unpack("<f", struct.pack("<f", value))[0]
-        self.values[key] = value
+            self.values[key] = MetadataArray.of(value, code, f"{self._path}: {key}")
+        else:
+            self.values[key] = struct.unpack("<f", struct.pack("<f", value))[0] if code == "f" else value
         self.codes[key] = code
         self.sources.pop(key, None)
 
-    def default(self, key: str, code: str, value: Scalar | Sequence[int | float]) -> None:
+    def default(self, key: str, code: str, value: Scalar | Sequence[int]) -> None:
         """Give a key a value where it has none."""
         if not self.has(key):
             self.set(key, code, value)
@@ -110,24 +115,16 @@ class Draft:
         """Whether a tensor's name begins so."""
         return any(name.startswith(beginnings) for name in self.tensors)
 
-    def rename(self, old: str, new: str) -> None:
-        """Rename a tensor; without effect where there is none, or where the new name is taken."""
-        if old in self.tensors and new not in self.tensors:
-            self.tensors[new] = replace(self.tensors.pop(old), name=new)
+    def rename(self, renamed: Mapping[str, str]) -> None:
+        """Rename tensors: by a pattern of a part of their names, what to put in its place.
 
-    def rename_where(self, new_name: Callable[[str], str]) -> None:
-        """Rename all tensors whose new name differs."""
+        The first pattern that is found counts. A tensor keeps its name where the new one is taken.
+        """
         for old in list(self.tensors):
-            self.rename(old, new_name(old))
-
-    def replace_in_names(self, replacements: dict[str, str]) -> None:
-        """Replace the first occurrence of a part of tensors' names by another; the first part that is found counts."""
-
-        def renamed(name: str) -> str:
-            part = next((part for part in replacements if part in name), None)
-            return name if part is None else name.replace(part, replacements[part], 1)
-
-        self.rename_where(renamed)
+            pattern = next((pattern for pattern in renamed if re.search(pattern, old)), None)
+            new = old if pattern is None else re.sub(pattern, renamed[pattern], old, count=1)
+            if new not in self.tensors:
+                self.tensors[new] = replace(self.tensors.pop(old), name=new)
 
     def leave_out(self, *beginnings: str) -> None:
         """Take the tensors whose names begin so out of the model."""
@@ -144,16 +141,14 @@ class Draft:
 
     def cut_vocabulary(self, tokens: int) -> None:
         """Keep the first tokens of the vocabulary."""
-        for name in _VOCABULARY_ARRAYS:
-            key = f"tokenizer.ggml.{name}"
+        for key in _VOCABULARY:
             value = self.values.get(key)
             if isinstance(value, MetadataArray) and len(value) > tokens > 0:
                 self.values[key] = value.head(tokens)
                 self.codes[key] = value.code
                 self.sources.pop(key, None)
 
-    def token(self, index: int) -> str | None:
-        """A token's text, None where the vocabulary has fewer."""
-        tokens = self.values.get("tokenizer.ggml.tokens")
-        found = tokens[index] if isinstance(tokens, MetadataArray) and 0 <= index < len(tokens) else None
-        return found if isinstance(found, str) else None
+    def tokens(self) -> Sequence[Scalar]:
+        """The vocabulary's texts, empty where there are none."""
+        tokens = self.values.get(_VOCABULARY[0])
+        return tokens if isinstance(tokens, MetadataArray) else ()

@@ -3,12 +3,11 @@
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
 from gguf_io.header import SCALAR_CODES, Header, TensorInfo
-from gguf_io.layouts.draft import Draft
+from gguf_io.layouts.draft import ARCHITECTURE, Draft
 from gguf_io.layouts.ollama import OTHER_PARTS, RULES
 from gguf_io.metadata import Metadata, MetadataArray, Value
 
@@ -21,8 +20,8 @@ class Layout:
     """A model that another program wrote its own way, in the standard layout.
 
     given: its architecture as the file has it. metadata, tensors: what stands for the header's. encoded: by key, the
-    bytes of its value, type and all, or where they lie in the first file: (start, stop). joined: tensors that llama.cpp
-    wants as one, behind each other. left_out: tensors that are not used.
+    bytes of its value, type and all, or where they lie in the first file: (start, stop). left_out: tensors that are not
+    used.
     """
 
     program: str
@@ -30,21 +29,19 @@ class Layout:
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
     encoded: Mapping[str, bytes | tuple[int, int]]
-    joined: Mapping[str, tuple[str, ...]]
     left_out: tuple[TensorInfo, ...]
 
     def notes(self) -> list[str]:
         """What a user should know: whose layout it is, and which parts of the file are not used."""
-        told = [f"The file is in {self.program}'s layout ({self.given}) and is read as {self._name()}."]
+        name = self.metadata.get_str(ARCHITECTURE)
+        became = "" if name == self.given else f" ({self.given} for {name})"
+        notes = [f"The file is in {self.program}'s own layout{became}, translated as it is read."]
         for beginning, what in OTHER_PARTS.items():
             tensors = [tensor for tensor in self.left_out if tensor.name.startswith(beginning)]
             if tensors:
                 size = sum(tensor.nbytes for tensor in tensors) / 2**20
-                told.append(f"Not used: {what}, {len(tensors)} tensors {beginning}* of {size:.1f} MiB.")
-        return told
-
-    def _name(self) -> str:
-        return self.metadata.get_str("general.architecture")
+                notes.append(f"Not used: {what}, {len(tensors)} tensors {beginning}* of {size:.1f} MiB.")
+        return notes
 
 
 def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layout | None:
@@ -52,12 +49,12 @@ def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layo
 
     Costs no more than a look at some keys for a file that no rule concerns.
     """
-    given = header.metadata.get("general.architecture")
-    rule = RULES.get(given) if isinstance(given, str) else None
-    if rule is None:
+    given = header.metadata.get(ARCHITECTURE)
+    if not isinstance(given, str) or given not in RULES:
         return None
     draft = Draft(path, dict(header.metadata), tensors)
-    if not rule.applies(draft):
+    rule = next((rule for rule in RULES[given] if rule.applies(draft)), None)
+    if rule is None:
         return None
     rule.rewrite(draft)
     draft.leave_out(*OTHER_PARTS)
@@ -67,18 +64,12 @@ def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layo
     }
     return Layout(
         "Ollama",
-        str(given),
+        given,
         Metadata(path, draft.values),
         MappingProxyType(draft.tensors),
         MappingProxyType(encoded),
-        MappingProxyType(draft.joined),
         tuple(draft.left_out),
     )
-
-
-def joined_shape(tensors: Sequence[TensorInfo]) -> tuple[int, ...]:
-    """The shape of tensors whose rows follow each other."""
-    return (sum(prod(tensor.shape[:-1]) for tensor in tensors), tensors[0].shape[-1])
 
 
 def _encoded(code: str, value: Value) -> bytes:
