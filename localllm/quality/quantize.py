@@ -59,6 +59,10 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
     if target.exists() and source.exists() and target.samefile(source):
         raise RequestError(f"{target} is the model itself, which would be lost. Name another file to write.")
     with open_model(source) as file:
+        if file.notes:
+            raise RequestError(
+                f"{source} cannot be quantised. {file.notes[0]} Start from a file in llama.cpp's layout."
+            )
         found = sorted({tensor.type.name for tensor in file.tensors.values()} - _EXACT)
         if found:
             raise RequestError(
