@@ -1,8 +1,7 @@
 """A file that llama.cpp reads and that lies nowhere: its bytes are made while they are read.
 
 llama.cpp takes a FILE*, and the C library makes one whose reads are calls (fopencookie, in glibc and musl). So a model
-in another layout needs neither a copy on disk nor a second one in memory; reads of whole tensors go straight into
-llama.cpp's buffers.
+in another layout needs neither a copy on disk nor a second one in memory.
 """
 
 import ctypes
@@ -16,6 +15,8 @@ from gpu_offload.errors import LlamaCppError
 _READ = ctypes.CFUNCTYPE(c_ssize_t, c_void_p, c_void_p, c_size_t)
 _SEEK = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_int64), c_int)
 _FAILED = -1
+_FULLY_BUFFERED = 0  # _IOFBF
+_BUFFER = 1 << 18  # glibc reads no more than this at once; its own 8 KiB took 0.2 s longer for 390 MiB
 
 
 class _Calls(ctypes.Structure):
@@ -57,10 +58,13 @@ def served(file: StandardFile) -> Iterator[int]:
 
     calls = _Calls(_READ(read), None, _SEEK(seek), None)
     library.fopencookie.argtypes, library.fopencookie.restype = [c_void_p, c_char_p, _Calls], c_void_p
+    library.setvbuf.argtypes = [c_void_p, c_char_p, c_int, c_size_t]
     library.fclose.argtypes = [c_void_p]
     stream: int | None = library.fopencookie(None, b"r", calls)
     if not stream:
         raise LlamaCppError("The C library gave no stream for the model's file: too little memory.")
+    buffer = ctypes.create_string_buffer(_BUFFER)
+    library.setvbuf(stream, buffer, _FULLY_BUFFERED, _BUFFER)
     try:
         yield stream
     finally:

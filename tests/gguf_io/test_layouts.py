@@ -5,7 +5,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
@@ -16,6 +15,7 @@ from gguf_io.layouts import StandardFile
 from gguf_io.layouts.ollama import RULES
 from gguf_io.metadata import Metadata, MetadataArray
 from tests.layout_files import LAYOUTS, write_layout
+from tests.llama_models import finish
 
 _PRE = "tokenizer.ggml.pre"
 SUFFIXES = (
@@ -104,7 +104,7 @@ def test_a_split_model_becomes_one_file(tmp_path: Path) -> None:
             writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data)
-    _finish(writer)
+    finish(writer, tmp_path / "split.gguf")
     first = next(tmp_path.glob("split-00001-of-*.gguf"))
     with open_model(first) as file, open_model(standard) as expected:
         assert len(file.paths) > 1
@@ -238,12 +238,4 @@ def _write(folder: Path, architecture: str, keys: dict[str, Any], shapes: dict[s
             writer.add_key_value(key, value, kind)
     for name, shape in shapes.items():
         writer.add_tensor(name, np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
-    _finish(writer)
-    return path
-
-
-def _finish(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    return finish(writer, path)
