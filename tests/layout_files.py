@@ -55,7 +55,7 @@ def write_layout(layout: Layout, standard: Path, path: Path) -> Path:
         name = tensor.name
         for pattern, new in layout.tensors.items():
             name = re.sub(pattern, new, name)
-        writer.add_tensor(name, tensor.data)
+        writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
     random = np.random.default_rng(5)
     for name, shape in layout.added.items():
         writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32))

@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
 OPTIONS = LlamaOptions(context_tokens=256, max_sequences=2, gpu_layers=0, threads=1)
 TOKENS = np.random.default_rng(7).integers(0, 300, 50).tolist()
+FLAGS = ("--raw", "--temperature", "0", "--max-tokens", "40", "--ctx", "256", "--no-cache", "--backend")
 EMBEDDING = "embeddinggemma"
 GENERATING = [name for name in LAYOUTS if name != EMBEDDING]
 
@@ -62,6 +63,30 @@ def test_it_is_planned_as_the_standard_file_is(name: str, tmp_path: Path) -> Non
             plans.append(replace(made, model=""))
             assert made.measured == (sys.platform == "linux")
     assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("backend", ["native", "llama"])
+@pytest.mark.parametrize("name", ["stories260K-F16", "stories260K-pad256-Q4_K_M"])
+def test_a_real_model_tells_the_same_story(
+    name: str,
+    backend: str,
+    tmp_path: Path,
+    data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    standard = data_dir / f"models/gguf/{name}.gguf"
+    layout = replace(LAYOUTS["mistral3"], keys={})  # Llama but for what the keys say
+    stories = []
+    monkeypatch.setattr("sys.stdin", None)
+    for path in (standard, write_layout(layout, standard, tmp_path / "own.gguf")):
+        monkeypatch.setattr("sys.argv", ["localllm", "run", str(path), "Once upon a time", *FLAGS, backend])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        stories.append(capsys.readouterr().out)
+    assert len(stories[0]) > 100
+    assert stories[0] == stories[1]
 
 
 def test_an_embedding_model_makes_the_same_vectors(tmp_path: Path) -> None:
