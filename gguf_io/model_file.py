@@ -141,10 +141,10 @@ class ModelFile:
     def identity(self) -> str:
         """64 hex digits that tell models apart for people and listings, in milliseconds.
 
-        SHA-256 over the parts' sizes, their headers, and samples of every tensor. Two files may differ elsewhere: what
-        must never be mixed up goes by a digest of the whole file.
+        SHA-256 over the parts' sizes, their headers, and samples of every tensor, and how a layout was translated. Two
+        files may differ elsewhere: what must never be mixed up goes by a digest of the whole file.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self._layout.changes() if self._layout else b"")
         for part in self._open_parts():
             digest.update(part.size.to_bytes(8, "little"))
             digest.update(part.read(0, part.header.nbytes))

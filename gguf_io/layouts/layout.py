@@ -31,6 +31,11 @@ class Layout:
     encoded: Mapping[str, bytes | tuple[int, int]]
     left_out: tuple[TensorInfo, ...]
 
+    def changes(self) -> bytes:
+        """What the rules made of the header: another rule, other bytes."""
+        values = [(key, value) for key, value in self.encoded.items() if isinstance(value, bytes)]
+        return repr((sorted(values), sorted(self.encoded), sorted(self.tensors))).encode()
+
     def notes(self) -> list[str]:
         """What a user should know: whose layout it is, and which parts of the file are not used."""
         name = self.metadata.get_str(ARCHITECTURE)

@@ -12,7 +12,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.layouts import StandardFile
-from gguf_io.layouts.ollama import RULES
+from gguf_io.layouts.ollama import RULES, Rule
 from gguf_io.metadata import Metadata, MetadataArray
 from tests.layout_files import LAYOUTS, write_layout
 from tests.llama_models import finish
@@ -113,6 +113,17 @@ def test_a_split_model_becomes_one_file(tmp_path: Path) -> None:
             assert set(made.metadata) == set(expected.metadata)
             for tensor in expected.tensors:
                 np.testing.assert_array_equal(made.data(tensor), expected.data(tensor))
+
+
+def test_another_rule_is_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = LAYOUTS["olmo3"]
+    path = write_layout(layout, layout.base(tmp_path / "standard.gguf"), tmp_path / "own.gguf")
+    identities = []
+    for rule in (Rule(becomes="olmo2"), Rule(becomes="olmo2"), Rule(becomes="olmo2", missing={".x": ("I", 1)})):
+        monkeypatch.setattr("gguf_io.layouts.layout.RULES", {"olmo3": (rule,)})
+        with open_model(path) as file:
+            identities.append(file.identity())
+    assert identities[0] == identities[1] != identities[2]
 
 
 def test_gemma_3n_keeps_the_vocabulary_of_text(tmp_path: Path) -> None:
