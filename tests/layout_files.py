@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.llama_models import DEEPSEEK2, GEMMA4, LFM2, NEMOTRON, QWEN35, finish
+from tests.llama_models import DEEPSEEK2, GEMMA4, LFM2, NEMOTRON, QWEN35, QWEN35MOE, finish
 from tests.models.synthetic import MODELS, Synthetic, write
 
 _VISION = {"v.blk.0.attn_q.weight": (8, 8), "v.patch_embedding.weight": (8, 12), "mm.0.weight": (16, 8)}
@@ -106,6 +106,19 @@ _QWEN3VL = replace(
     extra={"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3},
 )
 
+_QWEN35_LAYOUT = Layout(
+    QWEN35,
+    "qwen35",
+    changed={
+        "attention.head_count_kv": [0, 2, 0, 2],
+        "rope.dimension_sections": [2, 1, 1],
+        "vision.block_count": 1,
+        "ssm.v_head_reordered": True,
+    },
+    tensors={r"\.ssm_dt\.bias$": ".ssm_dt"},
+    added={**_VISION, **_MTP},
+)
+
 LAYOUTS: dict[str, Layout] = {
     "gptoss": Layout(
         _synthetic(MODELS["gpt-oss"]),
@@ -179,18 +192,8 @@ LAYOUTS: dict[str, Layout] = {
         changed={"vision.deepstack_visual_indexes": [5, 11, 17]},
         added=_VISION,
     ),
-    "qwen35": Layout(
-        QWEN35,
-        "qwen35",
-        changed={
-            "attention.head_count_kv": [0, 2, 0, 2],
-            "rope.dimension_sections": [2, 1, 1],
-            "vision.block_count": 1,
-            "ssm.v_head_reordered": True,
-        },
-        tensors={r"\.ssm_dt\.bias$": ".ssm_dt"},
-        added={**_VISION, **_MTP},
-    ),
+    "qwen35": _QWEN35_LAYOUT,
+    "qwen35moe": replace(_QWEN35_LAYOUT, base=QWEN35MOE, architecture="qwen35moe"),
     "gemma4": Layout(
         GEMMA4,
         "gemma4",

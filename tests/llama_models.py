@@ -98,28 +98,23 @@ _QWEN35_STATE = {
     "ssm_norm.weight": (16,),
     "ssm_out.weight": (64, 64),
 }
-QWEN35 = made(
-    "qwen35",
-    {
-        **_COMMON,
-        "block_count": 4,
-        "attention.head_count_kv": 2,
-        "attention.key_length": 16,
-        "attention.value_length": 16,
-        "rope.dimension_count": 8,
-        "rope.dimension_sections": [2, 1, 1, 0],
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 64,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 4,
-        "ssm.group_count": 2,
-        "full_attention_interval": 2,
-    },
-    {
-        **_ENDS,
-        **_blocks(*[_QWEN35_STATE, {**_QWEN35_NORMS, **_ATTENTION, **_HEAD_NORMS, "attn_q.weight": (128, 64)}] * 2),
-    },
-)
+_QWEN35_KEYS: dict[str, Any] = {
+    **_COMMON,
+    "block_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 16,
+    "attention.value_length": 16,
+    "rope.dimension_count": 8,
+    "rope.dimension_sections": [2, 1, 1, 0],
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 64,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 4,
+    "ssm.group_count": 2,
+    "full_attention_interval": 2,
+}
+_QWEN35_ATTENTION = {**_QWEN35_NORMS, **_ATTENTION, **_HEAD_NORMS, "attn_q.weight": (128, 64)}
+QWEN35 = made("qwen35", _QWEN35_KEYS, {**_ENDS, **_blocks(*[_QWEN35_STATE, _QWEN35_ATTENTION] * 2)})
 
 _EXPERTS = {
     "ffn_gate_inp.weight": (4, 64),
@@ -128,6 +123,23 @@ _EXPERTS = {
     "ffn_down_exps.weight": (4, 64, 48),
 }
 _SHARED = {"ffn_gate_shexp.weight": (48, 64), "ffn_up_shexp.weight": (48, 64), "ffn_down_shexp.weight": (64, 48)}
+_QWEN35_EXPERTS = {**_EXPERTS, **_SHARED, "ffn_gate_inp_shexp.weight": (64,)}
+_WITHOUT_DENSE = [
+    {name: shape for name, shape in block.items() if name not in _DENSE} | _QWEN35_EXPERTS
+    for block in (_QWEN35_STATE, _QWEN35_ATTENTION)
+]
+QWEN35MOE = made(
+    "qwen35moe",
+    {
+        **_QWEN35_KEYS,
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 48,
+        "expert_shared_feed_forward_length": 48,
+    },
+    {**_ENDS, **_blocks(*_WITHOUT_DENSE * 2)},
+)
+
 _DEEPSEEK2_ATTENTION = {
     "attn_norm.weight": (64,),
     "ffn_norm.weight": (64,),
