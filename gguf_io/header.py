@@ -5,7 +5,7 @@ bound the work that a hostile file can ask for. Python's integers do not overflo
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -32,8 +32,8 @@ SUPPORTED_VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 # Value types that are one number, as struct codes: ids 0 to 7 are uint8 int8 uint16 int16 uint32 int32 float32 bool,
 # 10 to 12 uint64 int64 float64.
-_CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-_SCALARS = {type_id: struct.Struct(f"<{code}") for type_id, code in _CODES.items()}
+SCALAR_CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+_SCALARS = {type_id: struct.Struct(f"<{code}") for type_id, code in SCALAR_CODES.items()}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -56,11 +56,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that one file says before its data. nbytes: length of the header without the padding that follows it."""
+    """All that one file says before its data.
+
+    encoded: by key, where its value lies in the file, type and all: (start, stop). nbytes: length of the header without
+    the padding that follows it.
+    """
 
     version: int
     alignment: int
     metadata: Metadata
+    encoded: Mapping[str, tuple[int, int]]
     tensors: tuple[TensorInfo, ...]
     nbytes: int
 
@@ -96,11 +101,14 @@ class _HeaderReader:
         tensor_count = self.count("tensor count", MAX_TENSORS)
         key_count = self.count("key count", MAX_KEYS)
         values: dict[str, Value] = {}
+        encoded: dict[str, tuple[int, int]] = {}
         for index in range(key_count):
             key = self.identifier(f"key {index}", MAX_KEY_BYTES)
             if key in values:
                 self.fail(key, "occurs twice")
+            start = self.position
             values[key] = self.value(key)
+            encoded[key] = start, self.position
         metadata = Metadata(self.path, values)
         alignment = self.check_alignment(metadata)
         tensors: dict[str, TensorInfo] = {}
@@ -110,7 +118,7 @@ class _HeaderReader:
                 self.fail(f"tensor {tensor.name!r}", "occurs twice")
             tensors[tensor.name] = tensor
         placed = self.place(list(tensors.values()), alignment)
-        return Header(version, alignment, metadata, placed, self.position)
+        return Header(version, alignment, metadata, encoded, placed, self.position)
 
     def read_version(self) -> int:
         self.fill(min(4, self.end))

@@ -11,6 +11,7 @@ from gguf_io.errors import DAMAGED, ModelFileError, shortened
 Scalar = str | int | float | bool
 ItemT = TypeVar("ItemT", str, int, float, bool)
 NumberT = TypeVar("NumberT", int, float)
+_LENGTH = struct.Struct("<Q")  # of a string, before its bytes
 
 
 class MetadataArray(Sequence[Scalar]):
@@ -43,6 +44,38 @@ class MetadataArray(Sequence[Scalar]):
     def __repr__(self) -> str:
         return f"<{self._count} items of {self._where}>"
 
+    @classmethod
+    def of(cls, items: Sequence[int | float | bool], code: str, where: str) -> "MetadataArray":
+        """An array of these numbers."""
+        return cls(struct.pack(f"<{len(items)}{code}", *items), len(items), code, where)
+
+    def head(self, count: int) -> "MetadataArray":
+        """The first `count` items; self where it has no more."""
+        if count >= self._count:
+            return self
+        data, stop = self.raw(), 0
+        if self._code == "s":
+            for _ in range(count):
+                stop += 8 + _LENGTH.unpack_from(data, stop)[0]
+        else:
+            stop = count * struct.calcsize(f"<{self._code}")
+        return MetadataArray(data[:stop], count, self._code, self._where)
+
+    @property
+    def code(self) -> str:
+        """The items' struct format, or "s" for strings."""
+        return self._code
+
+    def raw(self) -> bytes:
+        """The items as a file has them, one behind the other."""
+        data = self._data
+        if self._items is None:
+            return data
+        if self._code != "s":
+            return struct.pack(f"<{self._count}{self._code}", *self._items)
+        texts = (str(item).encode() for item in self._items)
+        return b"".join(_LENGTH.pack(len(text)) + text for text in texts)
+
     def _decoded(self) -> tuple[Scalar, ...]:
         data = self._data  # before the question: another thread sets the items first, then drops the data
         if self._items is None:
@@ -53,7 +86,7 @@ class MetadataArray(Sequence[Scalar]):
         return self._items
 
     def _strings(self, data: bytes) -> tuple[str, ...]:
-        length_at = struct.Struct("<Q").unpack_from
+        length_at = _LENGTH.unpack_from
         items: list[str] = []
         position = 0
         try:

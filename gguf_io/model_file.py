@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from gguf_io.blocks import dequantize
 from gguf_io.errors import DAMAGED, ModelFileError, shortened
 from gguf_io.header import Header, TensorInfo, read_header
+from gguf_io.layouts import StandardFile, translate
 from gguf_io.metadata import Metadata
 
 __all__ = ["FileState", "ModelFile", "TensorInfo", "open_model"]
@@ -59,6 +60,8 @@ def open_model(path: str | Path) -> "ModelFile":
 class ModelFile:
     """A model's header and tensors. Close it, or use it in a with statement; made by `open_model`.
 
+    What another program wrote in a layout of its own is shown in the standard one (gguf_io/layouts); notes say so.
+
     Reading from several threads is safe; closing is for one of them, when the others are done. What is read raises
     ModelFileError where the file was changed since it was opened, or the system cannot read it.
     """
@@ -71,15 +74,19 @@ class ModelFile:
         self.states: tuple[FileState, ...] = tuple(part.state for part in parts)
         self.version: int = header.version
         self.alignment: int = header.alignment
-        self.metadata: Metadata = header.metadata
         tensors = [tensor for part in parts for tensor in part.header.tensors]
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType({tensor.name: tensor for tensor in tensors})
-        if len(self.tensors) != len(tensors):
+        by_name = {tensor.name: tensor for tensor in tensors}
+        if len(by_name) != len(tensors):
             raise ModelFileError(
                 f"{self.path}: tensors: a name occurs in more than one part. Download the parts again."
             )
+        self._layout = translate(self.path, header, tensors)
+        self.metadata: Metadata = self._layout.metadata if self._layout else header.metadata
+        self.tensors: Mapping[str, TensorInfo] = self._layout.tensors if self._layout else MappingProxyType(by_name)
+        self.notes: tuple[str, ...] = tuple(self._layout.notes()) if self._layout else ()
         self.size_bytes: int = sum(part.size for part in parts)
-        self.parameter_count: int = sum(prod(tensor.shape) for tensor in tensors)
+        self.weights_bytes: int = sum(tensor.nbytes for tensor in self.tensors.values())
+        self.parameter_count: int = sum(prod(tensor.shape) for tensor in self.tensors.values())
 
     @property
     def architecture(self) -> str:
@@ -115,6 +122,17 @@ class ModelFile:
         self._open_parts()[tensor.part].read_into(wanted.data, tensor.offset + first * row_bytes)
         return wanted.reshape(count, row_bytes)
 
+    def standard_file(self) -> StandardFile | None:
+        """The model as a file in the standard layout; None where its own files are in that already."""
+        if self._layout is None:
+            return None
+        parts = self._open_parts()
+
+        def read_tensor(tensor: TensorInfo, start: int, target: memoryview) -> None:
+            parts[tensor.part].read_into(target, tensor.offset + start)
+
+        return StandardFile(self._layout, self.alignment, parts[0].read, read_tensor)
+
     def dequantize(self, name: str) -> NDArray[np.float32]:
         """The tensor's values as a new float32 array of its shape."""
         tensor = self.tensors[name]
@@ -123,10 +141,10 @@ class ModelFile:
     def identity(self) -> str:
         """64 hex digits that tell models apart for people and listings, in milliseconds.
 
-        SHA-256 over the parts' sizes, their headers, and samples of every tensor. Two files may differ elsewhere: what
-        must never be mixed up goes by a digest of the whole file.
+        SHA-256 over the parts' sizes, their headers, and samples of every tensor, and how a layout was translated. Two
+        files may differ elsewhere: what must never be mixed up goes by a digest of the whole file.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self._layout.changes() if self._layout else b"")
         for part in self._open_parts():
             digest.update(part.size.to_bytes(8, "little"))
             digest.update(part.read(0, part.header.nbytes))

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gguf_io.model_file import ModelFile
+from gguf_io.model_file import ModelFile, open_model
 from gpu_offload.devices import DeviceKind, device_kind, device_name
 from gpu_offload.errors import LlamaCppMissingError
 from gpu_offload.estimate import Sizes
 from gpu_offload.library import ggml, llama, muted, shared_library
-from gpu_offload.loading import context_params, model_params
+from gpu_offload.loading import context_params, model_params, open_handle
 from gpu_offload.options import LlamaOptions
 
 log = logging.getLogger("localllm.gpu_offload")
@@ -60,6 +60,7 @@ class _File:
     architecture: str
     vocabulary: int
     tensor_bytes: int
+    translated: bool
 
 
 def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes] | None:
@@ -71,9 +72,8 @@ def dry_run(model: ModelFile, options: LlamaOptions) -> dict[str, Sizes] | None:
     table = model.tensors.get("token_embd.weight")
     if sys.platform != "linux" or options.split_mode == "row" or table is None or len(model.architecture) > _LONGEST:
         return None
-    tensor_bytes = sum(tensor.nbytes for tensor in model.tensors.values())
-    changed = model.path.stat().st_mtime_ns
-    file = _File(model.path, changed, model.architecture, table.shape[0], tensor_bytes)
+    changed, translated = model.path.stat().st_mtime_ns, bool(model.notes)
+    file = _File(model.path, changed, model.architecture, table.shape[0], model.weights_bytes, translated)
     try:
         return _figures(file, replace(options, lora=(), mmproj=None, threads=None))
     except LlamaCppMissingError:
@@ -94,7 +94,7 @@ def _figures(file: _File, options: LlamaOptions) -> dict[str, Sizes] | None:
     params.kv_overrides = overrides
     context = None
     with muted():
-        handle = library.llama_model_load_from_file(str(file.path).encode(), params)
+        handle = _open(file, params)
         try:
             if handle:
                 context = library.llama_init_from_model(handle, context_params(handle, options))
@@ -105,6 +105,14 @@ def _figures(file: _File, options: LlamaOptions) -> dict[str, Sizes] | None:
                 library.llama_free(context)
             if handle:
                 library.llama_model_free(handle)
+
+
+def _open(file: _File, params: Any) -> Any:
+    """A llama_model pointer, null where llama.cpp refuses the file."""
+    if not file.translated:
+        return llama().llama_model_load_from_file(str(file.path).encode(), params)
+    with open_model(file.path) as model:
+        return open_handle(model, params)
 
 
 def _without_tokenizer(file: _File) -> Any:

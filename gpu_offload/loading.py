@@ -10,6 +10,7 @@ from gguf_io.model_file import ModelFile
 from gpu_offload.library import failure, ggml, llama, route_log, type_id
 from gpu_offload.options import LlamaOptions
 from gpu_offload.sequences import MAX_NUMBERS, sequence_numbers, window_of
+from gpu_offload.served_file import served
 
 # Rows of logits that one llama_decode may return. The compute buffer holds them all, 4 bytes per vocabulary entry, on
 # the device of the output layer; asking for more aborts the process.
@@ -104,7 +105,7 @@ def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress |
 
     callback = library.llama_progress_callback(report)
     params.progress_callback = callback
-    handle = library.llama_model_load_from_file(str(model.path).encode(), params)
+    handle = open_handle(model, params)
     if stopped:
         if handle:
             library.llama_model_free(handle)
@@ -112,6 +113,19 @@ def load_model(model: ModelFile, options: LlamaOptions, progress: LoadProgress |
     if not handle:
         raise failure(f"llama.cpp cannot load {model.path}")
     return handle
+
+
+def open_handle(model: ModelFile, params: Any) -> Any:
+    """Return a llama_model pointer, null where llama.cpp refuses the file; free it with llama_model_free.
+
+    A file in another layout is read as one in the standard one. Raises what reading it raises.
+    """
+    library, standard = llama(), model.standard_file()
+    if standard is None:
+        return library.llama_model_load_from_file(str(model.path).encode(), params)
+    params.load_mode = library.LLAMA_LOAD_MODE_NONE  # there is nothing to map
+    with served(standard) as file:
+        return library.llama_model_load_from_file_ptr(file, params)
 
 
 def open_context(handle: Any, options: LlamaOptions) -> Any:

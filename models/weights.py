@@ -202,4 +202,4 @@ class WeightLoader:
     def _report(self, tensor: TensorInfo) -> None:
         self._loaded_bytes += tensor.nbytes
         if self._progress is not None:
-            self._progress("loading weights", min(1.0, self._loaded_bytes / self._file.size_bytes))
+            self._progress("loading weights", min(1.0, self._loaded_bytes / self._file.weights_bytes))

@@ -86,6 +86,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             made = make_plan(file, gpus, available_memory(), request)
         except ValueError as error:
             raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
+        made = replace(made, notes=(*file.notes, *made.notes))
     if as_json:
         here = {"backend": choice.name, "backend_reason": choice.reason} if choice else {}
         answer(json.dumps({**asdict(made), "fits": made.fits, **here}) + "\n")

@@ -60,6 +60,7 @@ def _json_value(value: "Value") -> object:
 def _as_text(summary: "ModelSummary", metadata: "Metadata") -> Iterator[str]:
     parameters = f"{human_count(summary.parameters)} parameters"
     yield f"{summary.name}: {summary.architecture}, {parameters}, {summary.quantization}"
+    yield from summary.notes
     yield ""
     yield from _table(
         ("file", human_bytes(summary.file_bytes)),

@@ -69,6 +69,8 @@ def open_runner(
     """
     from models.errors import UnsupportedModelError
 
+    for note in file.notes:
+        log.info("%s: %s", file.path.name, note)
     choice = choose_backend(file, settings)
     kv_bytes_in_file(file, native_kv_types(settings))
     if choice.backend == "llama":
@@ -253,7 +255,7 @@ def _open_native(
 
     per_token = native_kv_bytes(file, settings)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
-    plan = plan_memory(file.size_bytes, per_token, budget if kv_tokens is None else kv_tokens * per_token)
+    plan = plan_memory(file.weights_bytes, per_token, budget if kv_tokens is None else kv_tokens * per_token)
     try:
         return NativeRunner(
             file,

@@ -22,7 +22,7 @@ class ModelSummary:
     """A model file in short. Sizes are bytes, lengths tokens; None where the file does not say.
 
     quantization is the block format that holds most bytes. kv_bytes_per_token counts keys and values of all layers, in
-    the types of kv_types.
+    the types of kv_types. notes: ModelFile's, on a file in another program's layout.
     """
 
     name: str
@@ -40,6 +40,7 @@ class ModelSummary:
     weights_bytes: int
     kv_types: tuple[str, str]
     kv_bytes_per_token: int | None
+    notes: tuple[str, ...] = ()
 
     def memory_bytes(self, context: int) -> int | None:
         """Weights and the keys and values of so many tokens."""
@@ -67,9 +68,10 @@ def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> M
         heads=_number(model, "attention.head_count"),
         tensor_groups=groups,
         chat_template=model.metadata.get_str("tokenizer.chat_template", "") or None,
-        weights_bytes=sum(group.bytes for group in groups),
+        weights_bytes=model.weights_bytes,
         kv_types=kv_types,
         kv_bytes_per_token=_kv_bytes(model, kv_types),
+        notes=model.notes,
     )
 
 

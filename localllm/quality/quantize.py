@@ -63,6 +63,10 @@ def quantize(source: Path, target: Path, kind: str, progress: Progress, threads:
     if os.path.lexists(target):
         raise RequestError(f"{target} exists already. Name another file, or remove it first.")
     with open_model(source) as file:
+        if file.notes:
+            raise RequestError(
+                f"{source} cannot be quantised. {file.notes[0]} Start from a file in llama.cpp's layout."
+            )
         found = sorted({tensor.type.name for tensor in file.tensors.values()} - _EXACT)
         if found:
             raise RequestError(

@@ -50,7 +50,7 @@ def plan_embedder(settings: Settings, file: ModelFile, room: int, promised: Sequ
 
     Raises OutOfMemoryError with the sums.
     """
-    needed = file.size_bytes + EMBEDDING_BYTES
+    needed = file.weights_bytes + EMBEDDING_BYTES
     found = [] if settings.gpu_layers == 0 else _gpus(promised)
     if found:
         chosen = max(range(len(found)), key=lambda index: found[index].free_bytes)

@@ -78,7 +78,7 @@ class MemoryLoader:
                 try:
                     return self._plan_native(entry, settings, file, room, bool(coming))
                 except UnsupportedModelError:  # loading reports it, or uses llama.cpp
-                    return LoadPlan(entry, settings, False, False, file.size_bytes, room)
+                    return LoadPlan(entry, settings, False, False, file.weights_bytes, room)
         except OutOfMemoryError as error:
             held = (sum(map(_held, loaded)) + sum(plan.needed for plan in coming)) // MIB
             raise OutOfMemoryError(f"{error}\n{len(loaded) + len(coming)} other models hold {held:,} MiB.") from error
@@ -102,7 +102,7 @@ class MemoryLoader:
         While others load, the sums are rough and small budgets are refused: the model waits for the loads to end.
         """
         per_token = native_kv_bytes(file, settings)
-        weights = file.size_bytes + _draft_bytes(settings)
+        weights = file.weights_bytes + _draft_bytes(settings)
         fixed = None if settings.kv_mib is None else settings.kv_mib * MIB
         plan = plan_memory(weights, per_token, fixed, room)
         kv = plan.kv // 2 if fixed is None and self._options.max_models > 1 else plan.kv
@@ -126,7 +126,7 @@ def _draft_bytes(settings: Settings) -> int:
     if not settings.draft:
         return 0
     with open_model(resolve(settings.draft)) as file:
-        return file.size_bytes + DRAFT_KV_MIB * MIB
+        return file.weights_bytes + DRAFT_KV_MIB * MIB
 
 
 def _promised(model: Model) -> int:
@@ -145,7 +145,7 @@ def _on_gpus(model: Model) -> bool:
 def _held(model: Model) -> int:
     """Bytes of main memory for a model's weights and its whole KV cache budget."""
     if isinstance(model, EmbeddingModel):
-        return model.file.size_bytes + EMBEDDING_BYTES
+        return model.file.weights_bytes + EMBEDDING_BYTES
     stats = model.engine.stats()
     stored = stats.pages_total * stats.page_bytes + stats.copies_limit
-    return max(model.file.size_bytes + stored - model.backend.device_bytes, 0)
+    return max(model.file.weights_bytes + stored - model.backend.device_bytes, 0)

@@ -56,6 +56,7 @@ def test_json_counts_by_hand(tmp_path: Path, show: Callable[..., int], capsys: p
     metadata = result.pop("metadata")
     assert result == {
         "name": "sample",
+        "notes": [],
         "architecture": "llama",
         "parameters": 40 * 8 + 2 * 4 * 8,
         "quantization": "F32",

@@ -78,7 +78,7 @@ def test_others_on_gpus_make_room_before_a_model_is_given_less(monkeypatch: pyte
 
 def test_embedders_lie_whole_where_there_is_most_room(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     with open_model(path) as file:
-        needed = file.size_bytes + EMBEDDING_BYTES
+        needed = file.weights_bytes + EMBEDDING_BYTES
         with_gpus(monkeypatch, needed, 2 * needed)
         grant = plan_embedder(SETTINGS, file, MAIN, [])
         assert (grant.devices, grant.settings.main_gpu) == ((0, needed), 1)

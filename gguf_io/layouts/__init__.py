@@ -1,0 +1,10 @@
+"""Files in other programs' layouts, read as files in the standard one, which is llama.cpp's.
+
+`translate` goes by the header alone; nothing is written. `StandardFile` is the same model as a file that llama.cpp
+loads.
+"""
+
+from gguf_io.layouts.layout import Layout, translate
+from gguf_io.layouts.standard_file import StandardFile
+
+__all__ = ["Layout", "StandardFile", "translate"]

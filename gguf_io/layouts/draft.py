@@ -1,0 +1,154 @@
+"""A header that rules rewrite: its keys and its tensors, with the few operations that layouts differ by."""
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+from gguf_io.errors import DAMAGED, ModelFileError
+from gguf_io.header import TensorInfo
+from gguf_io.metadata import MetadataArray, Scalar, Value
+
+ARCHITECTURE = "general.architecture"
+_MOST = 2**31 - 1
+_VOCABULARY = ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
+
+
+class Draft:
+    """Starts as the header says. Values that rules set carry the struct code of their type, "s" for text.
+
+    values: by key. codes: types of the values that were set here. sources: keys whose values were copied from another,
+    type and all. left_out: tensors that no text model has a use for.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Value], tensors: Sequence[TensorInfo]) -> None:
+        self._path = path
+        self.values = values
+        self.codes: dict[str, str] = {}
+        self.sources: dict[str, str] = {key: key for key in values}
+        self.tensors = {tensor.name: tensor for tensor in tensors}
+        self.left_out: list[TensorInfo] = []
+
+    @property
+    def architecture(self) -> str:
+        """The name that keys begin with; empty where the file gives none."""
+        return self.text(ARCHITECTURE) or ""
+
+    def error(self, key: str, problem: str) -> ModelFileError:
+        """What is wrong with a key, to be raised."""
+        return ModelFileError(f"{self._path}: {key}: {problem}. {DAMAGED}")
+
+    def key(self, key: str) -> str:
+        """A key of the architecture's own where it begins with a dot."""
+        return f"{self.architecture}{key}" if key.startswith(".") else key
+
+    def has(self, *keys: str) -> bool:
+        """Whether one of the keys is there."""
+        return any(self.key(key) in self.values for key in keys)
+
+    def text(self, key: str) -> str | None:
+        """A string, None where the key is missing or of another kind."""
+        value = self.values.get(self.key(key))
+        return value if isinstance(value, str) else None
+
+    def number(self, key: str) -> int | None:
+        """An integer from 0 to 2^31 - 1, None where the key is missing or anything else."""
+        value = self.values.get(self.key(key))
+        return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
+
+    def numbers(self, key: str) -> list[int]:
+        """An array of such integers, empty where the key is missing or anything else."""
+        value = self.values.get(self.key(key))
+        if not isinstance(value, MetadataArray) or value.code in "fd?s":
+            return []
+        items = [int(item) for item in value]
+        return items if all(0 <= item <= _MOST for item in items) else []
+
+    def set(self, key: str, code: str, value: Scalar | Sequence[int]) -> None:
+        """Give a key a value of a type: a struct code ("I" for uint32, "f" for float32), "s" for text."""
+        key = self.key(key)
+        if not isinstance(value, str | int | float):
+            self.values[key] = MetadataArray.of(value, code, f"{self._path}: {key}")
+        else:
+            self.values[key] = struct.unpack("<f", struct.pack("<f", value))[0] if code == "f" else value
+        self.codes[key] = code
+        self.sources.pop(key, None)
+
+    def default(self, key: str, code: str, value: Scalar | Sequence[int]) -> None:
+        """Give a key a value where it has none."""
+        if not self.has(key):
+            self.set(key, code, value)
+
+    def copy(self, source: str, target: str) -> None:
+        """Give the target the source's value, if there is one and the target has none."""
+        source, target = self.key(source), self.key(target)
+        if source in self.values and target not in self.values:
+            self.values[target] = self.values[source]
+            if source in self.codes:
+                self.codes[target] = self.codes[source]
+            else:
+                self.sources[target] = self.sources[source]
+
+    def drop(self, *keys: str) -> None:
+        """Leave keys out."""
+        for key in map(self.key, keys):
+            self.values.pop(key, None)
+            self.codes.pop(key, None)
+            self.sources.pop(key, None)
+
+    def become(self, architecture: str) -> None:
+        """Be another architecture: its name, and the keys that begin with it."""
+        old = self.architecture
+        for key in [key for key in self.values if key.startswith(f"{old}.")]:
+            self.copy(key, f"{architecture}.{key.removeprefix(f'{old}.')}")
+            self.drop(key)
+        self.set(ARCHITECTURE, "s", architecture)
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """A tensor's shape, outermost first; None where there is none of that name."""
+        found = self.tensors.get(tensor)
+        return None if found is None else found.shape
+
+    def any_tensor(self, *beginnings: str) -> bool:
+        """Whether a tensor's name begins so."""
+        return any(name.startswith(beginnings) for name in self.tensors)
+
+    def rename(self, renamed: Mapping[str, str]) -> None:
+        """Rename tensors: by a pattern of a part of their names, what to put in its place.
+
+        The first pattern that is found counts. A tensor keeps its name where the new one is taken.
+        """
+        for old in list(self.tensors):
+            pattern = next((pattern for pattern in renamed if re.search(pattern, old)), None)
+            new = old if pattern is None else re.sub(pattern, renamed[pattern], old, count=1)
+            if new not in self.tensors:
+                self.tensors[new] = replace(self.tensors.pop(old), name=new)
+
+    def leave_out(self, *beginnings: str) -> None:
+        """Take the tensors whose names begin so out of the model."""
+        for name in [name for name in self.tensors if name.startswith(beginnings)]:
+            self.left_out.append(self.tensors.pop(name))
+
+    def cut_rows(self, tensor: str, rows: int) -> None:
+        """Keep the first rows of a matrix."""
+        found = self.tensors.get(tensor)
+        if found is not None and len(found.shape) == 2 and 0 < rows < found.shape[0]:
+            shape = (rows, found.shape[1])
+            nbytes = prod(shape[:-1]) * found.type.row_bytes(shape[-1])
+            self.tensors[tensor] = replace(found, shape=shape, nbytes=nbytes)
+
+    def cut_vocabulary(self, tokens: int) -> None:
+        """Keep the first tokens of the vocabulary."""
+        for key in _VOCABULARY:
+            value = self.values.get(key)
+            if isinstance(value, MetadataArray) and len(value) > tokens > 0:
+                self.values[key] = value.head(tokens)
+                self.codes[key] = value.code
+                self.sources.pop(key, None)
+
+    def tokens(self) -> Sequence[Scalar]:
+        """The vocabulary's texts, empty where there are none."""
+        tokens = self.values.get(_VOCABULARY[0])
+        return tokens if isinstance(tokens, MetadataArray) else ()
