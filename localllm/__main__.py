@@ -18,9 +18,7 @@ def main() -> None:
     for name in PACKAGES:
         import_module(name)
     sys.path.remove(root)
-    from tui.main import main as program
-
-    program()
+    import_module("tui.main").main()
 
 
 if __name__ == "__main__":

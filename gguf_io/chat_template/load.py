@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import gguf_io
 from gguf_io.chat_template.defaults import family_of
 from gguf_io.chat_template.template import ChatTemplate
 from gguf_io.errors import TemplateError
@@ -27,8 +26,9 @@ def load_chat_template(model: HasMetadata | str | Path, source: str | None = Non
     Raises ModelFileError for a path that is no model, TemplateError for a template that is no text or too long.
     """
     if isinstance(model, str | Path):
-        # Resolved by name only here, so that the worker, which imports this package, loads no numpy.
-        with gguf_io.open_model(model) as opened:
+        from gguf_io.model_file import open_model  # not above: the sandbox imports this package without NumPy
+
+        with open_model(model) as opened:
             return load_chat_template(opened, source)
     metadata = model.metadata
     listed = metadata.get("tokenizer.ggml.tokens")

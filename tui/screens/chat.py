@@ -24,7 +24,7 @@ from tui.attachments import MissingFileError, find_attachments
 from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
 from tui.conversation import Conversation
-from tui.loading import ModelLoader
+from tui.screens.loading import ModelLoader
 from tui.sessions import Message
 from tui.status import Latency, joined
 from tui.widgets.frame import Note, Notice, StatusLine, TitleBar
