@@ -34,15 +34,18 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     places = {
         "models": kept(home / "localllm/models/blobs/sha256-1"),
         "unfinished": kept(home / "localllm/models/partial/sha256-2.part"),
-        "kernels": kept(home / "compiled" / ("ab" * 12) / "dot.kernel"),
+        "kernels": kept(home / "compiled/localllm-kernels" / ("ab" * 12) / "dot.kernel"),
         "kv": kept(home / "localllm/kv" / ("0f" * 16) / f"{'1' * 32}.{'2' * 32}.kv"),
         "chats": kept(home / "localllm/sessions.db"),
         "settings": kept(home / "localllm/config.toml"),
     }
-    strange = [kept(home / "compiled/mine/photo"), kept(home / "localllm/kv/notes")]
-    strange += [kept(home / "compiled" / ("cd" * 12) / "photo"), kept(home / "localllm/kv" / ("0e" * 16) / "tax.kv")]
+    strange = [kept(home / "compiled/localllm-kernels/mine/photo"), kept(home / "localllm/kv/notes")]
+    strange += [
+        kept(home / "compiled/localllm-kernels" / ("cd" * 12) / "photo"),
+        kept(home / "localllm/kv" / ("0e" * 16) / "tax.kv"),
+    ]
     outside = kept(home / "outside" / "dot.kernel")
-    (home / "compiled" / ("ef" * 12)).symlink_to(outside.parent)
+    (home / "compiled/localllm-kernels" / ("ef" * 12)).symlink_to(outside.parent)
     before = shown()
     assert before.keys() == places.keys() and min(before.values()) > 0
     told = CliRunner().invoke(app, ["cache", "--free", "kernels", "--free", "kv"])

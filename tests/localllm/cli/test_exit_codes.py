@@ -53,7 +53,7 @@ def without_memory() -> None:
 def test_too_little_memory_is_no_defect() -> None:
     ended = called("run", "builtin", "hi", "--max-tokens", "1", preexec_fn=without_memory)
     assert ended.returncode == ExitCode.REFUSED, ended.stderr
-    assert "There is not enough memory" in ended.stderr and "defect" not in ended.stderr
+    assert "does not fit into memory" in ended.stderr and "defect" not in ended.stderr
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
