@@ -9,6 +9,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from cpu_kernels.isa import TARGET, Isa, plain_target
 from cpu_kernels.kernel_cache import CachedKernel, read_kernel, write_kernel
@@ -17,6 +18,7 @@ from cpu_kernels.loader import LoadError, load_object
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
 log = logging.getLogger("localllm.kernels")
 Samples = Callable[[], Iterable[Any]] | None
+_declared: "WeakValueDictionary[str, Kernel]" = WeakValueDictionary()
 
 
 class KernelError(Exception):
@@ -37,24 +39,26 @@ class Kernel:
         self._function = function
         self._address: int | None = None
         self._entry: Any = None
+        _declared[name] = self
 
     @property
     def is_ready(self) -> bool:
         """Whether the kernel has an address already."""
         return self._address is not None
 
-    def compile(self) -> None:
-        """Compile, or load from the cache (seconds at worst), unless that is done."""
-        if self._address is not None:
-            return
-        cached = read_kernel(self.name)
-        self.from_cache = cached is not None
-        if cached is None:
-            self._address = self._build()
-        else:
+    def load(self) -> bool:
+        """Load from the cache, unless that is done; whether there is an address now."""
+        if self._address is None and (cached := read_kernel(self.name)) is not None:
+            self.from_cache = True
             self._address = load_object(cached.code, self._symbol)
             if cached.portable:
                 log.warning("kernel %s is a portable one, which is slower: see localllm doctor", self.name)
+        return self._address is not None
+
+    def compile(self) -> None:
+        """Load from the cache, or compile, which takes seconds at worst, unless that is done."""
+        if not self.load():
+            self._address = self._build()
 
     @property
     def _symbol(self) -> str:
@@ -102,6 +106,11 @@ class Kernel:
         if self._entry is None:
             self._entry = _PROTOTYPE(self.address)
         self._entry(op, step, thread, threads)
+
+
+def find_kernel(name: str) -> Kernel:
+    """The kernel of this name. Raises KeyError where no module that was imported declares it."""
+    return _declared[name]
 
 
 def kernel(samples: Samples = None) -> Callable[[Callable[[int, int, int, int], None]], Kernel]:

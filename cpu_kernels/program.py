@@ -1,17 +1,15 @@
 """A recorded forward pass: a table of operations over fixed buffers, run in one compiled call a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.parallel_compile import CompileProgress, compile_all
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Op, Stage, Step
 from cpu_kernels.threads import ThreadTeam
-
-CompileProgress = Callable[[int, int, str], None]
-"""Called with kernels done, kernels in all, and the name of the next one."""
 
 
 class ProgramBuilder:
@@ -58,12 +56,7 @@ class ProgramBuilder:
     def build(self, progress: CompileProgress | None = None) -> "Program":
         """Compile every kernel that the operations name and return the runnable program."""
         needed = {kernel.name: kernel for kernels, _ in self._rows for kernel in kernels.values()}
-        for done, kernel in enumerate(needed.values()):
-            if progress is not None and not kernel.is_ready:
-                progress(done, len(needed), kernel.name)
-            kernel.compile()
-        if progress is not None:
-            progress(len(needed), len(needed), "")
+        compile_all(list(needed.values()), progress)
         records = aligned_zeros((len(self._rows), int(Op.SIZE)), np.int64)
         for i, (kernels, record) in enumerate(self._rows):
             for column, width in enumerate(TILE_WIDTHS):
