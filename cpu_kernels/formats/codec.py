@@ -219,6 +219,11 @@ NIBBLES = Codec([[Piece(step % 4, step // 4 * 4, 4)] for step in range(8)])
 FIVE_BITS = Codec(
     [[Piece(step, 0, 5)] for step in range(4)] + [[Piece(step, 5, 3, 2), Piece(4, 2 * step, 2)] for step in range(4)]
 )
+# Three bits, as multiples of eight: the two of some steps' upper bits that are left in two vectors are those of others.
+THREE_BITS = Codec(
+    [[Piece(step // 2, step % 2 * 3, 3, 3)] for step in range(6)]
+    + [[Piece(step, 6, 2, 4), Piece(2, 6 + step, 1, 3)] for step in range(2)]
+)
 SIX_BITS = Codec([[Piece(step // 2, step % 2 * 4, 4), Piece(2, 2 * step, 2, 4)] for step in range(4)])
 BYTES = Codec([[Piece(step, 0, 8)] for step in range(8)])
 SMALL_BYTES = Codec([[Piece(step, 0, 8)] for step in range(4)], largest=63)

@@ -1,7 +1,6 @@
 """Block types without kernels of their own: which native format holds their values exactly, and how they get there.
 
-Q3_K becomes Q6_K (its 3-bit values and 6-bit scales fit, 1.9 times the size), the ternary TQ1_0 and TQ2_0 become Q4_0,
-and every other type that gguf.quants can decode becomes F32: exact, but far larger than the file (IQ2_XXS 15 times).
+The ternary TQ1_0 and TQ2_0 become Q4_0, and every other type that gguf.quants can decode becomes F32: exact, but far larger than the file (IQ2_XXS 15 times).
 """
 
 from collections.abc import Callable
@@ -62,30 +61,6 @@ def _to_f32(type_name: str) -> Converter | None:
     return convert
 
 
-def _q3_k_to_q6_k(raw: Bytes) -> Bytes:
-    """Values become value + 32, of which Q6_K takes 32; its 8-bit scales hold the 6-bit ones less 32.
-
-    Layouts of both: ggml-common.h (block_q3_K, block_q6_K).
-    """
-    blocks = raw.reshape(-1, 110)
-    high, low, scales, d = np.split(blocks, [32, 96, 108], axis=1)
-    by_quarter = np.arange(4, dtype=np.uint8).reshape(1, 1, 4, 1)
-    low_bits = (low.reshape(-1, 2, 1, 32) >> (2 * by_quarter)) & 3
-    bit = np.arange(8, dtype=np.uint8).reshape(1, 2, 4, 1)
-    high_bit = (high.reshape(-1, 1, 1, 32) >> bit) & 1
-    # (block, half, quarter, value): low + 4 * high - 4, stored plus 32.
-    values = (low_bits | high_bit << 2) + np.uint8(28)
-    nibbles = values & 15
-    q6_low = nibbles[:, :, :2] | nibbles[:, :, 2:] << 4
-    q6_high = np.bitwise_or.reduce((values >> 4) << (2 * by_quarter), axis=2)
-    scale_low = np.concatenate([scales[:, :8] & 15, scales[:, :8] >> 4], axis=1)
-    scale_high = (scales[:, None, 8:] >> (2 * by_quarter[0])) & 3
-    q6_scales = (scale_low | scale_high.reshape(-1, 16) << 4) - np.uint8(32)
-    rows = len(blocks)
-    parts = [q6_low.reshape(rows, 128), q6_high.reshape(rows, 64), q6_scales, d]
-    return np.concatenate(parts, axis=1).reshape(len(raw), -1)
-
-
 def _ternary_to_q4_0(values: NDArray[Any], d: Bytes, rows: int) -> Bytes:
     """values: integers[blocks, 256], 0, 1, 2 for -1, 0, 1; d: the blocks' f16 scale. Eight blocks of Q4_0 for each."""
     nibbles = (values.astype(np.uint8) + np.uint8(7)).reshape(-1, 8, 2, 16)
@@ -114,7 +89,6 @@ def _tq1_0_to_q4_0(raw: Bytes) -> Bytes:
 
 
 _CONVERSIONS: dict[str, tuple[str, Converter]] = {
-    "Q3_K": ("Q6_K", _q3_k_to_q6_k),
     "TQ1_0": ("Q4_0", _tq1_0_to_q4_0),
     "TQ2_0": ("Q4_0", _tq2_0_to_q4_0),
 }

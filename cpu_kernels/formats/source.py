@@ -56,11 +56,11 @@ class Source:
         low = _reader(self.planes[0])
         if len(self.planes) == 1:
             return low
-        high, position = _reader(self.planes[1]), self.planes[1].position
+        high, low_position, position = _reader(self.planes[1]), self.planes[0].position, self.planes[1].position
 
         @inner
         def four(block: int, i: int) -> int:
-            return int(low(block, i) | high(block, i) << position)
+            return int(low(block, i) << low_position | high(block, i) << position)
 
         return four
 

@@ -10,7 +10,6 @@ from cpu_kernels.formats.conversions import native_form
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        ("Q3_K", "Q6_K"),
         ("TQ1_0", "Q4_0"),
         ("TQ2_0", "Q4_0"),
         ("IQ2_XXS", "F32"),
