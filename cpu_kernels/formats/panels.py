@@ -41,9 +41,9 @@ _FACTORS, _MINIMA, _D, _DMIN = 4096, 5120, 6144, 6208
 _PANEL_BYTES = 6272
 # A round: tokens whose sums stay in first-level cache, and bytes of packed tokens that stay in half of a second-level
 # cache, while weights stream past.
-_ROUND_TOKENS, _ROUND_BYTES = 96, 256 << 10
+ROUND_TOKENS, ROUND_BYTES = 96, 256 << 10
 _AHEAD = POLICY.prefetch[2]
-SCRATCH_BYTES = _PANEL_BYTES + 64 * _ROUND_TOKENS
+SCRATCH_BYTES = _PANEL_BYTES + 64 * ROUND_TOKENS
 """Memory that a thread needs for a panel and a round's sums."""
 
 _Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
@@ -73,7 +73,7 @@ def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
         else:
             compute_many(group, k, act, first, tiles, out, memory)
 
-    return Tiles(compute, width, _ROUND_TOKENS, _ROUND_BYTES)
+    return Tiles(compute, width, ROUND_TOKENS, ROUND_BYTES)
 
 
 def _unpack(layout: SuperBlock) -> Any:

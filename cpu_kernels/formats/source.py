@@ -27,7 +27,7 @@ class Plane(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A block of so many values; one value without planes is a float.
+    """A block of so many values; one value alone is a float.
 
     halves: offsets of factors in half precision. exponents: of bytes that are exponents.
     """
@@ -40,7 +40,7 @@ class Source:
 
     def random(self, random: np.random.Generator, blocks: int) -> NDArray[np.uint8]:
         """Blocks of random bits with factors, or floats, of a sensible size: uint8[blocks, nbytes]."""
-        if not self.planes:
+        if self.values == 1:
             # The upper half of single precision is an ordinary number in the shorter types too.
             floats = random.standard_normal((blocks, 1)).astype(np.float32)
             return np.ascontiguousarray(floats.view(np.uint8)[:, 4 - self.nbytes :])

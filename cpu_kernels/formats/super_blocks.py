@@ -155,14 +155,14 @@ def row_packer(layout: SuperBlock) -> Any:
 
 
 def row_unpacker(layout: SuperBlock) -> Any:
-    """Function unpack_row(group, lane, k, out): a lane's values as floats."""
+    """Function unpack_row(group, lane, k, out, memory): a lane's values as floats."""
     value, block_bytes, values_at, d_at = layout.codec.value, layout.nbytes, layout.values_at, layout.d_at
     unit_bytes, unit_values, sub_block = layout.codec.nbytes, 4 * layout.unit_steps, layout.sub_block
     minima_at, minima, nibbles = layout.minima_at, layout.minima is not Minima.NONE, layout.minima is Minima.NIBBLES
     bias, sign, per_unit = layout.bias, 128 if layout.bias else 0, np.float32(1 / layout.unit)
 
     @inner
-    def unpack_row(group: int, lane: int, k: int, out: int) -> None:
+    def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
         for b in range(k // 256):
             packed = group + b * block_bytes
             d, dmin = get_f16(packed + d_at + lane * 2) * per_unit, get_f16(packed + d_at + 32 + lane * 2)

@@ -8,13 +8,14 @@ A format says how its blocks lie in a file (cpu_kernels.formats.source), how its
 import numpy as np
 
 from cpu_kernels.declarations import inner
-from cpu_kernels.formats import blocks_32, floats, super_blocks
+from cpu_kernels.formats import blocks_32, floats, grids, super_blocks, transposed
 from cpu_kernels.formats.blocks_32 import Blocks32
 from cpu_kernels.formats.codec import BYTES, FIVE_BITS, NIBBLES, SIX_BITS, THREE_BITS, TWO_BITS, Codec
 from cpu_kernels.formats.floats import Floats
 from cpu_kernels.formats.panels import panel_tiles
 from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.super_blocks import Minima, SuperBlock
+from cpu_kernels.formats.transposed import Transposed
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.isa import POLICY
 from cpu_kernels.matmul import plain_tiles
@@ -206,6 +207,20 @@ def _of_super_blocks(layout: SuperBlock) -> WeightFormat:
     )
 
 
+def _of_transposed(layout: Transposed) -> WeightFormat:
+    return WeightFormat(
+        name=layout.name,
+        form=Form.BLOCKS_256,
+        source=layout.source,
+        group_rows=16,
+        block=256,
+        group_block_bytes=layout.nbytes,
+        pack_row=transposed.row_packer(layout),
+        unpack_row=transposed.row_unpacker(layout),
+        tiles=[transposed.tiles(layout, width) for width in TILE_WIDTHS],
+    )
+
+
 def _of_floats(layout: Floats) -> WeightFormat:
     tile = floats.tile_adder(layout)
     return WeightFormat(
@@ -227,5 +242,6 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         *map(_of_floats, floats.FLOATS),
         *map(_of_blocks_32, _BLOCKS_32),
         *map(_of_super_blocks, _SUPER_BLOCKS),
+        *map(_of_transposed, grids.TRANSPOSED),
     )
 }

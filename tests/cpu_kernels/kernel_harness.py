@@ -151,7 +151,9 @@ class Matrix:
         f = self.weight_format
         size = f.group_bytes(self.k)
         op = operation(address(self.packed), size, f.group_rows, self.k, address(x), self.k * 4, address(factors))
+        scratch = aligned(2 * 65536)
         step = record(Step.SIZE, {int(Step.ROWS): len(tokens), int(Step.TOKENS): address(ids)})
+        step[Step.SCRATCH], step[Step.SCRATCH_STRIDE] = address(scratch), 65536
         run_on_threads(f.embed, op, step, 2)
         return x.reshape(-1, self.k)
 
