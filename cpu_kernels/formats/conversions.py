@@ -1,10 +1,10 @@
 """Block types without kernels of their own: which native format holds their values exactly, and how they get there.
 
-The ternary TQ1_0 and TQ2_0 become Q4_0, and every other type that gguf.quants can decode becomes F32: exact, but far larger than the file (IQ2_XXS 15 times).
+NVFP4 becomes F32: exact, but far larger than the file.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,6 @@ def native_form(type_name: str) -> NativeForm:
     """
     if type_name in WEIGHT_FORMATS:
         return NativeForm(WEIGHT_FORMATS[type_name], _unchanged)
-    if type_name in _CONVERSIONS:
-        target, convert = _CONVERSIONS[type_name]
-        return NativeForm(WEIGHT_FORMATS[target], convert)
     to_f32 = _to_f32(type_name) if type_name in _DECODABLE else None
     if to_f32 is None:
         raise ValueError(f"no kernels for weights of type {type_name}, and no way to convert them")
@@ -61,35 +58,4 @@ def _to_f32(type_name: str) -> Converter | None:
     return convert
 
 
-def _ternary_to_q4_0(values: NDArray[Any], d: Bytes, rows: int) -> Bytes:
-    """values: integers[blocks, 256], 0, 1, 2 for -1, 0, 1; d: the blocks' f16 scale. Eight blocks of Q4_0 for each."""
-    nibbles = (values.astype(np.uint8) + np.uint8(7)).reshape(-1, 8, 2, 16)
-    packed = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
-    scales = np.broadcast_to(d[:, None, :], (len(d), 8, 2))
-    return np.concatenate([scales, packed], axis=2).reshape(rows, -1)
-
-
-def _tq2_0_to_q4_0(raw: Bytes) -> Bytes:
-    blocks = raw.reshape(-1, 66)
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    values = (blocks[:, :64].reshape(-1, 2, 1, 32) >> shifts) & 3
-    return _ternary_to_q4_0(values.reshape(-1, 256), blocks[:, 64:], len(raw))
-
-
-def _tq1_0_to_q4_0(raw: Bytes) -> Bytes:
-    """Five (or, in the last four bytes, four) base-3 digits a byte, most significant first, as a fraction of 256."""
-    blocks = raw.reshape(-1, 54)
-    powers = np.array([1, 3, 9, 27, 81], dtype=np.uint8).reshape(1, 5, 1)
-    pieces = [
-        (piece[:, None, :] * powers[:, :digits]).reshape(len(blocks), -1)
-        for piece, digits in ((blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4))
-    ]
-    digits = np.concatenate(pieces, axis=1).astype(np.uint16) * 3 >> 8
-    return _ternary_to_q4_0(digits, blocks[:, 52:], len(raw))
-
-
-_CONVERSIONS: dict[str, tuple[str, Converter]] = {
-    "TQ1_0": ("Q4_0", _tq1_0_to_q4_0),
-    "TQ2_0": ("Q4_0", _tq2_0_to_q4_0),
-}
-_DECODABLE = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4"})
+_DECODABLE = frozenset({"NVFP4"})

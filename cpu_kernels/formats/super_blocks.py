@@ -72,8 +72,9 @@ class SuperBlock:
     """A format of super-blocks.
 
     sub_block: values that share a scale, 16 or 32. bias: what values are stored too large by, 32 or 0; scales are
-    signed where it is not 0. unit: what values are multiplied by before they are stored, a power of two. pack_scales(block, to): write a row's scales, and minima behind them, from a block of the
-    file into its lane. d, dmin: offsets of the factors in the file's block.
+    signed where it is not 0. unit: what values are multiplied by before they are stored, a power of two.
+    pack_scales(block, to): write a row's scales, and minima behind them, from a block of the file into its lane.
+    d, dmin: offsets of the factors in the file's block.
     """
 
     name: str

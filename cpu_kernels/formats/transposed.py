@@ -1,7 +1,7 @@
 """Formats of super-blocks that are packed as the file has them, word by word: grids of values, and base-3 digits.
 
-Packed group of 16 rows, per super-block: the 32-bit words of the rows' blocks, word i of all rows in vector i; d in half
-precision. Nothing is larger than in the file.
+Packed group of 16 rows, per super-block: the 32-bit words of the rows' blocks, word i of all rows in vector i; d in
+half precision. Nothing is larger than in the file, but for a d that the file has put together of other fields' bits.
 
 Such values cost many instructions to unpack. So a super-block of sixteen rows is unpacked into first-level cache, a
 panel, and all tokens of a round multiply it, one token too. A panel: 64 vectors of values (a k step each, bytes in
@@ -158,10 +158,7 @@ def _adder(layout: Transposed, width: int) -> Any:
                     values += 256
                     operands += 4 * step
                     sums += step
-                if scales:
-                    products = add_multiplied(products, part, load_i32(panel + SCALES_AT + i * 64))
-                else:
-                    products = part
+                products = add_multiplied(products, part, load_i32(panel + SCALES_AT + i * 64)) if scales else part
             tile_add_scaled_in_memory(products, load_f32(panel + _D_AT), field(act, _SCALE) + at, totals)
             x += k * width
             at += k // 256 * step

@@ -281,4 +281,6 @@ def _gather(builder: ir.IRBuilder, table: ir.Value, indices: ir.Value) -> ir.Val
         entry = builder.load(builder.gep(table, [I32(0), index], inbounds=True))
         found = builder.insert_element(found, entry, I32(lane))
     return found
+
+
 GATHER = True

@@ -31,7 +31,11 @@ HALF_OFFSETS = {
     "TQ1_0": (52,),
     "TQ2_0": (64,),
     "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
     "IQ3_S": (0,),
+    "IQ1_S": (0,),
 }
 
 
@@ -63,6 +67,8 @@ def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.ui
         factors = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
         factors[::7] = np.float16(3e-6)
         blocks[:, offset : offset + 2] = factors[:, None].view(np.uint8)
+    if name == "IQ1_M":  # d is in the upper four bits of four words
+        blocks[:, 55] = blocks[:, 55] & 0x8F | 0x10
     if name == "MXFP4":
         blocks[:, 0] = rng.integers(115, 130, len(blocks))
     return blocks.reshape(rows, -1)
