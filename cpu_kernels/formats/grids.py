@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from cpu_kernels.declarations import inner
 from cpu_kernels.formats.source import Source
 from cpu_kernels.formats.transposed import SCALES_AT, Transposed
-from cpu_kernels.simd.arithmetic import add_i32, mask_bits, or_i32, shift_left, shift_right, shift_right_signed
+from cpu_kernels.simd.arithmetic import add_i32, mask_bits, mul_i32, or_i32, shift_left, shift_right, shift_right_signed
 from cpu_kernels.simd.bytes import byte_values, numbers_table
 from cpu_kernels.simd.vectors import get_i16, load_i32, put_i16, splat_i32, store_i32
 
 _NIBBLES = 0x0F0F0F0F
 _SIGNS = 0x88888888
+_LOWEST, _EIGHTH, _SEVEN_APART = 0x11111111, 0x10000000, 1 | 1 << 7 | 1 << 14 | 1 << 21
 _TWO_BITS, _EVEN, _ODD = 0x03030303, 0x00FF00FF, 0x03000300
 
 
@@ -46,19 +47,24 @@ def _words(nibbles: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return found
 
 
-def _sign_words(signs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    return _words((signs[:, None] >> np.arange(8, dtype=np.uint32) & 1) * np.uint32(8))
+@inner
+def _first_signs(bits: Any) -> Any:
+    """The lowest seven bits as the lowest ones of nibbles: the product has them side by side, seven bits apart."""
+    return mask_bits(mul_i32(mask_bits(bits, 127), splat_i32(_SEVEN_APART)), _LOWEST)
 
 
-def _even_signs() -> NDArray[np.uint32]:
-    """Seven signs, and an eighth that makes the number of negative ones even."""
-    seven = np.arange(128, dtype=np.uint32)
-    odd = np.bitwise_xor.reduce(seven[:, None] >> np.arange(7, dtype=np.uint32) & 1, axis=1)
-    return _sign_words(seven | odd << 7)
+@inner
+def _signs_of_7(bits: Any) -> Any:
+    """A word of seven signs, and an eighth that makes the number of negative ones even: a sum in the upper nibble."""
+    signs = _first_signs(bits)
+    total = mul_i32(signs, splat_i32(_LOWEST))
+    return shift_left(or_i32(signs, mask_bits(total, _EIGHTH)), 3)
 
 
-_signs_of_7 = numbers_table("localllm.signs_of_7", _even_signs)
-_signs_of_8 = numbers_table("localllm.signs_of_8", lambda: _sign_words(np.arange(256, dtype=np.uint32)))
+@inner
+def _signs_of_8(bits: Any) -> Any:
+    """A word of eight signs."""
+    return shift_left(or_i32(_first_signs(bits), mask_bits(shift_left(bits, 21), _EIGHTH)), 3)
 
 
 def _signed(levels: tuple[int, ...]) -> Any:
@@ -105,7 +111,7 @@ def _unpack_iq2_xxs(p: int, panel: int) -> None:
         points, signs = load_i32(p + b * 128), load_i32(p + b * 128 + 64)
         store_i32(panel + SCALES_AT + 64 * b, _odd(shift_right(signs, 28)))
         for g in range(4):
-            nibbles = or_i32(_points_2_xxs(mask_bits(points, 255)), _signs_of_7(mask_bits(signs, 127)))
+            nibbles = or_i32(_points_2_xxs(mask_bits(points, 255)), _signs_of_7(signs))
             _put_2(nibbles, panel + b * 512 + g * 128)
             points, signs = shift_right(points, 8), shift_right(signs, 7)
 
@@ -119,9 +125,7 @@ def _unpack_iq2_xs(p: int, panel: int) -> None:
             store_i32(panel + SCALES_AT + 64 * i, _odd(mask_bits(scales, 15)))
             scales, points = shift_right(scales, 4), load_i32(p + i * 64)
             for g in range(2):
-                nibbles = or_i32(
-                    _points_2_xs(mask_bits(points, 511)), _signs_of_7(mask_bits(shift_right(points, 9), 127))
-                )
+                nibbles = or_i32(_points_2_xs(mask_bits(points, 511)), _signs_of_7(shift_right(points, 9)))
                 _put_2(nibbles, panel + i * 256 + g * 128)
                 points = shift_right(points, 16)
 
@@ -138,7 +142,7 @@ def _unpack_iq2_s(p: int, panel: int) -> None:
                     store_i32(panel + SCALES_AT + 64 * (2 * b + g // 2), _odd(mask_bits(scales, 15)))
                     scales = shift_right(scales, 4)
                 point = or_i32(mask_bits(points, 255), shift_left(mask_bits(upper, 3), 8))
-                _put_2(or_i32(_points_2_s(point), _signs_of_8(mask_bits(signs, 255))), panel + b * 512 + g * 128)
+                _put_2(or_i32(_points_2_s(point), _signs_of_8(signs)), panel + b * 512 + g * 128)
                 points, signs, upper = shift_right(points, 8), shift_right(signs, 8), shift_right(upper, 2)
 
 
@@ -153,7 +157,7 @@ def _unpack_iq3_xxs(p: int, panel: int) -> None:
             for g in range(2):
                 second = _points_3_xxs(mask_bits(shift_right(points, 8), 255))
                 nibbles = or_i32(_points_3_xxs(mask_bits(points, 255)), shift_left(second, 4))
-                nibbles = or_i32(nibbles, _signs_of_7(mask_bits(signs, 127)))
+                nibbles = or_i32(nibbles, _signs_of_7(signs))
                 _put_3_xxs(nibbles, panel + b * 512 + half * 256 + g * 128)
                 points, signs = shift_right(points, 16), shift_right(signs, 7)
 
@@ -176,7 +180,7 @@ def _unpack_iq3_s(p: int, panel: int) -> None:
                     second = or_i32(mask_bits(points, 255), shift_left(mask_bits(upper, 1), 8))
                     points, upper = shift_right(points, 8), shift_right(upper, 1)
                     nibbles = or_i32(_points_3_s(first), shift_left(_points_3_s(second), 4))
-                    nibbles = or_i32(nibbles, _signs_of_8(mask_bits(signs, 255)))
+                    nibbles = or_i32(nibbles, _signs_of_8(signs))
                     _put_3_s(nibbles, panel + b * 512 + half * 256 + g * 128)
                     signs = shift_right(signs, 8)
 

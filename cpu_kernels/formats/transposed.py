@@ -22,7 +22,7 @@ from cpu_kernels.matmul import Tiles, put_sum
 from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import mul_f32, prefetch_lines
 from cpu_kernels.simd.bytes import BYTE_OFFSET
-from cpu_kernels.simd.tiles import add_multiplied, add_offset, tile_add_scaled_in_memory, zero_tile_i32
+from cpu_kernels.simd.tiles import add_offset, add_tiles, multiplied, tile_add_scaled_in_memory, zero_tile_i32
 from cpu_kernels.simd.vectors import (
     get_f16,
     get_i16,
@@ -141,7 +141,8 @@ def tiles(layout: Transposed, width: int) -> Tiles:
 
 def _adder(layout: Transposed, width: int) -> Any:
     """The function that adds a panel's products with some tiles to their sums, 64 bytes a token."""
-    scales, parts, sixteens = layout.sub_block < 256, 256 // layout.sub_block, layout.sub_block // 16
+    scales, length = layout.sub_block < 256, min(layout.sub_block, 32)
+    parts, sixteens = 256 // length, length // 16
     dot, step = BYTES.dot(0, 4), 4 * width
 
     @inner
@@ -158,7 +159,9 @@ def _adder(layout: Transposed, width: int) -> Any:
                     values += 256
                     operands += 4 * step
                     sums += step
-                products = add_multiplied(products, part, load_i32(panel + SCALES_AT + i * 64)) if scales else part
+                if scales:
+                    part = multiplied(part, load_i32(panel + SCALES_AT + i * 64))
+                products = add_tiles(products, part)
             tile_add_scaled_in_memory(products, load_f32(panel + _D_AT), field(act, _SCALE) + at, totals)
             x += k * width
             at += k // 256 * step

@@ -271,16 +271,10 @@ def _table(builder: ir.IRBuilder, name: str, entries: NDArray[np.uint32]) -> ir.
 
 
 def _gather(builder: ir.IRBuilder, table: ir.Value, indices: ir.Value) -> ir.Value:
-    if GATHER and emitted_isa() in _WIDE:
-        mask = ir.Constant(ir.VectorType(I1, 16), [1] * 16)
-        base = builder.bitcast(table, I8.as_pointer())
-        return call(builder, "llvm.x86.avx512.mask.gather.dpi.512", i32x16.llvm, _ZERO, base, indices, mask, I32(4))
+    """Lane by lane: the instruction that does it is no faster where there is one."""
     found = ir.Constant(i32x16.llvm, ir.Undefined)
     for lane in range(16):
         index = builder.zext(builder.extract_element(indices, I32(lane)), I64)
         entry = builder.load(builder.gep(table, [I32(0), index], inbounds=True))
         found = builder.insert_element(found, entry, I32(lane))
     return found
-
-
-GATHER = True

@@ -83,13 +83,9 @@ add_offset = _each(
     lambda total, x: total + (x << np.int32(2)) if products.BYTE_OFFSET else total,
     I32,
 )
-# tile[t] + values[t] * factor, integers of 32 bits.
-add_multiplied = _each(
-    "add_multiplied",
-    3,
-    lambda b, total, values, factor: b.add(total, b.mul(values, factor)),
-    lambda total, values, factor: total + values * factor,
-)
+# The sums of two tiles of integers, and a tile's integers times a vector's, of 32 bits.
+add_tiles = _each("add_tiles", 2, lambda b, x, y: b.add(x, y), np.add)
+multiplied = _each("multiplied", 2, lambda b, x, factor: b.mul(x, factor), np.multiply)
 # tile[t] + partial[t] * factor, a vector that partial_factor has made.
 add_partial = _each(
     "add_partial",
