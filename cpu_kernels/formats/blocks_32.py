@@ -97,7 +97,7 @@ def row_packer(layout: Blocks32) -> Any:
 
     @inner
     def copy_half(row: int, b: int, to: int) -> None:
-        put_i16(to, get_i16(row + b * source_bytes + scale))
+        put_i16(to, get_i16(row + b // together * source_bytes + scale))
 
     put_scale = layout.put_scale or copy_half
 

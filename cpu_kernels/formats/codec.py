@@ -214,6 +214,9 @@ def _value(codec: Codec) -> Any:
 
 
 TWO_BITS = Codec([[Piece(0, 2 * step, 2)] for step in range(4)])
+# Twice a bit, of which 1 is to be taken: minus one or one.
+SIGN_BITS = Codec([[Piece(0, step, 1, 1)] for step in range(8)])
+EIGHT_OF_TWO_BITS = Codec([[Piece(step // 4, step % 4 * 2, 2)] for step in range(8)])
 NIBBLES = Codec([[Piece(step % 4, step // 4 * 4, 4)] for step in range(8)])
 # Half of the values cost one mask: five vectors for eight steps.
 FIVE_BITS = Codec(

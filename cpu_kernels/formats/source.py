@@ -16,7 +16,7 @@ class Plane(NamedTuple):
 
     offset: of its bytes in the block. bits: of each value, which stand at a position in the value. run: neighbouring
     values that lie in neighbouring bytes; the next run shares these bytes, in their next higher bits, until they are
-    full. A run of 1 is a plain string of bits, the lowest first.
+    full. A run of 1 is a plain string of values of one or two bits, the lowest first.
     """
 
     offset: int
@@ -53,10 +53,15 @@ class Source:
 
     def reader(self) -> Any:
         """Function four(block, i): values i..i+3 of the block at an address, as the bytes of an integer."""
-        low = _reader(self.planes[0])
+        low, low_position = _reader(self.planes[0]), self.planes[0].position
+
+        @inner
+        def one_plane(block: int, i: int) -> int:
+            return int(low(block, i) << low_position)
+
         if len(self.planes) == 1:
-            return low
-        high, low_position, position = _reader(self.planes[1]), self.planes[0].position, self.planes[1].position
+            return one_plane
+        high, position = _reader(self.planes[1]), self.planes[1].position
 
         @inner
         def four(block: int, i: int) -> int:
@@ -82,6 +87,14 @@ def _reader(plane: Plane) -> Any:
     def single_bits(block: int, i: int) -> int:
         return int((get_u8(block + offset + i // 8) >> (i % 8) & 15) * 0x00204081 & 0x01010101)
 
+    @inner
+    def pairs_of_bits(block: int, i: int) -> int:
+        pairs = get_u8(block + offset + i // 4)
+        pairs = (pairs | pairs << 12) & 0x000F000F
+        return int((pairs | pairs << 6) & 0x03030303)
+
     if bits == 8:
         return bytes_of_block
+    if run == 1 and bits == 2:
+        return pairs_of_bits
     return single_bits if run == 1 else bits_of_run

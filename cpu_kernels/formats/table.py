@@ -10,7 +10,17 @@ import numpy as np
 from cpu_kernels.declarations import inner
 from cpu_kernels.formats import blocks_32, floats, grids, super_blocks, transposed
 from cpu_kernels.formats.blocks_32 import Blocks32
-from cpu_kernels.formats.codec import BYTES, FIVE_BITS, NIBBLES, SIX_BITS, THREE_BITS, TWO_BITS, Codec
+from cpu_kernels.formats.codec import (
+    BYTES,
+    EIGHT_OF_TWO_BITS,
+    FIVE_BITS,
+    NIBBLES,
+    SIGN_BITS,
+    SIX_BITS,
+    THREE_BITS,
+    TWO_BITS,
+    Codec,
+)
 from cpu_kernels.formats.floats import Floats
 from cpu_kernels.formats.panels import panel_tiles
 from cpu_kernels.formats.source import Plane, Source
@@ -119,6 +129,21 @@ _BLOCKS_32 = (
         source=Source(nbytes=17, planes=[Plane(1, 4, 16)], exponents=(0,)),
         codec=_FP4,
         put_scale=_put_scale_mxfp4,
+    ),
+    # A scale for 32 values, where the file has one for 128 and for 64.
+    Blocks32(
+        name="Q1_0",
+        source=Source(nbytes=18, values=128, planes=[Plane(2, 1, 1, 1)], halves=(0,)),
+        codec=SIGN_BITS,
+        bias=1,
+        blocks_together=4,
+    ),
+    Blocks32(
+        name="Q2_0",
+        source=Source(nbytes=18, values=64, planes=[Plane(2, 2, 1)], halves=(0,)),
+        codec=EIGHT_OF_TWO_BITS,
+        bias=1,
+        blocks_together=2,
     ),
 )
 _SUPER_BLOCKS = (

@@ -10,6 +10,7 @@ from cpu_kernels import activations
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.records import Act, Form, Op, Step
+from gguf_io import BLOCK_TYPES, dequantize
 
 Floats = NDArray[np.float32]
 ALL_FORMS = int(Form.BLOCKS_32 | Form.BLOCKS_256 | Form.FLOATS)
@@ -36,6 +37,8 @@ HALF_OFFSETS = {
     "IQ3_XXS": (0,),
     "IQ3_S": (0,),
     "IQ1_S": (0,),
+    "Q1_0": (0,),
+    "Q2_0": (0,),
 }
 
 
@@ -51,6 +54,11 @@ def address(array: NDArray) -> int:
     return array.ctypes.data
 
 
+def sizes(name: str) -> tuple[int, int]:
+    """Values and bytes of a block."""
+    return next((each.items, each.bytes) for each in BLOCK_TYPES.values() if each.name == name)
+
+
 def block_type(name: str) -> gguf.GGMLQuantizationType:
     return gguf.GGMLQuantizationType[name]
 
@@ -61,7 +69,7 @@ def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.ui
     if name in ("F32", "F16", "BF16"):
         raw = gguf.quants.quantize(rng.standard_normal((rows, k)).astype(np.float32), block_type(name))
         return np.ascontiguousarray(raw).view(np.uint8).reshape(rows, -1)
-    items, size = gguf.GGML_QUANT_SIZES[block_type(name)]
+    items, size = sizes(name)
     blocks = rng.integers(0, 256, (rows * k // items, size), dtype=np.uint8)
     for offset in HALF_OFFSETS.get(name, ()):
         factors = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
@@ -75,6 +83,8 @@ def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.ui
 
 
 def dequantized(name: str, raw: NDArray[np.uint8]) -> Floats:
+    if name in ("Q1_0", "Q2_0"):  # gguf.quants lacks them; tests of gguf_io hold ours against ggml
+        return dequantize(raw, next(each for each in BLOCK_TYPES.values() if each.name == name))
     return gguf.quants.dequantize(raw, block_type(name)).astype(np.float32, copy=False)
 
 
