@@ -10,9 +10,10 @@ from cpu_kernels.formats.conversions import native_form
 def test_conversion_loses_nothing() -> None:
     raw = random_weights("NVFP4", 8, 512)
     form = native_form("NVFP4")
-    assert form.weight_format.name == "F32"
+    assert form.weight_format.name == "BF16"
     converted = form.convert(raw)
-    np.testing.assert_array_equal(dequantized("F32", converted), dequantized("NVFP4", raw))
+    assert converted.dtype == np.uint8
+    np.testing.assert_array_equal(dequantized("BF16", converted), dequantized("NVFP4", raw))
 
 
 def test_native_types_stay_as_they_are() -> None:

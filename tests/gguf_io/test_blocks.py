@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 
 from gguf_io import BLOCK_TYPES, BlockType, dequantize
 
-IN_QUANTS = [
-    t
-    for t in BLOCK_TYPES.values()
-    if t.name in ("F32", "F16") or t.type_id in map(int, quants._type_traits)
-]
+IN_QUANTS = [t for t in BLOCK_TYPES.values() if t.name in ("F32", "F16") or t.type_id in map(int, quants._type_traits)]
 IN_GGML = [t for t in BLOCK_TYPES.values() if t.items > 1 and t.name != "Q8_1"]  # ggml never expands Q8_1
 
 
