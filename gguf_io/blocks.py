@@ -60,6 +60,7 @@ _ROWS = (
     BlockType(39, "MXFP4", 32, 17),
     BlockType(40, "NVFP4", 64, 36),
     BlockType(41, "Q1_0", 128, 18),
+    BlockType(42, "Q2_0", 64, 18),
 )
 
 BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({row.type_id: row for row in _ROWS})
@@ -72,7 +73,10 @@ _SCALED_INT8 = {
     "Q8_1": np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)]),
     "Q8_K": np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)]),
 }
-_SCALED_SIGNS = {"Q1_0": np.dtype([("d", "<f2"), ("bits", "u1", 16)])}
+_SCALED_BITS = {
+    "Q1_0": np.dtype([("d", "<f2"), ("bits", "u1", 16)]),
+    "Q2_0": np.dtype([("d", "<f2"), ("bits", "u1", 16)]),
+}
 
 
 def dequantize(data: NDArray[np.uint8], block_type: BlockType) -> NDArray[np.float32]:
@@ -95,10 +99,11 @@ def _values(data: NDArray[np.uint8], block_type: BlockType) -> NDArray[np.float3
     if name in _SCALED_INT8:
         blocks = data.view(_SCALED_INT8[name])
         return blocks["d"][..., None].astype(np.float32) * blocks["qs"].astype(np.float32)
-    if name in _SCALED_SIGNS:
-        blocks = data.view(_SCALED_SIGNS[name])
-        signs = np.unpackbits(blocks["bits"], axis=-1, bitorder="little").astype(np.float32) * 2 - 1
-        return blocks["d"][..., None].astype(np.float32) * signs
+    if name in _SCALED_BITS:
+        blocks = data.view(_SCALED_BITS[name])
+        bits = np.unpackbits(blocks["bits"], axis=-1, bitorder="little").astype(np.float32)
+        numbers = bits * 2 - 1 if name == "Q1_0" else bits[..., ::2] + bits[..., 1::2] * 2 - 1
+        return blocks["d"][..., None].astype(np.float32) * numbers
     from gguf import GGMLQuantizationType, quants  # here: it brings sentencepiece and yaml, which headers do without
 
     values: NDArray[np.float32] = quants.dequantize(data, GGMLQuantizationType(block_type.type_id))

@@ -97,7 +97,7 @@ def row_packer(layout: Blocks32) -> Any:
 
     @inner
     def copy_half(row: int, b: int, to: int) -> None:
-        put_i16(to, get_i16(row + b * source_bytes + scale))
+        put_i16(to, get_i16(row + b // together * source_bytes + scale))
 
     put_scale = layout.put_scale or copy_half
 
@@ -116,7 +116,7 @@ def row_packer(layout: Blocks32) -> Any:
 
 
 def row_unpacker(layout: Blocks32) -> Any:
-    """Function unpack_row(group, lane, k, out): a lane's values as floats."""
+    """Function unpack_row(group, lane, k, out, memory): a lane's values as floats."""
     value, half_bytes, block_bytes = layout.codec.value, layout.half_bytes, layout.nbytes
     scales_at, scale_bytes, minima_at = 2 * half_bytes, layout.scale_bytes, layout.minima_at
     get_scale, minima, bias = get_f32 if scale_bytes == 4 else get_f16, layout.minimum is not None, layout.bias
@@ -124,7 +124,7 @@ def row_unpacker(layout: Blocks32) -> Any:
     sign, bias = (BYTE_OFFSET ^ 128, 128) if layout.codec.is_offset and not layout.codec.table else (0, bias)
 
     @inner
-    def unpack_row(group: int, lane: int, k: int, out: int) -> None:
+    def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
         for b in range(k // 32):
             packed = group + b * block_bytes
             scale = get_scale(packed + scales_at + lane * scale_bytes)

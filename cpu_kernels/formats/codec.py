@@ -214,10 +214,18 @@ def _value(codec: Codec) -> Any:
 
 
 TWO_BITS = Codec([[Piece(0, 2 * step, 2)] for step in range(4)])
+# Twice a bit, of which 1 is to be taken: minus one or one.
+SIGN_BITS = Codec([[Piece(0, step, 1, 1)] for step in range(8)])
+EIGHT_OF_TWO_BITS = Codec([[Piece(step // 4, step % 4 * 2, 2)] for step in range(8)])
 NIBBLES = Codec([[Piece(step % 4, step // 4 * 4, 4)] for step in range(8)])
 # Half of the values cost one mask: five vectors for eight steps.
 FIVE_BITS = Codec(
     [[Piece(step, 0, 5)] for step in range(4)] + [[Piece(step, 5, 3, 2), Piece(4, 2 * step, 2)] for step in range(4)]
+)
+# Three bits, as multiples of eight: the two of some steps' upper bits that are left in two vectors are those of others.
+THREE_BITS = Codec(
+    [[Piece(step // 2, step % 2 * 3, 3, 3)] for step in range(6)]
+    + [[Piece(step, 6, 2, 4), Piece(2, 6 + step, 1, 3)] for step in range(2)]
 )
 SIX_BITS = Codec([[Piece(step // 2, step % 2 * 4, 4), Piece(2, 2 * step, 2, 4)] for step in range(4)])
 BYTES = Codec([[Piece(step, 0, 8)] for step in range(8)])

@@ -1,11 +1,10 @@
 """Block types without kernels of their own: which native format holds their values exactly, and how they get there.
 
-Q3_K becomes Q6_K (its 3-bit values and 6-bit scales fit, 1.9 times the size), the ternary TQ1_0 and TQ2_0 become Q4_0,
-and every other type that gguf.quants can decode becomes F32: exact, but far larger than the file (IQ2_XXS 15 times).
+NVFP4 becomes BF16: exact, but 3.6 times as large as in the file.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,91 +30,23 @@ class NativeForm(NamedTuple):
 def native_form(type_name: str) -> NativeForm:
     """Return the format in which a block type (its GGUF name) is computed.
 
-    Raises ValueError for a type that is neither native nor known to gguf.quants.
+    Raises ValueError for a type that is neither native nor known here.
     """
     if type_name in WEIGHT_FORMATS:
         return NativeForm(WEIGHT_FORMATS[type_name], _unchanged)
-    if type_name in _CONVERSIONS:
-        target, convert = _CONVERSIONS[type_name]
-        return NativeForm(WEIGHT_FORMATS[target], convert)
-    to_f32 = _to_f32(type_name) if type_name in _DECODABLE else None
-    if to_f32 is None:
-        raise ValueError(f"no kernels for weights of type {type_name}, and no way to convert them")
-    return NativeForm(WEIGHT_FORMATS["F32"], to_f32)
+    if type_name == "NVFP4":
+        return NativeForm(WEIGHT_FORMATS["BF16"], _nvfp4_to_bf16)
+    raise ValueError(f"no kernels for weights of type {type_name}, and no way to convert them")
 
 
 def _unchanged(raw: Bytes) -> Bytes:
     return raw
 
 
-def _to_f32(type_name: str) -> Converter | None:
+def _nvfp4_to_bf16(raw: Bytes) -> Bytes:
+    """A scale has four significant bits and a value two: their product fits into the upper half of single precision."""
     import gguf  # takes long, and few files need it
 
-    block_type = gguf.GGMLQuantizationType.__members__.get(type_name)
-    if block_type is None:
-        return None
-
-    def convert(raw: Bytes) -> Bytes:
-        values: NDArray[np.float32] = gguf.quants.dequantize(raw, block_type)
-        return np.ascontiguousarray(values, dtype=np.float32).view(np.uint8)
-
-    return convert
-
-
-def _q3_k_to_q6_k(raw: Bytes) -> Bytes:
-    """Values become value + 32, of which Q6_K takes 32; its 8-bit scales hold the 6-bit ones less 32.
-
-    Layouts of both: ggml-common.h (block_q3_K, block_q6_K).
-    """
-    blocks = raw.reshape(-1, 110)
-    high, low, scales, d = np.split(blocks, [32, 96, 108], axis=1)
-    by_quarter = np.arange(4, dtype=np.uint8).reshape(1, 1, 4, 1)
-    low_bits = (low.reshape(-1, 2, 1, 32) >> (2 * by_quarter)) & 3
-    bit = np.arange(8, dtype=np.uint8).reshape(1, 2, 4, 1)
-    high_bit = (high.reshape(-1, 1, 1, 32) >> bit) & 1
-    # (block, half, quarter, value): low + 4 * high - 4, stored plus 32.
-    values = (low_bits | high_bit << 2) + np.uint8(28)
-    nibbles = values & 15
-    q6_low = nibbles[:, :, :2] | nibbles[:, :, 2:] << 4
-    q6_high = np.bitwise_or.reduce((values >> 4) << (2 * by_quarter), axis=2)
-    scale_low = np.concatenate([scales[:, :8] & 15, scales[:, :8] >> 4], axis=1)
-    scale_high = (scales[:, None, 8:] >> (2 * by_quarter[0])) & 3
-    q6_scales = (scale_low | scale_high.reshape(-1, 16) << 4) - np.uint8(32)
-    rows = len(blocks)
-    parts = [q6_low.reshape(rows, 128), q6_high.reshape(rows, 64), q6_scales, d]
-    return np.concatenate(parts, axis=1).reshape(len(raw), -1)
-
-
-def _ternary_to_q4_0(values: NDArray[Any], d: Bytes, rows: int) -> Bytes:
-    """values: integers[blocks, 256], 0, 1, 2 for -1, 0, 1; d: the blocks' f16 scale. Eight blocks of Q4_0 for each."""
-    nibbles = (values.astype(np.uint8) + np.uint8(7)).reshape(-1, 8, 2, 16)
-    packed = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
-    scales = np.broadcast_to(d[:, None, :], (len(d), 8, 2))
-    return np.concatenate([scales, packed], axis=2).reshape(rows, -1)
-
-
-def _tq2_0_to_q4_0(raw: Bytes) -> Bytes:
-    blocks = raw.reshape(-1, 66)
-    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    values = (blocks[:, :64].reshape(-1, 2, 1, 32) >> shifts) & 3
-    return _ternary_to_q4_0(values.reshape(-1, 256), blocks[:, 64:], len(raw))
-
-
-def _tq1_0_to_q4_0(raw: Bytes) -> Bytes:
-    """Five (or, in the last four bytes, four) base-3 digits a byte, most significant first, as a fraction of 256."""
-    blocks = raw.reshape(-1, 54)
-    powers = np.array([1, 3, 9, 27, 81], dtype=np.uint8).reshape(1, 5, 1)
-    pieces = [
-        (piece[:, None, :] * powers[:, :digits]).reshape(len(blocks), -1)
-        for piece, digits in ((blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4))
-    ]
-    digits = np.concatenate(pieces, axis=1).astype(np.uint16) * 3 >> 8
-    return _ternary_to_q4_0(digits, blocks[:, 52:], len(raw))
-
-
-_CONVERSIONS: dict[str, tuple[str, Converter]] = {
-    "Q3_K": ("Q6_K", _q3_k_to_q6_k),
-    "TQ1_0": ("Q4_0", _tq1_0_to_q4_0),
-    "TQ2_0": ("Q4_0", _tq2_0_to_q4_0),
-}
-_DECODABLE = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4"})
+    values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.NVFP4)
+    single = np.ascontiguousarray(values, dtype="<f4").view("<u2").reshape(len(raw), -1)
+    return np.ascontiguousarray(single[:, 1::2]).view(np.uint8)

@@ -91,11 +91,11 @@ def row_packer(layout: Floats) -> Any:
 
 
 def row_unpacker(layout: Floats) -> Any:
-    """Function unpack_row(group, lane, k, out): a lane's values as floats."""
+    """Function unpack_row(group, lane, k, out, memory): a lane's values as floats."""
     unpack, size = layout.unpack, layout.value_bytes
 
     @inner
-    def unpack_row(group: int, lane: int, k: int, out: int) -> None:
+    def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
         for i in range(k):
             unpack(group + (lane // 16 * k * 16 + i * 16 + lane % 16) * size, out + i * 4)
 

@@ -14,7 +14,14 @@ from typing import Any
 
 from cpu_kernels.declarations import inner
 from cpu_kernels.formats.codec import SMALL_BYTES
-from cpu_kernels.formats.super_blocks import Minima, SuperBlock, minima_factor, scale_getter, start_getter
+from cpu_kernels.formats.super_blocks import (
+    Minima,
+    SuperBlock,
+    minima_factor,
+    scale_getter,
+    start_getter,
+    values_factor,
+)
 from cpu_kernels.isa import POLICY
 from cpu_kernels.matmul import Tiles, put_sum
 from cpu_kernels.records import Act, field
@@ -27,16 +34,16 @@ from cpu_kernels.simd.tiles import (
     tile_dot2,
     zero_tile_i32,
 )
-from cpu_kernels.simd.vectors import load_f16, load_f32, load_i32, store_f32, store_i32, zero_f32
+from cpu_kernels.simd.vectors import load_f32, load_i32, store_f32, store_i32, zero_f32
 
 _WORDS = 0x00FF00FF
 _FACTORS, _MINIMA, _D, _DMIN = 4096, 5120, 6144, 6208
 _PANEL_BYTES = 6272
 # A round: tokens whose sums stay in first-level cache, and bytes of packed tokens that stay in half of a second-level
 # cache, while weights stream past.
-_ROUND_TOKENS, _ROUND_BYTES = 96, 256 << 10
+ROUND_TOKENS, ROUND_BYTES = 96, 256 << 10
 _AHEAD = POLICY.prefetch[2]
-SCRATCH_BYTES = _PANEL_BYTES + 64 * _ROUND_TOKENS
+SCRATCH_BYTES = _PANEL_BYTES + 64 * ROUND_TOKENS
 """Memory that a thread needs for a panel and a round's sums."""
 
 _Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
@@ -66,7 +73,7 @@ def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
         else:
             compute_many(group, k, act, first, tiles, out, memory)
 
-    return Tiles(compute, width, _ROUND_TOKENS, _ROUND_BYTES)
+    return Tiles(compute, width, ROUND_TOKENS, ROUND_BYTES)
 
 
 def _unpack(layout: SuperBlock) -> Any:
@@ -75,7 +82,7 @@ def _unpack(layout: SuperBlock) -> Any:
     unit_bytes, unit_steps, units = layout.codec.nbytes, layout.unit_steps, layout.units
     values_at, d_at, minima_at, scale_vectors = layout.values_at, layout.d_at, layout.minima_at, layout.scale_vectors
     header_lines, lines = values_at // 64, unit_bytes // 64
-    factor, factor_of_minima = scale_getter(layout), minima_factor(layout)
+    factor, factor_of_values, factor_of_minima = scale_getter(layout), values_factor(layout), minima_factor(layout)
     of_bytes, of_nibbles = layout.minima is Minima.BYTES, layout.minima is Minima.NIBBLES
 
     @inner
@@ -98,7 +105,7 @@ def _unpack(layout: SuperBlock) -> Any:
                 minima = load_i32(p + minima_at + v * 64)
                 store_i32(panel + _MINIMA + v * 128, mask_bits(minima, _WORDS))
                 store_i32(panel + _MINIMA + v * 128 + 64, mask_bits(shift_right(minima, 8), _WORDS))
-        store_f32(panel + _D, load_f16(p + d_at))
+        store_f32(panel + _D, factor_of_values(p + d_at))
         store_f32(panel + _DMIN, factor_of_minima(p + d_at + 32))
 
     return unpack

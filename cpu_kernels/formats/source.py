@@ -16,7 +16,7 @@ class Plane(NamedTuple):
 
     offset: of its bytes in the block. bits: of each value, which stand at a position in the value. run: neighbouring
     values that lie in neighbouring bytes; the next run shares these bytes, in their next higher bits, until they are
-    full. A run of 1 is a plain string of bits, the lowest first.
+    full. A run of 1 is a plain string of values of one or two bits, the lowest first.
     """
 
     offset: int
@@ -27,7 +27,7 @@ class Plane(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A block of so many values; one value without planes is a float.
+    """A block of so many values; one value alone is a float.
 
     halves: offsets of factors in half precision. exponents: of bytes that are exponents.
     """
@@ -40,7 +40,7 @@ class Source:
 
     def random(self, random: np.random.Generator, blocks: int) -> NDArray[np.uint8]:
         """Blocks of random bits with factors, or floats, of a sensible size: uint8[blocks, nbytes]."""
-        if not self.planes:
+        if self.values == 1:
             # The upper half of single precision is an ordinary number in the shorter types too.
             floats = random.standard_normal((blocks, 1)).astype(np.float32)
             return np.ascontiguousarray(floats.view(np.uint8)[:, 4 - self.nbytes :])
@@ -53,14 +53,19 @@ class Source:
 
     def reader(self) -> Any:
         """Function four(block, i): values i..i+3 of the block at an address, as the bytes of an integer."""
-        low = _reader(self.planes[0])
+        low, low_position = _reader(self.planes[0]), self.planes[0].position
+
+        @inner
+        def one_plane(block: int, i: int) -> int:
+            return int(low(block, i) << low_position)
+
         if len(self.planes) == 1:
-            return low
+            return one_plane
         high, position = _reader(self.planes[1]), self.planes[1].position
 
         @inner
         def four(block: int, i: int) -> int:
-            return int(low(block, i) | high(block, i) << position)
+            return int(low(block, i) << low_position | high(block, i) << position)
 
         return four
 
@@ -82,6 +87,14 @@ def _reader(plane: Plane) -> Any:
     def single_bits(block: int, i: int) -> int:
         return int((get_u8(block + offset + i // 8) >> (i % 8) & 15) * 0x00204081 & 0x01010101)
 
+    @inner
+    def pairs_of_bits(block: int, i: int) -> int:
+        pairs = get_u8(block + offset + i // 4)
+        pairs = (pairs | pairs << 12) & 0x000F000F
+        return int((pairs | pairs << 6) & 0x03030303)
+
     if bits == 8:
         return bytes_of_block
+    if run == 1 and bits == 2:
+        return pairs_of_bits
     return single_bits if run == 1 else bits_of_run

@@ -72,8 +72,9 @@ class SuperBlock:
     """A format of super-blocks.
 
     sub_block: values that share a scale, 16 or 32. bias: what values are stored too large by, 32 or 0; scales are
-    signed where it is not 0. pack_scales(block, to): write a row's scales, and minima behind them, from a block of the
-    file into its lane. d, dmin: offsets of the factors in the file's block.
+    signed where it is not 0. unit: what values are multiplied by before they are stored, a power of two.
+    pack_scales(block, to): write a row's scales, and minima behind them, from a block of the file into its lane.
+    d, dmin: offsets of the factors in the file's block.
     """
 
     name: str
@@ -84,6 +85,7 @@ class SuperBlock:
     d: int
     dmin: int = 0
     bias: int = 0
+    unit: int = 1
     minima: Minima = Minima.NONE
 
     @property
@@ -154,17 +156,17 @@ def row_packer(layout: SuperBlock) -> Any:
 
 
 def row_unpacker(layout: SuperBlock) -> Any:
-    """Function unpack_row(group, lane, k, out): a lane's values as floats."""
+    """Function unpack_row(group, lane, k, out, memory): a lane's values as floats."""
     value, block_bytes, values_at, d_at = layout.codec.value, layout.nbytes, layout.values_at, layout.d_at
     unit_bytes, unit_values, sub_block = layout.codec.nbytes, 4 * layout.unit_steps, layout.sub_block
     minima_at, minima, nibbles = layout.minima_at, layout.minima is not Minima.NONE, layout.minima is Minima.NIBBLES
-    bias, sign = layout.bias, 128 if layout.bias else 0
+    bias, sign, per_unit = layout.bias, 128 if layout.bias else 0, np.float32(1 / layout.unit)
 
     @inner
-    def unpack_row(group: int, lane: int, k: int, out: int) -> None:
+    def unpack_row(group: int, lane: int, k: int, out: int, memory: int) -> None:
         for b in range(k // 256):
             packed = group + b * block_bytes
-            d, dmin = get_f16(packed + d_at + lane * 2), get_f16(packed + d_at + 32 + lane * 2)
+            d, dmin = get_f16(packed + d_at + lane * 2) * per_unit, get_f16(packed + d_at + 32 + lane * 2)
             for i in range(256):
                 j = i // sub_block
                 where = packed + j // 4 * 64 + lane * 4 + j % 4
@@ -292,6 +294,17 @@ def minima_adder(layout: SuperBlock) -> Any:
     return {Minima.NONE: none, Minima.BYTES: of_bytes, Minima.NIBBLES: of_nibbles}[layout.minima]
 
 
+def values_factor(layout: SuperBlock) -> Any:
+    """Function that loads what the products' sums are multiplied by, from the address of d."""
+    per_unit = np.float32(1 / layout.unit)
+
+    @inner
+    def of_units(p: int) -> Any:
+        return mul_f32(load_f16(p), splat_f32(per_unit))
+
+    return load_f16 if layout.unit == 1 else of_units
+
+
 def minima_factor(layout: SuperBlock) -> Any:
     """Function that loads what these integers are multiplied by, from the address of dmin."""
 
@@ -308,7 +321,8 @@ def minima_factor(layout: SuperBlock) -> Any:
 
 def tile_adder(layout: SuperBlock) -> Any:
     """The function that cpu_kernels.matmul calls for a register tile."""
-    add_products, add_minima, factor = _add_products(layout), minima_adder(layout), minima_factor(layout)
+    add_products, add_minima = _add_products(layout), minima_adder(layout)
+    factor, factor_of_minima = values_factor(layout), minima_factor(layout)
     block_bytes, d_at, minima = layout.nbytes, layout.d_at, layout.minima is not Minima.NONE
 
     @inner
@@ -321,10 +335,10 @@ def tile_adder(layout: SuperBlock) -> Any:
         ahead = _AHEAD if width == 1 else (_TILES_AHEAD if fresh else 0)
         for _ in range(start, end, 256):
             products = add_products(zero, p, x, sums16, ahead)
-            tile_add_scaled_in_memory(products, load_f16(p + d_at), scale, sums)
+            tile_add_scaled_in_memory(products, factor(p + d_at), scale, sums)
             if minima:
                 products = add_minima(zero, p, pairs, sums16)
-                tile_add_scaled_in_memory(products, factor(p + d_at + 32), scale, sums)
+                tile_add_scaled_in_memory(products, factor_of_minima(p + d_at + 32), scale, sums)
             p += block_bytes
             x += 64 * step
             scale += step

@@ -8,13 +8,24 @@ A format says how its blocks lie in a file (cpu_kernels.formats.source), how its
 import numpy as np
 
 from cpu_kernels.declarations import inner
-from cpu_kernels.formats import blocks_32, floats, super_blocks
+from cpu_kernels.formats import blocks_32, floats, grids, super_blocks, transposed
 from cpu_kernels.formats.blocks_32 import Blocks32
-from cpu_kernels.formats.codec import BYTES, FIVE_BITS, NIBBLES, SIX_BITS, TWO_BITS, Codec
+from cpu_kernels.formats.codec import (
+    BYTES,
+    EIGHT_OF_TWO_BITS,
+    FIVE_BITS,
+    NIBBLES,
+    SIGN_BITS,
+    SIX_BITS,
+    THREE_BITS,
+    TWO_BITS,
+    Codec,
+)
 from cpu_kernels.formats.floats import Floats
 from cpu_kernels.formats.panels import panel_tiles
 from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.super_blocks import Minima, SuperBlock
+from cpu_kernels.formats.transposed import Transposed
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.isa import POLICY
 from cpu_kernels.matmul import plain_tiles
@@ -22,6 +33,7 @@ from cpu_kernels.records import TILE_WIDTHS, Form
 from cpu_kernels.simd.vectors import get_f16, get_i16, get_i32, get_u8, put_f32, put_i32
 
 _SIX_BITS, _UPPER_BITS, _NIBBLES = 0x3F3F3F3F, 0x30303030, 0x0F0F0F0F
+_TWO_BITS, _FIVE_BITS, _FIFTH_BIT = 0x03030303, 0x1F1F1F1F, 0x20202020
 _IQ4 = Codec(NIBBLES.steps, table=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 # FP4 (E2M1) times two.
 _FP4 = Codec(NIBBLES.steps, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
@@ -52,6 +64,21 @@ def _pack_bytes(block: int, to: int, scales: int) -> None:
 @inner
 def _pack_scales_q2_k(block: int, to: int) -> None:
     _pack_bytes(block, to, 0)
+
+
+@inner
+def _pack_scales_q3_k(block: int, to: int) -> None:
+    """Widen sixteen scales of six bits, which are stored plus 32.
+
+    Of the twelve bytes that hold them, the first eight have the lower four bits of two scales each, the last four the
+    upper two of four.
+    """
+    upper = get_i32(block + 104)
+    for quarter in range(4):
+        lower = get_i32(block + 96 + quarter % 2 * 4) >> (quarter // 2 * 4) & _NIBBLES
+        scales = lower | (upper >> (2 * quarter) & _TWO_BITS) << 4
+        negative = ~scales & _FIFTH_BIT
+        put_i32(to + quarter * 64, scales & _FIVE_BITS | negative * 7)
 
 
 @inner
@@ -103,6 +130,21 @@ _BLOCKS_32 = (
         codec=_FP4,
         put_scale=_put_scale_mxfp4,
     ),
+    # A scale for 32 values, where the file has one for 128 and for 64.
+    Blocks32(
+        name="Q1_0",
+        source=Source(nbytes=18, values=128, planes=[Plane(2, 1, 1, 1)], halves=(0,)),
+        codec=SIGN_BITS,
+        bias=1,
+        blocks_together=4,
+    ),
+    Blocks32(
+        name="Q2_0",
+        source=Source(nbytes=18, values=64, planes=[Plane(2, 2, 1)], halves=(0,)),
+        codec=EIGHT_OF_TWO_BITS,
+        bias=1,
+        blocks_together=2,
+    ),
 )
 _SUPER_BLOCKS = (
     SuperBlock(
@@ -114,6 +156,16 @@ _SUPER_BLOCKS = (
         minima=Minima.NIBBLES,
         d=80,
         dmin=82,
+    ),
+    SuperBlock(
+        name="Q3_K",
+        source=Source(nbytes=110, values=256, planes=[Plane(32, 2, 32, 3), Plane(0, 1, 32, 5)], halves=(108,)),
+        codec=THREE_BITS,
+        sub_block=16,
+        pack_scales=_pack_scales_q3_k,
+        bias=32,
+        unit=8,
+        d=108,
     ),
     SuperBlock(
         name="Q4_K",
@@ -180,6 +232,20 @@ def _of_super_blocks(layout: SuperBlock) -> WeightFormat:
     )
 
 
+def _of_transposed(layout: Transposed) -> WeightFormat:
+    return WeightFormat(
+        name=layout.name,
+        form=Form.BLOCKS_256,
+        source=layout.source,
+        group_rows=16,
+        block=256,
+        group_block_bytes=layout.nbytes,
+        pack_row=transposed.row_packer(layout),
+        unpack_row=transposed.row_unpacker(layout),
+        tiles=[transposed.tiles(layout, width) for width in TILE_WIDTHS],
+    )
+
+
 def _of_floats(layout: Floats) -> WeightFormat:
     tile = floats.tile_adder(layout)
     return WeightFormat(
@@ -201,5 +267,6 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         *map(_of_floats, floats.FLOATS),
         *map(_of_blocks_32, _BLOCKS_32),
         *map(_of_super_blocks, _SUPER_BLOCKS),
+        *map(_of_transposed, grids.TRANSPOSED),
     )
 }

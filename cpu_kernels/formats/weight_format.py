@@ -18,7 +18,7 @@ from cpu_kernels.formats.source import Source
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Kernel, Samples
 from cpu_kernels.matmul import Tiles, tiles_kernel
-from cpu_kernels.records import Form, Step, argument, field, share, stage_rows
+from cpu_kernels.records import Form, Step, argument, field, scratch, share, stage_rows
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32, put_f32, put_u8
 
@@ -30,8 +30,8 @@ class WeightFormat:
 
     name: the GGUF block type it is packed from. form: which packed activations it multiplies. Rows stand in groups of
     group_rows; a row's length must be a multiple of `block`, and each `block` values of a group take group_block_bytes.
-    pack_row(source row, packed group, row within the group, k) and unpack_row(group, row within the group, k, out) move
-    a row; tiles: how groups of rows are multiplied, see cpu_kernels.matmul.
+    pack_row(source row, packed group, row within the group, k) and unpack_row(group, row within the group, k, out,
+    scratch memory) move a row; tiles: how groups of rows are multiplied, see cpu_kernels.matmul.
     """
 
     def __init__(
@@ -141,7 +141,8 @@ def _embed_kernel(unpack_row: Any, name: str, samples: Samples) -> Kernel:
         for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
             token = get_i32(field(step, _TOKENS) + 4 * row)
             x = argument(op, 4) + row * argument(op, 5)
-            unpack_row(argument(op, 0) + token // group_rows * group_bytes, token % group_rows, k, x)
+            group = argument(op, 0) + token // group_rows * group_bytes
+            unpack_row(group, token % group_rows, k, x, scratch(step, thread))
             if factor != np.float32(1.0):
                 for i in range(k):
                     put_f32(x + 4 * i, get_f32(x + 4 * i) * factor)

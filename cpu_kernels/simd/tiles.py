@@ -75,6 +75,17 @@ start_offset = _each(
     lambda zero, x: x if products.BYTE_OFFSET else zero,
     I32,
 )
+# tile[t] - 128 times the tokens' sums, of which -32 times lie at an address, where products of bytes want that.
+add_offset = _each(
+    "add_offset",
+    2,
+    lambda b, total, x: b.add(total, b.shl(x, constant(i32x16.llvm, 2))) if products.BYTE_OFFSET else total,
+    lambda total, x: total + (x << np.int32(2)) if products.BYTE_OFFSET else total,
+    I32,
+)
+# The sums of two tiles of integers, and a tile's integers times a vector's, of 32 bits.
+add_tiles = _each("add_tiles", 2, lambda b, x, y: b.add(x, y), np.add)
+multiplied = _each("multiplied", 2, lambda b, x, factor: b.mul(x, factor), np.multiply)
 # tile[t] + partial[t] * factor, a vector that partial_factor has made.
 add_partial = _each(
     "add_partial",

@@ -10,6 +10,7 @@ from cpu_kernels import activations
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.records import Act, Form, Op, Step
+from gguf_io import BLOCK_TYPES, dequantize
 
 Floats = NDArray[np.float32]
 ALL_FORMS = int(Form.BLOCKS_32 | Form.BLOCKS_256 | Form.FLOATS)
@@ -31,7 +32,13 @@ HALF_OFFSETS = {
     "TQ1_0": (52,),
     "TQ2_0": (64,),
     "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
     "IQ3_S": (0,),
+    "IQ1_S": (0,),
+    "Q1_0": (0,),
+    "Q2_0": (0,),
 }
 
 
@@ -47,6 +54,11 @@ def address(array: NDArray) -> int:
     return array.ctypes.data
 
 
+def sizes(name: str) -> tuple[int, int]:
+    """Values and bytes of a block."""
+    return next((each.items, each.bytes) for each in BLOCK_TYPES.values() if each.name == name)
+
+
 def block_type(name: str) -> gguf.GGMLQuantizationType:
     return gguf.GGMLQuantizationType[name]
 
@@ -57,18 +69,22 @@ def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.ui
     if name in ("F32", "F16", "BF16"):
         raw = gguf.quants.quantize(rng.standard_normal((rows, k)).astype(np.float32), block_type(name))
         return np.ascontiguousarray(raw).view(np.uint8).reshape(rows, -1)
-    items, size = gguf.GGML_QUANT_SIZES[block_type(name)]
+    items, size = sizes(name)
     blocks = rng.integers(0, 256, (rows * k // items, size), dtype=np.uint8)
     for offset in HALF_OFFSETS.get(name, ()):
         factors = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
         factors[::7] = np.float16(3e-6)
         blocks[:, offset : offset + 2] = factors[:, None].view(np.uint8)
+    if name == "IQ1_M":  # d is in the upper four bits of four words
+        blocks[:, 55] = blocks[:, 55] & 0x8F | 0x10
     if name == "MXFP4":
         blocks[:, 0] = rng.integers(115, 130, len(blocks))
     return blocks.reshape(rows, -1)
 
 
 def dequantized(name: str, raw: NDArray[np.uint8]) -> Floats:
+    if name in ("Q1_0", "Q2_0"):  # gguf.quants lacks them; tests of gguf_io hold ours against ggml
+        return dequantize(raw, next(each for each in BLOCK_TYPES.values() if each.name == name))
     return gguf.quants.dequantize(raw, block_type(name)).astype(np.float32, copy=False)
 
 
@@ -151,7 +167,9 @@ class Matrix:
         f = self.weight_format
         size = f.group_bytes(self.k)
         op = operation(address(self.packed), size, f.group_rows, self.k, address(x), self.k * 4, address(factors))
+        scratch = aligned(2 * 65536)
         step = record(Step.SIZE, {int(Step.ROWS): len(tokens), int(Step.TOKENS): address(ids)})
+        step[Step.SCRATCH], step[Step.SCRATCH_STRIDE] = address(scratch), 65536
         run_on_threads(f.embed, op, step, 2)
         return x.reshape(-1, self.k)
 

@@ -1,6 +1,5 @@
 """Every packed format against gguf's dequantisation and products in float64."""
 
-import gguf
 import numpy as np
 import pytest
 from kernel_harness import (
@@ -8,12 +7,12 @@ from kernel_harness import (
     Matrix,
     address,
     as_multiplied,
-    block_type,
     dequantized,
     operation,
     random_weights,
     record,
     run_on_threads,
+    sizes,
 )
 
 from cpu_kernels.formats.table import WEIGHT_FORMATS
@@ -65,7 +64,7 @@ def test_the_largest_sums_are_exact(name: str) -> None:
     """Rows of all bits clear and set against activations that are all the largest: no sum on the way overflows."""
     raw = random_weights(name, 32, K)
     if name in HALF_OFFSETS:
-        items, size = gguf.GGML_QUANT_SIZES[block_type(name)]
+        items, size = sizes(name)
         blocks = raw.reshape(32, K // items, size)
         factors = [offset + i for offset in HALF_OFFSETS[name] for i in (0, 1)]
         others = np.setdiff1d(np.arange(size), factors)

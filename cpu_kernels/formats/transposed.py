@@ -1,0 +1,170 @@
+"""Formats of super-blocks that are packed as the file has them, word by word: grids of values, and base-3 digits.
+
+Packed group of 16 rows, per super-block: the 32-bit words of the rows' blocks, word i of all rows in vector i; d in
+half precision. Nothing is larger than in the file, but for a d that the file has put together of other fields' bits.
+
+Such values cost many instructions to unpack. So a super-block of sixteen rows is unpacked into first-level cache, a
+panel, and all tokens of a round multiply it, one token too. A panel: 64 vectors of values (a k step each, bytes in
+offset binary), a vector of integer scales for each sub-block, and f32 d.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cpu_kernels.declarations import inner
+from cpu_kernels.formats.codec import BYTES
+from cpu_kernels.formats.panels import ROUND_BYTES, ROUND_TOKENS
+from cpu_kernels.formats.source import Source
+from cpu_kernels.isa import POLICY
+from cpu_kernels.matmul import Tiles, put_sum
+from cpu_kernels.records import Act, field
+from cpu_kernels.simd.arithmetic import mul_f32, prefetch_lines
+from cpu_kernels.simd.bytes import BYTE_OFFSET
+from cpu_kernels.simd.tiles import add_offset, add_tiles, multiplied, tile_add_scaled_in_memory, zero_tile_i32
+from cpu_kernels.simd.vectors import (
+    get_f16,
+    get_i16,
+    get_i32,
+    get_u8,
+    load_f16,
+    load_f32,
+    load_i32,
+    put_f32,
+    put_i16,
+    put_i32,
+    splat_f32,
+    store_f32,
+    zero_f32,
+)
+
+SCALES_AT = 4096
+"""Offset of the scales in a panel."""
+_D_AT = SCALES_AT + 16 * 64
+_PANEL_BYTES = _D_AT + 64
+_AHEAD = POLICY.prefetch[1]
+_Q, _SCALE, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.SUM16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transposed:
+    """A format that is packed word by word.
+
+    words_at, words: offset of the words in the file's block, and how many. unpack(p, panel): write the values and
+    scales of a packed super-block. sub_block: values that share a scale, 16 or 32; 256 where there are no scales.
+    d: offset of the factor in the file's block, or a function put_d(block, to). unit: what values times scales are
+    stored times, a power of two.
+    """
+
+    name: str
+    source: Source
+    words: int
+    unpack: Any
+    sub_block: int
+    words_at: int = 0
+    d: int = 0
+    put_d: Any = None
+    unit: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a packed super-block of 16 rows."""
+        return 64 * self.words + 32
+
+
+def row_packer(layout: Transposed) -> Any:
+    """Function pack_row(source, group, lane, k): put a row of a file's blocks into its lane of a group."""
+    source_bytes, block_bytes, words, words_at = layout.source.nbytes, layout.nbytes, layout.words, layout.words_at
+    d = layout.d
+
+    @inner
+    def copy_d(block: int, to: int) -> None:
+        put_i16(to, get_i16(block + d))
+
+    put_d = layout.put_d or copy_d
+
+    @inner
+    def pack_row(source: int, group: int, lane: int, k: int) -> None:
+        for b in range(k // 256):
+            block, packed = source + b * source_bytes, group + b * block_bytes
+            for i in range(words):
+                put_i32(packed + i * 64 + lane * 4, get_i32(block + words_at + 4 * i))
+            put_d(block, packed + words * 64 + lane * 2)
+
+    return pack_row
+
+
+def row_unpacker(layout: Transposed) -> Any:
+    """Function unpack_row(group, lane, k, out, panel): a lane's values as floats."""
+    unpack, block_bytes, d_at, sub_block = layout.unpack, layout.nbytes, 64 * layout.words, layout.sub_block
+    per_unit, scales, flip = np.float32(1 / layout.unit), layout.sub_block < 256, BYTE_OFFSET ^ 128
+
+    @inner
+    def unpack_row(group: int, lane: int, k: int, out: int, panel: int) -> None:
+        for b in range(k // 256):
+            packed = group + b * block_bytes
+            unpack(packed, panel)
+            d = get_f16(packed + d_at + lane * 2) * per_unit
+            for i in range(256):
+                value = (get_u8(panel + i // 4 * 64 + lane * 4 + i % 4) ^ flip) - 128
+                if scales:
+                    value *= get_i32(panel + SCALES_AT + i // sub_block * 64 + lane * 4)
+                put_f32(out + (b * 256 + i) * 4, d * np.float32(value))
+
+    return unpack_row
+
+
+def tiles(layout: Transposed, width: int) -> Tiles:
+    """Tiles of `width` tokens that share panels."""
+    unpack, add = layout.unpack, _adder(layout, width)
+    block_bytes, d_at, lines = layout.nbytes, 64 * layout.words, (layout.nbytes + 63) // 64
+    per_unit = np.float32(1 / layout.unit)
+
+    @inner
+    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int) -> None:
+        y, y_stride, addends, offset, addend_stride = out
+        sums = panel + _PANEL_BYTES
+        for t in range(tiles * width):
+            store_f32(sums + 64 * t, zero_f32())
+        for b in range(k // 256):
+            p = group + b * block_bytes
+            prefetch_lines(p + _AHEAD, lines)
+            unpack(p, panel)
+            store_f32(panel + _D_AT, mul_f32(load_f16(p + d_at), splat_f32(per_unit)))
+            add(panel, act, first, tiles, k, b, sums)
+        for t in range(tiles * width):
+            put_sum(load_f32(sums + 64 * t), y + t * y_stride, addends, offset + t * addend_stride)
+
+    return Tiles(compute, width, ROUND_TOKENS, ROUND_BYTES)
+
+
+def _adder(layout: Transposed, width: int) -> Any:
+    """The function that adds a panel's products with some tiles to their sums, 64 bytes a token."""
+    scales, length = layout.sub_block < 256, min(layout.sub_block, 32)
+    parts, sixteens = 256 // length, length // 16
+    dot, step = BYTES.dot(0, 4), 4 * width
+
+    @inner
+    def add(panel: int, act: int, first: int, tiles: int, k: int, block: int, totals: int) -> None:
+        x = field(act, _Q) + (first * k + block * 256) * width
+        at = (first * (k // 256) + block) * step
+        for _ in range(tiles):
+            products = zero_tile_i32(width)
+            values, operands, sums = panel, x, field(act, _SUM16) + at * 16
+            for i in range(parts):
+                part = zero_tile_i32(width)
+                for _ in range(sixteens):
+                    part = dot(add_offset(part, sums), values, operands)
+                    values += 256
+                    operands += 4 * step
+                    sums += step
+                if scales:
+                    part = multiplied(part, load_i32(panel + SCALES_AT + i * 64))
+                products = add_tiles(products, part)
+            tile_add_scaled_in_memory(products, load_f32(panel + _D_AT), field(act, _SCALE) + at, totals)
+            x += k * width
+            at += k // 256 * step
+            totals += 64 * width
+
+    return add
