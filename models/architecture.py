@@ -30,6 +30,13 @@ class Activation(Enum):
     GELU_ALONE = "gelu alone"
 
 
+class Gating(Enum):
+    """What makes weights of experts' scores, numbered as files do: a softmax over all of them, or a sigmoid of each."""
+
+    SOFTMAX = 1
+    SIGMOID = 2
+
+
 def one(config: ModelConfig) -> float:
     """No factor."""
     return 1.0
@@ -72,6 +79,18 @@ def stated(config: ModelConfig, key: str, value: float | None) -> float:
     return value
 
 
+def stated_gating(config: ModelConfig) -> Gating:
+    """The gating that the file states. Raises UnsupportedModelError where it states none, or one that is not computed."""
+    number = stated(config, "expert_gating_func", config.gating)
+    known = {gating.value: gating for gating in Gating}
+    if number not in known:
+        raise UnsupportedModelError(
+            f"{config.architecture}.expert_gating_func is {number}, which the native engine does not compute. "
+            f"The llama.cpp backend may: use --backend llama."
+        )
+    return known[int(number)]
+
+
 def _sees_all(config: ModelConfig, layer: int) -> int:
     return 0
 
@@ -88,6 +107,10 @@ def windows(period: int, default: int = 0) -> Callable[[ModelConfig, int], int]:
         return (default if config.window is None else config.window) if slides else 0
 
     return window
+
+
+def _softmax(config: ModelConfig) -> Gating:
+    return Gating.SOFTMAX
 
 
 def _every_layer(config: ModelConfig, layer: int) -> bool:
@@ -119,13 +142,14 @@ class Norms:
     """Where a layer normalises its rows of embeddings.
 
     layer_norm: by mean and variance, with biases where the file has them; else by the root mean square. before, after:
-    what goes into a sub-layer, and what comes out of it. feed_forward: the tensor before the feed-forward network.
+    what goes into a sub-layer, and what comes out of it. feed_forward, output: the tensors before the feed-forward network and before logits.
     """
 
     layer_norm: bool = False
     before: bool = True
     after: bool = False
     feed_forward: str = "ffn_norm"
+    output: str = "output_norm"
 
 
 @dataclass(frozen=True)
@@ -142,8 +166,10 @@ class Scales:
 class Architecture:
     """A decoder with grouped-query attention and a feed-forward network, in each layer one after the other.
 
+    Layers that the file gives no key-value heads have a short convolution in place of attention.
+
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
-    shared experts are recognised by their tensors. normalise_experts: chosen experts' weights add up to one. parallel:
+    shared experts are recognised by their tensors. gating: how experts are scored. normalise_experts: chosen experts' weights add up to one. parallel:
     the feed-forward network reads what attention reads, instead of what it gave. window(config, layer): tokens that a
     row of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps where the file states none.
     """
@@ -153,6 +179,7 @@ class Architecture:
     norms: Norms = Norms()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
+    gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
     normalise_experts: bool = True
     parallel: bool = False
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)

@@ -4,6 +4,7 @@ import numpy as np
 
 from cpu_kernels import activations, experts, sums
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
+from models.architecture import Gating
 from models.buffers import Rows, packed_activations
 from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
@@ -39,6 +40,7 @@ class ExpertLayers:
         self._weight_of_choice = builder.buffer(choices)
         self._expert_of_choice = builder.buffer(choices, np.int32)
         self._one = builder.scalar(1.0)
+        self._sigmoid = recording.architecture.gating(config) is Gating.SIGMOID
 
     def record(self, prefix: str) -> None:
         """Add experts(norm(x)) to x, and that of a shared one, which works for all rows."""
@@ -89,6 +91,8 @@ class ExpertLayers:
             self._slot_of_choice,
             self._weight_of_choice,
             self._expert_of_choice,
+            int(self._sigmoid),
+            recording.bias(prefix + "exp_probs_b.bias", config.experts)[0],
             barrier=Barrier.ALWAYS,
         )
 

@@ -39,6 +39,7 @@ class Synthetic:
     dropped: tuple[str, ...] = ()
     beside: dict[str, str] = field(default_factory=dict)
     layer_norm: bool = False
+    output_norm: str = "output_norm.weight"
     expert_width: int = 0  # where no key states it as a number
 
     @property
@@ -244,6 +245,44 @@ MODELS: dict[str, Synthetic] = {
     ),
 }
 
+_CONVOLUTIONS = {
+    "shortconv.in_proj.weight": "all parts, width",
+    "shortconv.conv.weight": "width, reach",
+    "shortconv.out_proj.weight": "width, width",
+}
+_LFM2 = Synthetic(
+    "lfm2",
+    layers=5,
+    head_norms=True,
+    extra={"shortconv.l_cache": 3, "attention.head_count_kv": [0, 0, 2, 0, 2]},
+    added=_CONVOLUTIONS,
+    output_norm="token_embd_norm.weight",
+)
+MODELS["lfm2"] = _LFM2
+MODELS["lfm2-odd"] = replace(
+    _LFM2,
+    layers=4,
+    embedding=360,
+    feed_forward=200,
+    heads=6,
+    head=60,
+    tied=False,
+    extra={"shortconv.l_cache": 4, "attention.head_count_kv": [2, 0, 0, 0], "attention.sliding_window": 40},
+)
+MODELS["lfm2moe"] = replace(
+    _LFM2,
+    architecture="lfm2moe",
+    experts=8,
+    extra={
+        **_LFM2.extra,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 192,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 2,
+    },
+    added={**_CONVOLUTIONS, "exp_probs_b.bias": "experts"},
+)
+
 
 def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, **extra: Any) -> Synthetic:
     """One of the models with other metadata; "__" in a key is a dot."""
@@ -330,7 +369,7 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
     queries, keys = model.heads * head, model.kv_heads * head
     tensors: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (model.vocabulary, width),
-        "output_norm.weight": (width,),
+        model.output_norm: (width,),
     }
     if not model.tied:
         tensors["output.weight"] = (model.vocabulary, width)
@@ -351,8 +390,9 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
             block |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
         if model.post_norms:
             block |= {"post_attention_norm.weight": (width,), "post_ffw_norm.weight": (width,)}
-        block |= _feed_forward(model)
+        block |= _feed_forward(model, layer)
         block |= {name: _shape(model, text) for name, text in model.added.items()}
+        block = {name: shape for name, shape in block.items() if _has(model, layer, name)}
         tensors |= {f"blk.{layer}.{name}": shape for name, shape in block.items() if name not in model.dropped}
     return tensors | {name: _shape(model, text) for name, text in model.beside.items()}
 
@@ -371,14 +411,30 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "shared": model.extra.get("expert_shared_feed_forward_length", 0),
         "heads": model.heads,
         "experts": model.experts,
+        "all parts": 3 * model.embedding,
+        "reach": model.extra.get("shortconv.l_cache", 0),
         "vocabulary": model.vocabulary,
     }
     return tuple(sizes[name] for name in text.split(", "))
 
 
-def _feed_forward(model: Synthetic) -> dict[str, tuple[int, ...]]:
+def _has(model: Synthetic, layer: int, name: str) -> bool:
+    """Whether a layer has a tensor that only some layers have: those of attention, of convolutions, and of experts."""
+    heads = model.extra.get("attention.head_count_kv", [])
+    convolves = bool(heads) and heads[layer] == 0
+    if name.startswith("attn") and name != "attn_norm.weight":
+        return not convolves
+    if name.startswith("shortconv"):
+        return convolves
+    return not name.startswith("exp_probs") or layer >= model.extra.get("leading_dense_block_count", 0)
+
+
+def _feed_forward(model: Synthetic, layer: int) -> dict[str, tuple[int, ...]]:
     width, inner = model.embedding, model.inner
-    if model.experts:
+    dense = layer < model.extra.get("leading_dense_block_count", 0)
+    if dense:
+        inner = model.feed_forward
+    if model.experts and not dense:
         up = (model.experts, inner, width)
         return {
             "ffn_gate_inp.weight": (model.experts, width),
