@@ -48,7 +48,7 @@ def _row_before(op: int, segment: int, index: int, back: int) -> int:
 
 @inner
 def _convolve(op: int, segment: int, index: int, first: int, last: int) -> None:
-    """Vectors first..last-1 of one row: bx in place of x, and c * the sum over this row and those before in place of b."""
+    """Compute vectors first..last-1 of a row: bx in place of x, and the gated sum in place of b."""
     part, reach, width = argument(op, 2), argument(op, 4), argument(op, 5) * 64
     b = argument(op, 0) + (field(segment, 0) + index) * argument(op, 1)
     c, x = b + part, b + 2 * part

@@ -80,7 +80,7 @@ def stated(config: ModelConfig, key: str, value: float | None) -> float:
 
 
 def stated_gating(config: ModelConfig) -> Gating:
-    """The gating that the file states. Raises UnsupportedModelError where it states none, or one that is not computed."""
+    """The gating that the file states. Raises UnsupportedModelError where it states none, or an unknown one."""
     number = stated(config, "expert_gating_func", config.gating)
     known = {gating.value: gating for gating in Gating}
     if number not in known:
@@ -142,7 +142,8 @@ class Norms:
     """Where a layer normalises its rows of embeddings.
 
     layer_norm: by mean and variance, with biases where the file has them; else by the root mean square. before, after:
-    what goes into a sub-layer, and what comes out of it. feed_forward, output: the tensors before the feed-forward network and before logits.
+    what goes into a sub-layer, and what comes out of it. feed_forward, output: the tensors before the feed-forward
+    network and before logits.
     """
 
     layer_norm: bool = False
@@ -169,9 +170,10 @@ class Architecture:
     Layers that the file gives no key-value heads have a short convolution in place of attention.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
-    shared experts are recognised by their tensors. gating: how experts are scored. normalise_experts: chosen experts' weights add up to one. parallel:
-    the feed-forward network reads what attention reads, instead of what it gave. window(config, layer): tokens that a
-    row of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps where the file states none.
+    shared experts are recognised by their tensors. gating: how experts are scored. normalise_experts: chosen
+    experts' weights add up to one. parallel: the feed-forward network reads what attention reads, instead of what
+    it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for all. attention_cap,
+    logit_cap: soft caps where the file states none.
     """
 
     name: str

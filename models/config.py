@@ -65,11 +65,12 @@ class ModelConfig:
     """Sizes in values, contexts in tokens.
 
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
-    where there is none. dense_layers, dense_feed_forward: layers before the first that has experts, and their width.
-    attends: for each layer, whether it has attention; others have a short convolution over `convolution` tokens.
-    gating: how experts are scored, as the file numbers it. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers with a
-    window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window,
-    window_pattern (a period, or which layers): None where not stated.
+    where there is none. dense_layers, dense_feed_forward: layers before the first that has experts, and their
+    width. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
+    tokens. gating: how experts are scored, as the file numbers it. rope_size: values of a head that are rotated.
+    window_rope_base: rotation base of layers with a window, where the file states it. rope_finetuned: Granite's
+    switch, whether heads are rotated at all. window, window_pattern (a period, or which layers): None where not
+    stated.
     """
 
     architecture: str
@@ -156,7 +157,9 @@ def read_config(file: ModelFile) -> ModelConfig:
         dense_layers=dense_layers if experts else layers,
         dense_feed_forward=width,
         attends=attends,
-        convolution=0 if all(attends) else metadata.get_int(f"{name}.{_CONVOLUTION}", minimum=2, maximum=MAX_CONVOLUTION),
+        convolution=0
+        if all(attends)
+        else metadata.get_int(f"{name}.{_CONVOLUTION}", minimum=2, maximum=MAX_CONVOLUTION),
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,

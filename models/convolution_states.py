@@ -55,7 +55,9 @@ class ConvolutionStates:
     group_places: what a group takes in a sequence's table.
     """
 
-    def __init__(self, config: ModelConfig, sizes: ConvolutionSizes, groups: int, group: int, group_places: int) -> None:
+    def __init__(
+        self, config: ModelConfig, sizes: ConvolutionSizes, groups: int, group: int, group_places: int
+    ) -> None:
         self.sizes, self.group_places = sizes, group_places
         self.pages = zeros_from_the_front((groups, sizes.layers, 1, group, sizes.layer_bytes))
         self.tokens = zeros_from_the_front((groups, 1, 1, group, 4 * PAGE_TOKENS))
@@ -87,4 +89,5 @@ class ConvolutionStates:
 
     def page_tokens(self, group: int, slot: int) -> NDArray[np.int32]:
         """A page's token ids, to be read or written."""
-        return self.tokens[group, 0, 0, slot].view(np.int32)
+        ids: NDArray[np.int32] = self.tokens[group, 0, 0, slot].view(np.int32)
+        return ids

@@ -189,7 +189,7 @@ class PageStore:
         length = sequence.length
         if self.states is None or sequence.state == length:
             return length
-        return (length if sequence.state != LOST else length - 1) // PAGE_TOKENS * PAGE_TOKENS
+        return (length if sequence.state != LOST else max(0, length - 1)) // PAGE_TOKENS * PAGE_TOKENS
 
     def take_back(self, sequence: Sequence, row: int) -> None:
         """Have a sequence, cut behind row `row` of the latest step, go on from the state after that row."""

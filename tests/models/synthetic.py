@@ -420,8 +420,7 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
 
 def _has(model: Synthetic, layer: int, name: str) -> bool:
     """Whether a layer has a tensor that only some layers have: those of attention, of convolutions, and of experts."""
-    heads = model.extra.get("attention.head_count_kv", [])
-    convolves = bool(heads) and heads[layer] == 0
+    convolves = model.extra.get("attention.head_count_kv", [])[layer : layer + 1] == [0]
     if name.startswith("attn") and name != "attn_norm.weight":
         return not convolves
     if name.startswith("shortconv"):

@@ -12,8 +12,22 @@ from tests.models.synthetic import MODELS, write
 
 LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer
-# norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases.
-NAMES = ("llama", "qwen3", "gemma2", "mixtral", "olmo2", "hunyuan-dense", "phi2", "qwen2moe", "gpt-oss")
+# norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
+# convolutions, lfm2moe experts that a bias helps to choose.
+NAMES = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "mixtral",
+    "olmo2",
+    "hunyuan-dense",
+    "phi2",
+    "qwen2moe",
+    "gpt-oss",
+    "lfm2",
+    "lfm2-odd",
+    "lfm2moe",
+)
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))
 CASES = (
