@@ -53,9 +53,10 @@ def _weigh_all(scores: int, experts: int, sigmoid: int) -> np.float32:
 
 
 @inner
-def _preference(scores: int, biases: int, expert: int) -> np.float32:
-    """What experts are chosen by: their weight, and a bias that does not go into it."""
-    return get_f32(scores + 4 * expert) + (get_f32(biases + 4 * expert) if biases != 0 else _ZERO)
+def _preference(weights: int, total: np.float32, biases: int, expert: int) -> np.float32:
+    """What experts are chosen by: their weights, which with biases are shares of a total."""
+    weight = get_f32(weights + 4 * expert)
+    return weight / total + get_f32(biases + 4 * expert) if biases != 0 else weight
 
 
 @inner
@@ -75,18 +76,18 @@ def _choose(
     """
     normalise, sigmoid, biases = how
     total = _weigh_all(scores, experts, sigmoid)
+    divisor = _ONE if sigmoid != 0 else total
     kept = _ZERO
     for i in range(used):
         best = 0
         for e in range(experts):
-            if _preference(scores, biases, e) > _preference(scores, biases, best):
+            if _preference(scores, divisor, biases, e) > _preference(scores, divisor, biases, best):
                 best = e
         weight = get_f32(scores + 4 * best)
         put_i32(chosen + 4 * i, best)
         put_f32(weights + 4 * i, weight)
         kept += weight
         put_f32(scores + 4 * best, _LOWEST)
-    divisor = _ONE if sigmoid != 0 else total
     if normalise != 0:
         divisor = max(kept, _LEAST_SUM)
     # A score that is NaN makes the total NaN, and all weights with it.
@@ -96,12 +97,12 @@ def _choose(
 
 
 def _route_samples() -> Iterator[Sample]:
-    for normalise, sigmoid in product((0, 1), (0, 1)):
+    for normalise, sigmoid, biased in product((0, 1), (0, 1), (0, 1)):
         s = Sample(rows=4, width=2)
         scores, scale = s.array(s.random.integers(-3, 3, (4, 32))), s.array([1.5])
         segments, slots = s.zeros(3 * 7 + 1, np.int64), s.zeros(4 * 3 + 7 * 2, np.int32)
         choices = s.zeros(12, np.int32), s.zeros(12), s.zeros(12, np.int32)
-        biases = s.normal(7) if sigmoid else 0
+        biases = s.normal(7) if biased else 0
         yield s.arguments(scores, 128, 7, 3, normalise, scale, segments, slots, *choices, sigmoid, biases)
 
 

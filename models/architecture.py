@@ -91,6 +91,11 @@ def stated_gating(config: ModelConfig) -> Gating:
     return known[int(number)]
 
 
+def stated_expert_scale(config: ModelConfig) -> float:
+    """The factor of experts' weights that the file states, if any."""
+    return config.expert_scale or 1.0
+
+
 def _sees_all(config: ModelConfig, layer: int) -> int:
     return 0
 
@@ -164,16 +169,27 @@ class Scales:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """How the weights of a row's experts come about.
+
+    normalise: whether they add up to one, None for what the file states. scale: their factor after that.
+    """
+
+    gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
+    normalise: bool | None = True
+    scale: Factor = one
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A decoder with grouped-query attention and a feed-forward network, in each layer one after the other.
 
     Layers that the file gives no key-value heads have a short convolution in place of attention.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
-    shared experts are recognised by their tensors. gating: how experts are scored. normalise_experts: chosen
-    experts' weights add up to one. parallel: the feed-forward network reads what attention reads, instead of what
-    it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for all. attention_cap,
-    logit_cap: soft caps where the file states none.
+    shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
+    instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for
+    all. attention_cap, logit_cap: soft caps where the file states none.
     """
 
     name: str
@@ -181,8 +197,7 @@ class Architecture:
     norms: Norms = Norms()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
-    gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
-    normalise_experts: bool = True
+    experts: Experts = Experts()
     parallel: bool = False
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
     attention_cap: float = 0.0

@@ -67,10 +67,10 @@ class ModelConfig:
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
     where there is none. dense_layers, dense_feed_forward: layers before the first that has experts, and their
     width. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
-    tokens. gating: how experts are scored, as the file numbers it. rope_size: values of a head that are rotated.
-    window_rope_base: rotation base of layers with a window, where the file states it. rope_finetuned: Granite's
-    switch, whether heads are rotated at all. window, window_pattern (a period, or which layers): None where not
-    stated.
+    tokens. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. rope_size:
+    values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
+    states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
+    or which layers): None where not stated.
     """
 
     architecture: str
@@ -100,6 +100,8 @@ class ModelConfig:
     experts: int
     experts_used: int
     gating: int | None
+    normalise_experts: bool
+    expert_scale: float | None
     attention_cap: float | None
     logit_cap: float | None
 
@@ -183,6 +185,8 @@ def read_config(file: ModelFile) -> ModelConfig:
         experts=experts,
         experts_used=_experts_used(file, experts),
         gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,
+        normalise_experts=metadata.get_bool(f"{name}.expert_weights_norm", False),
+        expert_scale=_optional(file, "expert_weights_scale"),
         attention_cap=_optional(file, "attn_logit_softcapping"),
         logit_cap=_optional(file, "final_logit_softcapping"),
     )

@@ -39,8 +39,10 @@ class ExpertLayers:
         self._slot_of_choice = builder.buffer(choices, np.int32)
         self._weight_of_choice = builder.buffer(choices)
         self._expert_of_choice = builder.buffer(choices, np.int32)
-        self._one = builder.scalar(1.0)
-        self._sigmoid = recording.architecture.gating(config) is Gating.SIGMOID
+        rules = recording.architecture.experts
+        self._scale = builder.scalar(rules.scale(config))
+        self._normalise = config.normalise_experts if rules.normalise is None else rules.normalise
+        self._sigmoid = rules.gating(config) is Gating.SIGMOID
 
     def record(self, prefix: str) -> None:
         """Add experts(norm(x)) to x, and that of a shared one, which works for all rows."""
@@ -84,8 +86,8 @@ class ExpertLayers:
             self._scores.stride,
             config.experts,
             config.experts_used,
-            int(recording.architecture.normalise_experts),
-            self._one,
+            int(self._normalise),
+            self._scale,
             self._segments,
             self._row_of_slot,
             self._slot_of_choice,

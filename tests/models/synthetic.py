@@ -283,6 +283,69 @@ MODELS["lfm2moe"] = replace(
     added={**_CONVOLUTIONS, "exp_probs_b.bias": "experts"},
 )
 
+_BEHIND_DENSE = {
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 128,
+    "expert_shared_feed_forward_length": 256,
+    "leading_dense_block_count": 1,
+}
+_CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
+MODELS["glm4moe"] = Synthetic(
+    "glm4moe",
+    layers=3,
+    bias=True,
+    experts=6,
+    extra={
+        **_BEHIND_DENSE,
+        "expert_shared_count": 2,
+        "expert_weights_scale": 1.5,
+        "expert_weights_norm": True,
+        "rope.dimension_count": 32,
+    },
+    added={**_SHARED_EXPERT, **_CHOICE_BIAS, "post_attention_norm.weight": "width"},
+    dropped=("ffn_norm.weight",),
+)
+MODELS["glm4moe-355b"] = replace(MODELS["glm4moe"], head_norms=True, bias=False)
+MODELS["ernie4_5-moe"] = Synthetic(
+    "ernie4_5-moe",
+    layers=3,
+    experts=8,
+    extra={**_BEHIND_DENSE, "interleave_moe_layer_step": 1},
+    added={**_SHARED_EXPERT, **_CHOICE_BIAS},
+)
+MODELS["hunyuan-moe"] = Synthetic(
+    "hunyuan-moe",
+    feed_forward=128,
+    head_norms=True,
+    experts=8,
+    extra={"expert_used_count": 3, "expert_feed_forward_length": 128, "expert_shared_feed_forward_length": 384},
+    added=_SHARED_EXPERT,
+)
+MODELS["bailingmoe2"] = Synthetic(
+    "bailingmoe2",
+    layers=3,
+    tied=False,
+    head_norms=True,
+    experts=8,
+    extra={
+        **_BEHIND_DENSE,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 2.5,
+        "expert_gating_func": 2,
+        "rope.dimension_count": 32,
+    },
+    added={**_SHARED_EXPERT, **_CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
+    dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+)
+MODELS["qwen3vl"] = replace(
+    MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 2}
+)
+MODELS["qwen3vlmoe"] = replace(
+    MODELS["qwen3moe"],
+    architecture="qwen3vlmoe",
+    extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [12, 10, 10, 0]},
+)
+
 
 def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, **extra: Any) -> Synthetic:
     """One of the models with other metadata; "__" in a key is a dot."""
@@ -425,7 +488,9 @@ def _has(model: Synthetic, layer: int, name: str) -> bool:
         return not convolves
     if name.startswith("shortconv"):
         return convolves
-    return not name.startswith("exp_probs") or layer >= model.extra.get("leading_dense_block_count", 0)
+    return ("shexp" not in name and not name.startswith("exp_probs")) or layer >= model.extra.get(
+        "leading_dense_block_count", 0
+    )
 
 
 def _feed_forward(model: Synthetic, layer: int) -> dict[str, tuple[int, ...]]:
