@@ -305,7 +305,7 @@ MODELS["glm4moe"] = Synthetic(
     added={**_SHARED_EXPERT, **_CHOICE_BIAS, "post_attention_norm.weight": "width"},
     dropped=("ffn_norm.weight",),
 )
-MODELS["glm4moe-355b"] = replace(MODELS["glm4moe"], head_norms=True, bias=False)
+MODELS["glm4moe-355b"] = replace(MODELS["glm4moe"], experts=8, head_norms=True, bias=False)
 MODELS["ernie4_5-moe"] = Synthetic(
     "ernie4_5-moe",
     layers=3,
@@ -337,13 +337,14 @@ MODELS["bailingmoe2"] = Synthetic(
     added={**_SHARED_EXPERT, **_CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
     dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
+# Sections that leave no pair over: llama.cpp does not turn those behind three times a section.
 MODELS["qwen3vl"] = replace(
-    MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 2}
+    MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [22, 21, 21, 0], "n_deepstack_layers": 2}
 )
 MODELS["qwen3vlmoe"] = replace(
     MODELS["qwen3moe"],
     architecture="qwen3vlmoe",
-    extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [12, 10, 10, 0]},
+    extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
 
 
