@@ -13,7 +13,8 @@ from gguf_io.errors import LocalLLMError
 from models import NativeRunner
 from models.config import read_config
 from models.kv_pages import kv_bytes_per_token, stored_types
-from tests.models.synthetic import MODELS, shapes, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import shapes, write
 from tests.models.test_determinism import extend, tokens_of, whole
 
 PAGE = 16

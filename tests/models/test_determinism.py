@@ -8,7 +8,8 @@ import pytest
 
 from gguf_io import open_model
 from models import NativeRunner
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer

@@ -13,7 +13,8 @@ from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from models import NativeRunner
 from models.errors import UnsupportedModelError
-from tests.models.synthetic import MODELS, Synthetic, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import Synthetic, write
 from tests.oracle import llama_oracle
 
 SMALL = Synthetic("llama", embedding=64, feed_forward=64, heads=2, kv_heads=1, head=32, vocabulary=64)
