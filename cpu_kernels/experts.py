@@ -6,6 +6,7 @@ first lane, so that products run tile by tile with one expert's weights.
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 
@@ -30,47 +31,79 @@ _EXPERT_ROWS = 8 * (int(Step.ROWS) + int(Stage.EXPERT))
 _EXPERT_WIDTH = int(Step.WIDTH) + int(Stage.EXPERT)
 _ALL_ROWS = int(Step.ROWS)
 _LOWEST = np.float32(-3.4e38)
+_LEAST_SUM = np.float32(6.103515625e-5)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 @inner
-def _choose(scores: int, experts: int, used: int, chosen: int, weights: int, normalise: int, scale: np.float32) -> None:
-    """The `used` experts of highest score (the lower index first among equals) and their softmax weights.
-
-    The softmax runs over all experts; normalise divides by the chosen ones' sum. Scores are overwritten.
-    """
+def _weigh_all(scores: int, experts: int, sigmoid: int) -> np.float32:
+    """Turn scores into weights, by a softmax over all experts or a sigmoid of each. Returns their sum."""
     largest = _LOWEST
     for e in range(experts):
         largest = max(largest, get_f32(scores + 4 * e))
     total = _ZERO
     for e in range(experts):
-        weight = np.float32(math.exp(get_f32(scores + 4 * e) - largest))
+        score = get_f32(scores + 4 * e)
+        weight = np.float32(math.exp(score - largest))
+        if sigmoid != 0:
+            weight = _ONE / (_ONE + np.float32(math.exp(-score)))
         put_f32(scores + 4 * e, weight)
         total += weight
+    return total
+
+
+@inner
+def _preference(weights: int, total: np.float32, biases: int, expert: int) -> np.float32:
+    """What experts are chosen by: their weights, which with biases are shares of a total."""
+    weight = get_f32(weights + 4 * expert)
+    return weight / total + get_f32(biases + 4 * expert) if biases != 0 else weight
+
+
+@inner
+def _choose(
+    scores: int,
+    experts: int,
+    used: int,
+    chosen: int,
+    weights: int,
+    how: tuple[int, int, int],
+    scale: np.float32,
+) -> None:
+    """The `used` experts that are preferred (the lower index first among equals) and their weights.
+
+    how: (normalise, sigmoid, address of biases or 0); normalise divides by the chosen ones' sum. Scores are
+    overwritten.
+    """
+    normalise, sigmoid, biases = how
+    total = _weigh_all(scores, experts, sigmoid)
+    divisor = _ONE if sigmoid != 0 else total
     kept = _ZERO
     for i in range(used):
         best = 0
         for e in range(experts):
-            if get_f32(scores + 4 * e) > get_f32(scores + 4 * best):
+            if _preference(scores, divisor, biases, e) > _preference(scores, divisor, biases, best):
                 best = e
         weight = get_f32(scores + 4 * best)
         put_i32(chosen + 4 * i, best)
         put_f32(weights + 4 * i, weight)
         kept += weight
-        put_f32(scores + 4 * best, -_ONE)
+        put_f32(scores + 4 * best, _LOWEST)
+    if normalise != 0:
+        divisor = max(kept, _LEAST_SUM)
     # A score that is NaN makes the total NaN, and all weights with it.
-    divisor = kept + (total - total) if normalise != 0 else total
+    divisor += total - total
     for i in range(used):
         put_f32(weights + 4 * i, scale * get_f32(weights + 4 * i) / divisor)
 
 
 def _route_samples() -> Iterator[Sample]:
-    for normalise in (0, 1):
+    for normalise, sigmoid, biased in product((0, 1), (0, 1), (0, 1)):
         s = Sample(rows=4, width=2)
         scores, scale = s.array(s.random.integers(-3, 3, (4, 32))), s.array([1.5])
         segments, slots = s.zeros(3 * 7 + 1, np.int64), s.zeros(4 * 3 + 7 * 2, np.int32)
         choices = s.zeros(12, np.int32), s.zeros(12), s.zeros(12, np.int32)
-        yield s.arguments(scores, 128, 7, 3, normalise, scale, segments, slots, *choices)
+        biases = s.normal(7) if biased else 0
+        yield s.arguments(scores, 128, 7, 3, normalise, scale, segments, slots, *choices, sigmoid, biases)
 
 
 @kernel(_route_samples)
@@ -79,7 +112,8 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
 
     Arguments: 0 scores, 1 stride in bytes, 2 experts, 3 experts used by a row, 4 normalise, 5 address of the weights'
     scale, 6 segments (out, as cpu_kernels.matmul reads them), 7 row of a slot (out, int32, -1 for none), 8 slot of a
-    choice (out, int32 [row][used]), 9 weight of a choice (out, f32 [row][used]), 10 expert of a choice (scratch).
+    choice (out, int32 [row][used]), 9 weight of a choice (out, f32 [row][used]), 10 expert of a choice (scratch),
+    11 sigmoid: 1 for a sigmoid of each score in place of a softmax over all, 12 biases of the choice or 0.
     """
     if thread != 0:
         return
@@ -93,7 +127,7 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
             used,
             argument(op, 10) + row * used * 4,
             argument(op, 9) + row * used * 4,
-            argument(op, 4),
+            (argument(op, 4), argument(op, 11), argument(op, 12)),
             get_f32(argument(op, 5)),
         )
     slot = 0

@@ -30,6 +30,13 @@ class Activation(Enum):
     GELU_ALONE = "gelu alone"
 
 
+class Gating(Enum):
+    """What makes weights of experts' scores, numbered as files do: a softmax over all of them, or a sigmoid of each."""
+
+    SOFTMAX = 1
+    SIGMOID = 2
+
+
 def one(config: ModelConfig) -> float:
     """No factor."""
     return 1.0
@@ -72,6 +79,23 @@ def stated(config: ModelConfig, key: str, value: float | None) -> float:
     return value
 
 
+def stated_gating(config: ModelConfig) -> Gating:
+    """The gating that the file states. Raises UnsupportedModelError where it states none, or an unknown one."""
+    number = stated(config, "expert_gating_func", config.gating)
+    known = {gating.value: gating for gating in Gating}
+    if number not in known:
+        raise UnsupportedModelError(
+            f"{config.architecture}.expert_gating_func is {number}, which the native engine does not compute. "
+            f"The llama.cpp backend may: use --backend llama."
+        )
+    return known[int(number)]
+
+
+def stated_expert_scale(config: ModelConfig) -> float:
+    """The factor of experts' weights that the file states, if any."""
+    return config.expert_scale or 1.0
+
+
 def _sees_all(config: ModelConfig, layer: int) -> int:
     return 0
 
@@ -88,6 +112,10 @@ def windows(period: int, default: int = 0) -> Callable[[ModelConfig, int], int]:
         return (default if config.window is None else config.window) if slides else 0
 
     return window
+
+
+def _softmax(config: ModelConfig) -> Gating:
+    return Gating.SOFTMAX
 
 
 def _every_layer(config: ModelConfig, layer: int) -> bool:
@@ -119,13 +147,15 @@ class Norms:
     """Where a layer normalises its rows of embeddings.
 
     layer_norm: by mean and variance, with biases where the file has them; else by the root mean square. before, after:
-    what goes into a sub-layer, and what comes out of it. feed_forward: the tensor before the feed-forward network.
+    what goes into a sub-layer, and what comes out of it. feed_forward, output: the tensors before the feed-forward
+    network and before logits.
     """
 
     layer_norm: bool = False
     before: bool = True
     after: bool = False
     feed_forward: str = "ffn_norm"
+    output: str = "output_norm"
 
 
 @dataclass(frozen=True)
@@ -139,13 +169,27 @@ class Scales:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """How the weights of a row's experts come about.
+
+    normalise: whether they add up to one, None for what the file states. scale: their factor after that.
+    """
+
+    gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
+    normalise: bool | None = True
+    scale: Factor = one
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A decoder with grouped-query attention and a feed-forward network, in each layer one after the other.
 
+    Layers that the file gives no key-value heads have a short convolution in place of attention.
+
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
-    shared experts are recognised by their tensors. normalise_experts: chosen experts' weights add up to one. parallel:
-    the feed-forward network reads what attention reads, instead of what it gave. window(config, layer): tokens that a
-    row of the layer sees, its own included; 0 for all. attention_cap, logit_cap: soft caps where the file states none.
+    shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
+    instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for
+    all. attention_cap, logit_cap: soft caps where the file states none.
     """
 
     name: str
@@ -153,7 +197,7 @@ class Architecture:
     norms: Norms = Norms()
     scales: Scales = Scales()
     activation: Activation = Activation.SILU
-    normalise_experts: bool = True
+    experts: Experts = Experts()
     parallel: bool = False
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
     attention_cap: float = 0.0

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError, shortened
 from gguf_io.metadata import MetadataArray
@@ -19,9 +20,10 @@ MAX_CONTEXT = 1 << 24
 MAX_ROPE_BASE = 1e12
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
-_ROUTER = "blk.0.ffn_gate_inp.weight"
-_EXPERTS = "blk.0.ffn_up_exps.weight"
-_SHARED_EXPERT = "blk.0.ffn_up_shexp.weight"
+_CONVOLUTION, _GATING = "shortconv.l_cache", "expert_gating_func"
+_ROUTER, _EXPERTS, _SHARED_EXPERT = "ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_up_shexp.weight"
+MAX_CONVOLUTION = PAGE_TOKENS + 1
+"""A convolution reaches back by a page at most."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,12 @@ class ModelConfig:
     """Sizes in values, contexts in tokens.
 
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
-    where there is none. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers with a
-    window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window,
-    window_pattern (a period, or which layers): None where not stated.
+    where there is none. dense_layers, dense_feed_forward: layers before the first that has experts, and their
+    width. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
+    tokens. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. rope_size:
+    values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
+    states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
+    or which layers): None where not stated.
     """
 
     architecture: str
@@ -73,6 +78,10 @@ class ModelConfig:
     embedding: int
     feed_forward: int
     shared_feed_forward: int
+    dense_layers: int
+    dense_feed_forward: int
+    attends: tuple[bool, ...]
+    convolution: int
     heads: int
     kv_heads: int
     head_size: int
@@ -90,6 +99,9 @@ class ModelConfig:
     factors: StatedFactors
     experts: int
     experts_used: int
+    gating: int | None
+    normalise_experts: bool
+    expert_scale: float | None
     attention_cap: float | None
     logit_cap: float | None
 
@@ -106,7 +118,8 @@ class ModelConfig:
     @property
     def longest(self) -> int:
         """Values of the longest row that goes into a product."""
-        return max(self.embedding, self.feed_forward, self.shared_feed_forward, self.heads * self.head_size)
+        widths = self.feed_forward, self.shared_feed_forward, self.dense_feed_forward
+        return max(self.embedding, *widths, self.heads * self.head_size)
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -117,7 +130,8 @@ def read_config(file: ModelFile) -> ModelConfig:
     metadata, name = file.metadata, file.architecture
     heads = _same_in_all_layers(file, f"{name}.attention.head_count", MAX_HEADS)
     kv_key = f"{name}.attention.head_count_kv"
-    kv_heads = _same_in_all_layers(file, kv_key, MAX_HEADS) if kv_key in metadata else heads
+    layers = _layers(file)
+    kv_heads, attends = _kv_heads(file, kv_key, layers) if kv_key in metadata else (heads, (True,) * layers)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
     if heads % kv_heads:
         raise UnsupportedModelError(f"{file.path}: {kv_key}: {heads} heads cannot share {kv_heads} key-value heads.")
@@ -131,16 +145,23 @@ def read_config(file: ModelFile) -> ModelConfig:
     refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
-    experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if _ROUTER in file.tensors else 0
+    dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
+    first = f"blk.{dense_layers}."
+    experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
+    width = _same_in_all_layers(file, f"{name}.feed_forward_length", MAX_WIDTH) if dense_layers or not experts else 0
     scaling = _rope_scaling(file, context)
     return ModelConfig(
         architecture=name,
-        layers=_layers(file),
+        layers=layers,
         embedding=embedding,
-        feed_forward=_expert_width(file)
-        if experts
-        else _same_in_all_layers(file, f"{name}.feed_forward_length", MAX_WIDTH),
-        shared_feed_forward=_rows(file, _SHARED_EXPERT) if experts else 0,
+        feed_forward=_expert_width(file, first + _EXPERTS) if experts else width,
+        shared_feed_forward=_rows(file, first + _SHARED_EXPERT) if experts else 0,
+        dense_layers=dense_layers if experts else layers,
+        dense_feed_forward=width,
+        attends=attends,
+        convolution=0
+        if all(attends)
+        else metadata.get_int(f"{name}.{_CONVOLUTION}", minimum=2, maximum=MAX_CONVOLUTION),
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
@@ -163,6 +184,9 @@ def read_config(file: ModelFile) -> ModelConfig:
         ),
         experts=experts,
         experts_used=_experts_used(file, experts),
+        gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,
+        normalise_experts=metadata.get_bool(f"{name}.expert_weights_norm", False),
+        expert_scale=_optional(file, "expert_weights_scale"),
         attention_cap=_optional(file, "attn_logit_softcapping"),
         logit_cap=_optional(file, "final_logit_softcapping"),
     )
@@ -183,6 +207,21 @@ def _same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
     return only
 
 
+def _kv_heads(file: ModelFile, key: str, layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Key-value heads of the layers that have attention, and which those are: others state 0 heads."""
+    stated = file.metadata.get_list(key, int) if isinstance(file.metadata.get(key), MetadataArray) else []
+    if 0 not in stated or f"{file.architecture}.{_CONVOLUTION}" not in file.metadata:
+        return _same_in_all_layers(file, key, MAX_HEADS), (True,) * layers
+    attends = tuple(heads > 0 for heads in stated[:layers])
+    counts = set(stated[:layers]) - {0}
+    if len(attends) < layers or len(counts) != 1 or not 1 <= (only := counts.pop()) <= MAX_HEADS:
+        raise UnsupportedModelError(
+            f"{file.path}: {key} does not give each of {layers} layers either 0 heads or one number of heads that all "
+            "the others share, which the native engine needs. Use --backend llama."
+        )
+    return only, attends
+
+
 def _vocabulary(file: ModelFile) -> int:
     """Rows of the embedding, one per token. Like llama.cpp, a vocabulary of another size is refused.
 
@@ -197,12 +236,12 @@ def _vocabulary(file: ModelFile) -> int:
     return rows
 
 
-def _expert_width(file: ModelFile) -> int:
+def _expert_width(file: ModelFile, name: str) -> int:
     """Width of an expert's hidden layer, from the tensor: files state it by different keys, or not at all."""
-    tensor = file.tensors.get(_EXPERTS)
+    tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 3 or not 1 <= tensor.shape[1] <= MAX_WIDTH:
         raise UnsupportedModelError(
-            f"{file.path}: the tensor {_EXPERTS} is missing or has an unusable shape. Get another edition of the model."
+            f"{file.path}: the tensor {name} is missing or has an unusable shape. Get another edition of the model."
         )
     return tensor.shape[1]
 

@@ -7,6 +7,7 @@ from cpu_kernels.loader import release_linker
 from cpu_kernels.records import Barrier, Stage
 from models.attention_layer import AttentionLayers
 from models.buffers import Rows
+from models.convolution_layer import ConvolutionLayers
 from models.expert_layer import ExpertLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
@@ -29,11 +30,10 @@ class DecoderRecorder:
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
         self._recording = recording
         self._attention = AttentionLayers(recording, store, ropes)
-        self._feed_forward: ExpertLayers | FeedForwardLayers
-        if recording.config.experts:
-            self._feed_forward = ExpertLayers(recording)
-        else:
-            self._feed_forward = FeedForwardLayers(recording, recording.config.feed_forward)
+        config = recording.config
+        self._convolution = ConvolutionLayers(recording, store.states) if store.states else None
+        self._dense = FeedForwardLayers(recording, config.dense_feed_forward) if config.dense_layers else None
+        self._experts = ExpertLayers(recording) if config.experts else None
 
     def record(self) -> LogitsOperations:
         """Record the whole pass, from tokens to logits of the wanted rows.
@@ -43,14 +43,27 @@ class DecoderRecorder:
         loader, layers = self._recording.loader, self._recording.config.layers
         self._embed()
         for layer in range(layers):
-            self._attention.record(layer)
-            self._feed_forward.record(f"blk.{layer}.")
+            self._mixer(layer).record(layer)
+            self._feed_forward(layer).record(f"blk.{layer}.")
             loader.check_all_used(layers, layer)
             if layer == 0:  # what packs the other layers has been loaded
                 release_linker()
         logits = self._logits()
         loader.check_all_used(layers)
         return logits
+
+    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers:
+        """What lets a layer's rows see those before them."""
+        if self._convolution and not self._recording.config.attends[layer]:
+            return self._convolution
+        return self._attention
+
+    def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers:
+        """A layer's network, which works on each row alone."""
+        if self._dense and layer < self._recording.config.dense_layers:
+            return self._dense
+        assert self._experts is not None
+        return self._experts
 
     def _embed(self) -> None:
         recording, config = self._recording, self._recording.config
@@ -73,7 +86,7 @@ class DecoderRecorder:
         name = "output.weight" if recording.loader.has("output.weight") else "token_embd.weight"
         output = recording.loader.matrix(name, config.vocabulary, config.embedding)
         factor = architecture.scales.logits(config)
-        recording.norm_pack("output_norm", output.format.form, wanted=True, factor=factor)
+        recording.norm_pack(architecture.norms.output, output.format.form, wanted=True, factor=factor)
         bias = recording.bias("output.bias", config.vocabulary)
         product = recording.product(output, Rows(builder, 1, output.rows), addend=bias, last=True, stage=Stage.WANTED)
         cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap

@@ -4,6 +4,7 @@ import numpy as np
 
 from cpu_kernels import activations, experts, sums
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
+from models.architecture import Gating
 from models.buffers import Rows, packed_activations
 from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
@@ -38,7 +39,10 @@ class ExpertLayers:
         self._slot_of_choice = builder.buffer(choices, np.int32)
         self._weight_of_choice = builder.buffer(choices)
         self._expert_of_choice = builder.buffer(choices, np.int32)
-        self._one = builder.scalar(1.0)
+        rules = recording.architecture.experts
+        self._scale = builder.scalar(rules.scale(config))
+        self._normalise = config.normalise_experts if rules.normalise is None else rules.normalise
+        self._sigmoid = rules.gating(config) is Gating.SIGMOID
 
     def record(self, prefix: str) -> None:
         """Add experts(norm(x)) to x, and that of a shared one, which works for all rows."""
@@ -82,13 +86,15 @@ class ExpertLayers:
             self._scores.stride,
             config.experts,
             config.experts_used,
-            int(recording.architecture.normalise_experts),
-            self._one,
+            int(self._normalise),
+            self._scale,
             self._segments,
             self._row_of_slot,
             self._slot_of_choice,
             self._weight_of_choice,
             self._expert_of_choice,
+            int(self._sigmoid),
+            recording.bias(prefix + "exp_probs_b.bias", config.experts)[0],
             barrier=Barrier.ALWAYS,
         )
 

@@ -10,19 +10,25 @@ import heapq
 import math
 import struct
 import zlib
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, key_layout, value_layout
+from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, Plane, key_layout, value_layout
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
+from models.convolution_states import STATE_ROWS, ConvolutionStates, convolution_sizes
 from models.errors import UnsupportedModelError
 
 _TABLE_STEP = 64
 _GROUP = 8
 """Pages of a group. A longer run is a longer stream, but a first token takes a whole group."""
+
+LOST = -1
+"""The state of a sequence whose last page is to be computed again."""
 
 KVTypes = tuple[KVType, KVType]
 """How keys, and how values, are stored."""
@@ -37,8 +43,12 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
 
 
 def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
-    """Bytes that one token's keys and values take over all layers, heads padded as they are stored."""
-    return _page_bytes(config, _layouts(config, types)) // PAGE_TOKENS
+    """Bytes that one token's keys and values take over all layers, heads padded as they are stored.
+
+    Included is a token's share of what its page keeps for short convolutions.
+    """
+    sizes = convolution_sizes(config)
+    return (_page_bytes(config, _layouts(config, types)) + (sizes.page_bytes if sizes else 0)) // PAGE_TOKENS
 
 
 def _layouts(config: ModelConfig, types: KVTypes) -> tuple[PageLayout, PageLayout]:
@@ -46,7 +56,7 @@ def _layouts(config: ModelConfig, types: KVTypes) -> tuple[PageLayout, PageLayou
 
 
 def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, PageLayout]) -> int:
-    return config.layers * config.kv_heads * sum(layout.page_bytes for layout in layouts)
+    return config.attends.count(True) * config.kv_heads * sum(layout.page_bytes for layout in layouts)
 
 
 @dataclass
@@ -54,12 +64,15 @@ class Sequence:
     """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
 
     A page's place is how many pages of one head lie between the first page of a layer's head and it. written: how far
-    its last page holds values, at least length: more where the sequence was cut, or forked off a longer one.
+    its last page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the
+    position behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last
+    row was written otherwise than it should be.
     """
 
     length: int = 0
     table: NDArray[np.generic] = field(default_factory=lambda: aligned_zeros((_TABLE_STEP,), np.int32))
     written: int = 0
+    state: int = 0
     table_address: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,9 +92,11 @@ class PageStore:
         self.types = types
         layouts = _layouts(config, types)
         page_bytes = _page_bytes(config, layouts)
-        self.bytes_per_token = page_bytes // PAGE_TOKENS
-        self.total = max(1, budget_bytes // page_bytes)
-        heads = (config.layers, config.kv_heads)
+        sizes = convolution_sizes(config)
+        self.bytes_per_token = kv_bytes_per_token(config, types)
+        self.total = max(1, budget_bytes // (page_bytes + (sizes.page_bytes if sizes else 0)))
+        heads = (config.attends.count(True), config.kv_heads)
+        self._numbers_of_layers = np.cumsum(config.attends) - 1
         self._group_places = math.prod(heads) * _GROUP
         # Keys and values: [group][layer][head][page][...]
         groups = -(-self.total // _GROUP)
@@ -89,6 +104,15 @@ class PageStore:
         self._planes = [
             (pages, plane) for pages, layout in zip(self._pages, layouts, strict=True) for plane in layout.planes
         ]
+        self.states: ConvolutionStates | None = None
+        if sizes:
+            self.states = states = ConvolutionStates(config, sizes, groups, _GROUP, self._group_places)
+            self._pages += (states.pages, states.tokens)
+            self._planes.append((states.tokens, Plane(0, np.int32, (PAGE_TOKENS,), (0,))))
+        self._token_bytes = sum(
+            math.prod((*pages.shape[1:3], *plane.token_shape)) * np.dtype(plane.dtype).itemsize
+            for pages, plane in self._planes
+        )
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
@@ -105,13 +129,14 @@ class PageStore:
     @property
     def head_bytes(self) -> tuple[int, int]:
         """Bytes from one head's pages of keys, and of values, to the next's."""
-        keys, values = self._pages
+        keys, values = self._pages[:2]
         return keys.strides[2], values.strides[2]
 
     def addresses(self, layer: int) -> tuple[int, int]:
         """Addresses of page 0 of a layer's keys and values."""
-        keys, values = self._pages
-        return keys[0, layer].ctypes.data, values[0, layer].ctypes.data
+        number = self._numbers_of_layers[layer]
+        keys, values = self._pages[:2]
+        return keys[0, number].ctypes.data, values[0, number].ctypes.data
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Pages that appending tokens takes: new ones, and a copy of a shared last page."""
@@ -139,7 +164,7 @@ class PageStore:
         for index in range(sequence.pages, end):
             sequence.table[index] = self._place(self._take())
         sequence.length += tokens
-        sequence.written = sequence.length
+        sequence.written = sequence.state = sequence.length
 
     def fork(self, source: Sequence, length: int) -> Sequence:
         """A sequence of the first `length` tokens that shares the source's pages."""
@@ -147,7 +172,8 @@ class PageStore:
         table = aligned_zeros((pages + _TABLE_STEP,), np.int32)
         table[:pages] = source.table[:pages]
         self._references[self._numbers(table[:pages])] += 1
-        return Sequence(length, table, min(pages * PAGE_TOKENS, source.written))
+        end = pages * PAGE_TOKENS
+        return Sequence(length, table, min(end, source.written), min(end, source.state))
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget positions from `length` on and give their pages back."""
@@ -156,6 +182,39 @@ class PageStore:
             self._drop(self._number(sequence, index))
         sequence.length = length
         sequence.written = min(keep * PAGE_TOKENS, sequence.written)
+        sequence.state = min(keep * PAGE_TOKENS, sequence.state)
+
+    def computed(self, sequence: Sequence) -> int:
+        """Positions that its next rows can follow: all, or those before the last page where its state is lost."""
+        length = sequence.length
+        if self.states is None or sequence.state == length:
+            return length
+        return (length if sequence.state != LOST else max(0, length - 1)) // PAGE_TOKENS * PAGE_TOKENS
+
+    def take_back(self, sequence: Sequence, row: int) -> None:
+        """Have a sequence, cut behind row `row` of the latest step, go on from the state after that row."""
+        last = sequence.pages - 1
+        if self.states is None or row >= STATE_ROWS or not sequence.length % PAGE_TOKENS:
+            return
+        if self._last_is_shared(sequence):
+            return
+        page = divmod(self._number(sequence, last), _GROUP)
+        self.states.take_back(row, sequence.length - 1, *page)
+        sequence.state = sequence.length
+
+    def note_tokens(self, sequence: Sequence, start: int, tokens: Ordered[int]) -> None:
+        """Note the ids of positions from `start` on, whose pages exist."""
+        assert self.states is not None
+        for page, first, last in _pages_of(start, start + len(tokens)):
+            ids = self.states.page_tokens(*divmod(self._number(sequence, page), _GROUP))
+            base = page * PAGE_TOKENS
+            ids[first - base : last - base] = tokens[first - start : last - start]
+
+    def tokens(self, sequence: Sequence, start: int, stop: int) -> list[int]:
+        """The ids of positions start..stop-1, of one page that begins at `start`."""
+        assert self.states is not None
+        ids = self.states.page_tokens(*divmod(self._number(sequence, start // PAGE_TOKENS), _GROUP))
+        return [int(token) for token in ids[: stop - start]]
 
     def _clear(self, sequence: Sequence, first: int) -> None:
         """Zero what the last page holds from position `first` on.
@@ -170,7 +229,8 @@ class PageStore:
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
         """Keys and values of positions start..stop-1 as bytes, checksum first.
 
-        For each plane of pages of keys, then of values: [layer][head][token][what a token has].
+        For each plane of pages of keys, of values, and of token ids where there are short convolutions:
+        [layer][head][token][what a token has]. Then, for each page that ends among the positions, the rows it keeps.
         """
         group, slot = np.divmod(self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), _GROUP)
         cut = slice(start % PAGE_TOKENS, start % PAGE_TOKENS + stop - start)
@@ -178,12 +238,17 @@ class PageStore:
             plane.tokens(np.moveaxis(pages[group, :, :, slot], 0, 2))[:, :, cut].tobytes()
             for pages, plane in self._planes
         )
+        if self.states:
+            full = range(start // PAGE_TOKENS, stop // PAGE_TOKENS)
+            payload += b"".join(self.states.read(int(group[i]), int(slot[i])) for i in range(len(full)))
         return struct.pack("<I", zlib.crc32(payload)) + payload
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes) -> None:
         """Store what `read` gave at positions start..stop-1, whose pages exist. Raises ValueError if it is damaged."""
         payload = memoryview(data)[4:]
-        expected = (stop - start) * self.bytes_per_token
+        full = range(start // PAGE_TOKENS, stop // PAGE_TOKENS)
+        state_bytes = self.states.sizes.layers * self.states.sizes.layer_bytes if self.states else 0
+        expected = (stop - start) * self._token_bytes + len(full) * state_bytes
         if len(payload) != expected or struct.unpack_from("<I", data)[0] != zlib.crc32(payload):
             raise ValueError(f"stored KV of {stop - start} tokens is damaged or has the wrong size")
         at = 0
@@ -191,11 +256,14 @@ class PageStore:
             shape = (*pages.shape[1:3], stop - start, *plane.token_shape)
             tokens = np.frombuffer(payload, plane.dtype, math.prod(shape), at).reshape(shape)
             at += tokens.nbytes
-            for page in range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)):
-                first = page * PAGE_TOKENS
-                low, high = max(start, first), min(stop, first + PAGE_TOKENS)
-                slots = np.arange(low - first, high - first)
+            for page, low, high in _pages_of(start, stop):
+                slots = np.arange(low, high) - page * PAGE_TOKENS
                 plane.put(_page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start])
+        if self.states:
+            for page in full:
+                state, at = payload[at : at + state_bytes], at + state_bytes
+                self.states.write(*divmod(self._number(sequence, page), _GROUP), state)
+            sequence.state = full.stop * PAGE_TOKENS
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise RuntimeError unless reference counts and free pages are exactly what these sequences account for."""
@@ -241,6 +309,12 @@ class PageStore:
         self._references[page] -= 1
         if self._references[page] == 0:
             heapq.heappush(self._free_again, page)
+
+
+def _pages_of(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The pages of positions start..stop-1, each with the first and the end of those in it."""
+    for page in range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)):
+        yield page, max(start, page * PAGE_TOKENS), min(stop, (page + 1) * PAGE_TOKENS)
 
 
 def _page(pages: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:

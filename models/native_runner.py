@@ -22,7 +22,7 @@ from gguf_io.runner_info import RunnerInfo
 from models.architecture import Architecture
 from models.config import read_config
 from models.decoder import DecoderRecorder
-from models.kv_pages import PageStore, Sequence, stored_types
+from models.kv_pages import LOST, PageStore, Sequence, stored_types
 from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
@@ -68,6 +68,7 @@ class NativeRunner:
         types = stored_types(config, kv_types)
         self._store = PageStore(config, kv_bytes, types)
         self._sequences: dict[int, Sequence] = {}
+        self._latest: dict[int, tuple[int, int, int]] = {}  # by sequence, of the latest step: first row, start, stop
         self._next_handle = 0
         self.info = RunnerInfo(
             backend="native",
@@ -157,9 +158,13 @@ class NativeRunner:
         if not 0 <= length <= target.length:
             raise ValueError(f"cannot cut a sequence of {target.length} tokens to {length}")
         self._store.truncate(target, length)
+        first, start, stop = self._latest.get(sequence, (0, 0, 0))
+        if start < length < stop:
+            self._store.take_back(target, first + length - 1 - start)
 
     def free_sequence(self, sequence: int) -> None:
         """Give the handle and the pages that no other sequence shares back."""
+        self._latest.pop(sequence, None)
         self._store.truncate(self._sequences.pop(sequence), 0)
 
     def sequence_length(self, sequence: int) -> int:
@@ -170,19 +175,50 @@ class NativeRunner:
         self, tokens: Ordered[int], positions: Ordered[int], sequences: Ordered[int], wanted: Ordered[int]
     ) -> NDArray[np.float32]:
         """Append rows to sequences and return float32[len(wanted), vocab_size], valid until the next call."""
-        rows = len(tokens)
         segments = self._check_rows(tokens, positions, sequences, wanted)
-        for handle, _, count in segments:
-            self._store.append(self._sequences[handle], count)
+        begun: list[tuple[Sequence, int, int]] = []
+        self._latest.clear()
+        for handle, first, count in segments:
+            sequence = self._sequences[handle]
+            start, computed = sequence.length, self._store.computed(sequence)
+            self._store.append(sequence, count)
+            if self._store.states:
+                self._store.note_tokens(sequence, start, tokens[first : first + count])
+                self._latest[handle] = first, start, sequence.length
+            if computed < start:
+                begun.append((sequence, computed, start))
+        for at in range(0, len(begun), MAX_ROWS // PAGE_TOKENS):
+            self._compute_again(begun[at : at + MAX_ROWS // PAGE_TOKENS])
+        return self._compute(tokens, positions, [(self._sequences[one], at, n) for one, at, n in segments], wanted)
+
+    def _compute_again(self, begun: list[tuple[Sequence, int, int]]) -> None:
+        """Compute positions start..stop-1, of one page, of each of some sequences; they have the values already."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments = []
+        for sequence, start, stop in begun:
+            segments.append((sequence, len(tokens), stop - start))
+            tokens += self._store.tokens(sequence, start, stop)
+            positions += range(start, stop)
+        self._compute(tokens, positions, segments, ())
+
+    def _compute(
+        self,
+        tokens: Ordered[int],
+        positions: Ordered[int],
+        segments: list[tuple[Sequence, int, int]],
+        wanted: Ordered[int],
+    ) -> NDArray[np.float32]:
+        """Compute rows whose pages exist; segments are (sequence, first row, rows). Returns what `run` returns."""
+        rows = len(tokens)
         self._tokens[:rows] = tokens
         self._positions[:rows] = positions
         self._wanted[: len(wanted)] = wanted
-        for index, (handle, first, count) in enumerate(segments):
-            sequence = self._sequences[handle]
+        for index, (sequence, first, count) in enumerate(segments):
             table = sequence.table_address
             self._row_tables[first : first + count] = table
             at = index * _SEGMENT_FIELDS
-            self._segments[at : at + _SEGMENT_FIELDS] = (first, count, sequence.length - count, table)
+            self._segments[at : at + _SEGMENT_FIELDS] = (first, count, positions[first], table)
         step = self._step
         step[Step.SEGMENT_COUNT] = len(segments)
         self._ropes.cover([(positions[first], positions[first + count - 1]) for _, first, count in segments], step)
@@ -193,12 +229,14 @@ class NativeRunner:
             self._reserve_logits(len(wanted))
         if self._config.experts:
             set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
-        self._share_attention(segments)
+        self._share_attention([(count, positions[first] + count) for _, first, count in segments])
         self._program.run(self._team, self._step_address)
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
 
     def last_step(self) -> RecordedStep:
         """The latest `run`, to be measured; valid until the next call that changes a sequence."""
+        for handle in self._latest:
+            self._sequences[handle].state = LOST  # a repeated row is no longer preceded by the rows before it
         return RecordedStep(self._program, self._team, self._step)
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
@@ -215,6 +253,7 @@ class NativeRunner:
             raise ValueError(f"cannot import positions {start}..{stop} after {target.length}")
         if self._store.needed(target, stop - start) > self._store.free:
             raise ValueError(f"no pages left for {stop - start} tokens")
+        self._latest.pop(sequence, None)
         self._store.append(target, stop - start)
         try:
             self._store.write(target, start, stop, data)
@@ -277,15 +316,14 @@ class NativeRunner:
         average = rows * self._config.experts_used / self._config.experts
         return next((width for width in TILE_WIDTHS[1:] if width >= average), TILE_WIDTHS[-1])
 
-    def _share_attention(self, segments: list[tuple[int, int, int]]) -> None:
-        """Have a step of few tiles shared out by spans, and make room for their results."""
+    def _share_attention(self, segments: list[tuple[int, int]]) -> None:
+        """Have a step of few tiles shared out by spans, and make room for their results. segments: (rows, length)."""
         heads, group, padded_head = self._config.kv_heads, self._config.group, self._config.padded_head
-        tiles = [heads * attention.tiles_of(count, group) for _, _, count in segments]
+        tiles = [heads * attention.tiles_of(count, group) for count, _ in segments]
         self._step[Step.PARTS] = 0
         if self._threads == 1 or sum(tiles) >= TILES_A_THREAD * self._threads:
             return
-        lengths = [self._sequences[handle].length for handle, _, _ in segments]
-        spans = sum(count * attention.spans_of(length) for count, length in zip(tiles, lengths, strict=True))
+        spans = sum(count * attention.spans_of(length) for count, (_, length) in zip(tiles, segments, strict=True))
         room = attention.parts_bytes(spans, padded_head)
         if room > len(self._parts):
             self._parts = aligned_zeros((2 * room,), np.uint8)

@@ -71,9 +71,9 @@ class Recording:
             stage=Stage.WANTED if wanted else Stage.ALL,
         )
 
-    def pack(self, rows: Rows, k: int, form: Form) -> None:
-        """Pack rows of k values as they are."""
-        arguments = (rows.address, 4 * k, 0, k, int(form), self.packed, self.epsilon, 0)
+    def pack(self, rows: Rows, k: int, form: Form, *, stride: int | None = None) -> None:
+        """Pack rows of k values as they are. stride: bytes from row to row, those of k values unless stated."""
+        arguments = (rows.address, 4 * k if stride is None else stride, 0, k, int(form), self.packed, self.epsilon, 0)
         self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
 
     def product(

@@ -13,8 +13,10 @@ from models.errors import UnsupportedModelError
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "expert_group_count": (0, 1),
+    "interleave_moe_layer_step": (1,),
 }
 _SECTIONS = "rope.dimension_sections"
+_SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe")
 _DEEP_IMAGES = "deepstack_mapping"
 _LOCAL_SIZES = {
     "attention.key_length_swa": "attention.key_length",
@@ -36,7 +38,9 @@ def refuse_unread(file: ModelFile) -> None:
         value = metadata.get(f"{name}.{key}")
         if value is not None and value != metadata.get(f"{name}.{other}", value):
             raise _refusal(file, f"{name}.{key} is {value} and differs from {other}")
-    if any(_integers(file, _SECTIONS)):
+    # Of text the first three parts of a position are the same, and the fourth is 0.
+    sections = _integers(file, _SECTIONS)
+    if any(sections[3:] if name in _SAME_IN_TEXT else sections):
         raise _refusal(file, f"{name}.{_SECTIONS} makes positions of several dimensions")
     if any(layer >= 0 for layer in _integers(file, _DEEP_IMAGES)):
         raise _refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")

@@ -55,6 +55,9 @@ class ModelWork:
 
 
 def windows(file: ModelFile) -> tuple[float, ...]:
-    """For each layer, how many tokens a row looks back: infinity, or the width of a sliding window."""
+    """For each layer, how many tokens a row looks back: infinity, or the width of a window or of a convolution."""
     config, architecture = read_config(file), find_architecture(file.architecture)
-    return tuple(float(architecture.window(config, layer) or "inf") for layer in range(config.layers))
+    return tuple(
+        float(architecture.window(config, layer) or "inf") if attends else float(config.convolution)
+        for layer, attends in enumerate(config.attends)
+    )

@@ -21,7 +21,15 @@ def scores_with_ties() -> np.ndarray:
 class Routed:
     """What route leaves for some scores."""
 
-    def __init__(self, scores: np.ndarray, normalise: bool = False, scale: float = 1.0, used: int = USED) -> None:
+    def __init__(
+        self,
+        scores: np.ndarray,
+        normalise: bool = False,
+        scale: float = 1.0,
+        used: int = USED,
+        sigmoid: bool = False,
+        biases: np.ndarray | None = None,
+    ) -> None:
         rows = len(scores)
         padded = np.zeros((rows, 32), np.float32)
         padded[:, :EXPERTS] = scores
@@ -30,7 +38,8 @@ class Routed:
         self.weights, factor = aligned(rows * used, np.float32), np.array([scale], np.float32)
         self.step = record(Step.SIZE, {int(Step.ROWS): rows, int(Step.WIDTH) + int(Stage.EXPERT): WIDTH})
         out = map(address, (self.segments, self.rows, self.slots, self.weights, self.experts))
-        op = operation(address(padded), 128, EXPERTS, used, int(normalise), address(factor), *out)
+        how = (int(sigmoid), 0 if biases is None else address(biases))
+        op = operation(address(padded), 128, EXPERTS, used, int(normalise), address(factor), *out, *how)
         run_on_threads(experts.route, op, self.step, 5)
         self.weights, self.slots, self.experts = (
             each.reshape(rows, used) for each in (self.weights, self.slots, self.experts)
@@ -49,6 +58,25 @@ def test_the_best_experts_are_chosen_and_the_first_of_equals(normalise: bool) ->
     if normalise:
         expected /= expected.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(routed.weights, 2.5 * expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_biases_take_part_in_the_choice_alone(sigmoid: bool, normalise: bool) -> None:
+    random = np.random.default_rng(3)
+    scores = random.standard_normal((ROWS, EXPERTS)).astype(np.float32)
+    biases = aligned(EXPERTS, np.float32)
+    biases[:] = 0.3 * random.standard_normal(EXPERTS)
+    routed = Routed(scores, normalise, sigmoid=sigmoid, biases=biases)
+    wide = np.exp(scores.astype(np.float64))
+    weights = wide / (1 + wide) if sigmoid else wide / wide.sum(axis=1, keepdims=True)
+    best = np.argsort(-(weights + biases), axis=1)[:, :USED]
+    assert (best != np.argsort(-weights, axis=1)[:, :USED]).any()
+    np.testing.assert_array_equal(routed.experts, best)
+    expected = np.take_along_axis(weights, best, axis=1)
+    if normalise:
+        expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(routed.weights, expected, rtol=1e-6)
 
 
 def test_slots_stand_by_expert_and_then_by_row_in_whole_tiles() -> None:

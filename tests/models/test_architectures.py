@@ -7,7 +7,8 @@ import pytest
 
 from gguf_io import open_model
 from models import NativeRunner
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]

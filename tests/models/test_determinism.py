@@ -8,12 +8,27 @@ import pytest
 
 from gguf_io import open_model
 from models import NativeRunner
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer
-# norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases.
-NAMES = ("llama", "qwen3", "gemma2", "mixtral", "olmo2", "hunyuan-dense", "phi2", "qwen2moe", "gpt-oss")
+# norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
+# convolutions, lfm2moe experts that a bias helps to choose.
+NAMES = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "mixtral",
+    "olmo2",
+    "hunyuan-dense",
+    "phi2",
+    "qwen2moe",
+    "gpt-oss",
+    "lfm2",
+    "lfm2-odd",
+    "lfm2moe",
+)
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))
 CASES = (

@@ -7,7 +7,8 @@ import pytest
 
 from gguf_io import open_model
 from models import NativeRunner
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 TOKENS = [5, 17, 3, 250, 99, 7, 8, 9, 10, 11, 12, 13]
 CUT = 5

@@ -11,7 +11,8 @@ from gguf_io import load_tokenizer, open_model
 from localllm.quality.perplexity import perplexity, split_chunks
 from models import NativeRunner
 from models.errors import UnsupportedModelError
-from tests.models.synthetic import MODELS, Synthetic, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import Synthetic, write
 from tests.oracle import llama_oracle
 
 BYTES = {"f16": 2 * 64, "q8_0": 64 + 2 * 2}  # of a key or value of a head of 64

@@ -10,7 +10,8 @@ from cpu_kernels.recorded_step import OperationKind
 from gguf_io import open_model
 from models import NativeRunner
 from models.weights import padded
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])

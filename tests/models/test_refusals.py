@@ -13,7 +13,8 @@ from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from models import NativeRunner
 from models.errors import UnsupportedModelError
-from tests.models.synthetic import MODELS, Synthetic, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import Synthetic, write
 from tests.oracle import llama_oracle
 
 SMALL = Synthetic("llama", embedding=64, feed_forward=64, heads=2, kv_heads=1, head=32, vocabulary=64)
@@ -52,6 +53,7 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     [
         ("attention.causal", False),
         ("expert_group_count", 4),
+        ("interleave_moe_layer_step", 2),
         ("attention.key_length_swa", 64),
         ("rope.dimension_sections", [8, 4, 4, 0]),
         ("deepstack_mapping", [-1, 0]),
@@ -60,6 +62,12 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
 def test_metadata_that_changes_what_is_computed(key: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"llama\.{key}.* does not compute that"):
         load(replace(SMALL, extra={key: value}), tmp_path / "model.gguf")
+
+
+def test_a_fourth_part_of_positions(tmp_path: Path) -> None:
+    model = replace(MODELS["qwen3vl"], extra={"rope.dimension_sections": [20, 20, 20, 4]})
+    with pytest.raises(UnsupportedModelError, match=r"qwen3vl\.rope\.dimension_sections makes positions of several"):
+        load(model, tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("missing", ["attn_q_norm", "attn_k_norm"])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.main import main
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 
 @pytest.fixture

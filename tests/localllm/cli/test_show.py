@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from localllm.cli.main import main
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 TEMPLATE = "{{ messages[0].content }}\x1b[2J"
 

@@ -13,7 +13,8 @@ from localllm.engine.backends import choose_backend, for_draft, native_kv_bytes,
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 from tests.oracle import llama_oracle
 
 GPU = Device("CUDA0", "A fast GPU", "CUDA", DeviceKind.GPU, 2**33, 2**33)

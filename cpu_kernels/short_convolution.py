@@ -1,0 +1,109 @@
+"""Gated short convolutions: a row's value is gated, added up with those of the few rows before it, and gated again.
+
+What a row adds, bx = b * x, is needed by the next K - 1 rows of its sequence. Each page of tokens keeps the last K - 1
+rows written to it, a row of position p in slot p % (K - 1). So whoever continues a sequence finds what came before in
+its last page and the one before that, and every full page holds all that a sequence needs to go on behind it.
+
+Threads share out columns, which know nothing of each other: a row is added up in one order wherever its predecessors
+lie, in this step or in pages.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import kernel
+from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.records import Step, argument, field, share
+from cpu_kernels.self_check import Sample
+from cpu_kernels.simd.arithmetic import fma, mul_f32
+from cpu_kernels.simd.vectors import get_i32, load_f32, store_f32
+
+_SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
+_SEGMENT_BYTES = 4 * 8
+
+
+@inner
+def _slot(op: int, table: int, position: int) -> int:
+    """Where the page of a position keeps its row."""
+    place, group_places = get_i32(table + position // PAGE_TOKENS * 4), argument(op, 9)
+    page = argument(op, 6) + place // group_places * argument(op, 8) + place % group_places * argument(op, 7)
+    return page + position % (argument(op, 4) - 1) * argument(op, 2)
+
+
+@inner
+def _copy(source: int, target: int, first: int, last: int) -> None:
+    for v in range(first, last):
+        store_f32(target + v * 64, load_f32(source + v * 64))
+
+
+@inner
+def _row_before(op: int, segment: int, index: int, back: int) -> int:
+    """Where bx lies of `back` rows before row `index` of a segment: beside the row itself, or in a page."""
+    if back <= index:
+        return argument(op, 0) + (field(segment, 0) + index - back) * argument(op, 1) + 2 * argument(op, 2)
+    return _slot(op, field(segment, 3), field(segment, 2) + index - back)
+
+
+@inner
+def _convolve(op: int, segment: int, index: int, first: int, last: int) -> None:
+    """Compute vectors first..last-1 of a row: bx in place of x, and the gated sum in place of b."""
+    part, reach, width = argument(op, 2), argument(op, 4), argument(op, 5) * 64
+    b = argument(op, 0) + (field(segment, 0) + index) * argument(op, 1)
+    c, x = b + part, b + 2 * part
+    weight = argument(op, 3) + (reach - 1) * width
+    for v in range(first, last):
+        bx = mul_f32(load_f32(b + v * 64), load_f32(x + v * 64))
+        store_f32(x + v * 64, bx)
+        store_f32(b + v * 64, mul_f32(load_f32(weight + v * 64), bx))
+    for back in range(1, min(reach, field(segment, 2) + index + 1)):
+        before, weight = _row_before(op, segment, index, back), argument(op, 3) + (reach - 1 - back) * width
+        for v in range(first, last):
+            total = fma(load_f32(weight + v * 64), load_f32(before + v * 64), load_f32(b + v * 64))
+            store_f32(b + v * 64, total)
+    for v in range(first, last):
+        store_f32(b + v * 64, mul_f32(load_f32(c + v * 64), load_f32(b + v * 64)))
+
+
+@inner
+def _keep(op: int, segment: int, index: int, first: int, last: int) -> None:
+    """Keep what rows behind this one may need: in its page, and the state after it among those of the step."""
+    count, position, kept = field(segment, 1), field(segment, 2) + index, argument(op, 4) - 1
+    row = field(segment, 0) + index
+    if index < count - 1 and row < argument(op, 11):
+        state = argument(op, 10) + row * kept * argument(op, 2)
+        for back in range(min(kept, position + 1)):
+            place = state + (position - back) % kept * argument(op, 2)
+            _copy(_row_before(op, segment, index, back), place, first, last)
+    if index >= count - kept or position % PAGE_TOKENS >= PAGE_TOKENS - kept:
+        _copy(_row_before(op, segment, index, 0), _slot(op, field(segment, 3), position), first, last)
+
+
+def _samples() -> Iterator[Sample]:
+    for reach, start, rows in ((3, 0, 5), (3, 14, 5), (4, 17, 1), (2, 31, 2)):
+        s = Sample(rows=rows)
+        table = s.array([1, 0, 3], np.int32)
+        s.step({Step.SEGMENTS: s.array([0, rows, start, table], np.int64), Step.SEGMENT_COUNT: 1})
+        page, width = (reach - 1) * 128, 32
+        pages, states = s.normal(2, 2, (reach - 1) * width), s.zeros(3 * (reach - 1) * width)
+        places = (pages, page, 2 * page, 2)
+        yield s.arguments(s.normal(rows, 3, width), 384, 128, s.normal(reach, width), reach, 2, *places, states, 3)
+
+
+@kernel(_samples)
+def short_convolution(op: int, step: int, thread: int, threads: int) -> None:
+    """Convolve all rows, each segment's in order.
+
+    Arguments: 0 rows of b, c and x, which become the result, c, and bx, 1 stride in bytes, 2 bytes from b to c and from
+    c to x, which is a row's width, 3 weights [K][width], the oldest row's first, 4 K, 5 vectors of a row, 6 the layer's
+    pages, 7 bytes of a page, 8 bytes from one group of pages to the next, 9 places that a group takes in a sequence's
+    table, 10 states after each row (out) [row][K - 1][width], 11 rows whose states are kept.
+    """
+    vectors = argument(op, 5)
+    first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
+    for number in range(field(step, _SEGMENT_COUNT)):
+        segment = field(step, _SEGMENTS) + number * _SEGMENT_BYTES
+        for index in range(field(segment, 1)):
+            _convolve(op, segment, index, first, last)
+            _keep(op, segment, index, first, last)

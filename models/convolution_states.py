@@ -1,0 +1,93 @@
+"""What short convolutions need of the rows before: kept in the pages of tokens, so that it is shared as they are.
+
+A page holds the last rows of each layer's convolution that were written to it (cpu_kernels.short_convolution), and its
+token ids. A full page is thus a snapshot, and a sequence that is continued where its last page was written last goes on
+at once. Anywhere else in a page, such as in a fork, its rows are computed once more from the page's first token on, of
+which the page knows the ids: less than a page.
+
+A sequence that is cut within the latest step, as when drafted tokens are rejected, takes the state after its last row
+from those that the step left behind, and computes nothing again.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
+from models.config import ModelConfig
+from models.weights import padded
+
+STATE_ROWS = 64
+"""Rows of a step whose states are kept for cuts. Steps that draft are shorter; of others, the rest computes again."""
+
+
+@dataclass(frozen=True)
+class ConvolutionSizes:
+    """Layers that convolve, rows of each that a page keeps, and values of a row with padding."""
+
+    layers: int
+    rows: int
+    width: int
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a page for one layer."""
+        return 4 * self.rows * self.width
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page for all layers and its token ids."""
+        return self.layers * self.layer_bytes + 4 * PAGE_TOKENS
+
+
+def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
+    """None for a model without short convolutions."""
+    layers = config.attends.count(False)
+    return ConvolutionSizes(layers, config.convolution - 1, padded(config.embedding)) if layers else None
+
+
+class ConvolutionStates:
+    """Pages of rows and of token ids, and the states after the rows of the latest step.
+
+    pages: uint8 [group][layer][1][page of the group][bytes], as pages of keys are; tokens likewise, for all layers.
+    group_places: what a group takes in a sequence's table.
+    """
+
+    def __init__(
+        self, config: ModelConfig, sizes: ConvolutionSizes, groups: int, group: int, group_places: int
+    ) -> None:
+        self.sizes, self.group_places = sizes, group_places
+        self.pages = zeros_from_the_front((groups, sizes.layers, 1, group, sizes.layer_bytes))
+        self.tokens = zeros_from_the_front((groups, 1, 1, group, 4 * PAGE_TOKENS))
+        self._numbers = {layer: i for i, layer in enumerate(np.flatnonzero(np.logical_not(config.attends)).tolist())}
+        self._latest = aligned_zeros((sizes.layers, STATE_ROWS, sizes.rows, sizes.width), np.float32)
+
+    def arguments(self, layer: int) -> tuple[int, ...]:
+        """Arguments 6 to 11 of cpu_kernels.short_convolution for a layer."""
+        number = self._numbers[layer]
+        pages = self.pages[0, number].ctypes.data
+        bytes_apart = (self.sizes.layer_bytes, self.pages.strides[0])
+        return pages, *bytes_apart, self.group_places, self._latest[number].ctypes.data, STATE_ROWS
+
+    def read(self, group: int, slot: int) -> bytes:
+        """The rows that a page keeps."""
+        return self.pages[group, :, 0, slot].tobytes()
+
+    def write(self, group: int, slot: int, data: memoryview) -> None:
+        """Set them."""
+        page = self.pages[group, :, 0, slot]
+        page[...] = np.frombuffer(data, np.uint8).reshape(page.shape)
+
+    def take_back(self, row: int, position: int, group: int, slot: int) -> None:
+        """Give a page the rows that it had after row `row` of the latest step, which was that of `position`."""
+        page = self.pages[group, :, 0, slot].view(np.float32).reshape(-1, self.sizes.rows, self.sizes.width)
+        for back in range(min(self.sizes.rows, position % PAGE_TOKENS + 1)):
+            place = (position - back) % self.sizes.rows
+            page[:, place] = self._latest[:, row, place]
+
+    def page_tokens(self, group: int, slot: int) -> NDArray[np.int32]:
+        """A page's token ids, to be read or written."""
+        ids: NDArray[np.int32] = self.tokens[group, 0, 0, slot].view(np.int32)
+        return ids
