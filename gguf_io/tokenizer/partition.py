@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 # isspace() of the C locale.
 _SPACE = " \t\n\v\f\r"
@@ -28,13 +28,20 @@ class Partition:
         firsts = "".join(map(re.escape, {text[0] for text in tokens}))
         self._first = re.compile(f"[{firsts}]") if firsts else None
 
-    def split(self, text: str, literal: Sequence[tuple[int, int]] = ()) -> Iterator[int | str]:
+    def split(
+        self,
+        text: str,
+        literal: Sequence[tuple[int, int]] = (),
+        checkpoint: Callable[[], object] = lambda: None,
+    ) -> Iterator[int | str]:
         """Token ids and the non-empty stretches of text around them, in order.
 
-        literal: disjoint ascending ranges of the text in which nothing is a token.
+        literal: disjoint ascending ranges of the text in which nothing is a token. checkpoint: called for each token
+        that is found and again for each that is given; what it raises ends the work.
         """
         position = 0
-        for start, end, token in self._spans(text, literal):
+        for start, end, token in self._spans(text, literal, checkpoint):
+            checkpoint()
             if position < start:
                 yield text[position:start]
             if token is not None:
@@ -53,14 +60,18 @@ class Partition:
                 covered.append((start, start + length))
         return covered
 
-    def _spans(self, text: str, literal: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int | None]]:
+    def _spans(
+        self, text: str, literal: Sequence[tuple[int, int]], checkpoint: Callable[[], object]
+    ) -> Iterator[tuple[int, int, int | None]]:
         """Disjoint (start, end, token) in order; token None is swallowed space."""
         begin = 0
         for start, end in (*literal, (len(text), len(text))):
-            yield from sorted(self._spans_between(text, begin, start))
+            yield from sorted(self._spans_between(text, begin, start, checkpoint))
             begin = end
 
-    def _spans_between(self, text: str, begin: int, end: int) -> Iterator[tuple[int, int, int | None]]:
+    def _spans_between(
+        self, text: str, begin: int, end: int, checkpoint: Callable[[], object]
+    ) -> Iterator[tuple[int, int, int | None]]:
         """The spans of a stretch of text that tokens may not reach out of.
 
         A token is taken unless a longer one, or one before it of its length, has taken some of its characters. These
@@ -68,11 +79,13 @@ class Partition:
         """
         places: dict[int, list[int]] = defaultdict(list)
         for start, length in self._longest(text, begin, end):
+            checkpoint()
             places[length].append(start)
         taken = bytearray(end - begin)
         while places:
             length = max(places)
             for start in sorted(places.pop(length)):
+                checkpoint()
                 stop = start + length
                 if taken[start - begin]:
                     continue

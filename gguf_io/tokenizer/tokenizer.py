@@ -1,6 +1,6 @@
 """Text to token ids and back, as the model's file defines it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -59,19 +59,20 @@ class Tokenizer:
         add_special: bool = True,
         parse_special: bool = False,
         literal: Sequence[tuple[int, int]] = (),
+        checkpoint: Callable[[], object] = lambda: None,
     ) -> list[int]:
         """Token ids of a text.
 
         add_special: begin and end with the tokens that the model wants there, such as BOS. parse_special: read
         "<|im_end|>" and the like as tokens; without it they are text, as whatever a user wrote must be. Tokens that
         the file calls user-defined are found either way, but no token of either kind within the `literal` ranges of
-        the text, which ascend and are disjoint. Lone surrogates count as U+FFFD. TokenizerError where the text or the
-        vocabulary cannot be encoded.
+        the text, which ascend and are disjoint. Lone surrogates count as U+FFFD. checkpoint: called at each special
+        token; what it raises ends the work. TokenizerError where the text or the vocabulary cannot be encoded.
         """
         partition = self._all_special if parse_special else self._user_defined
         ids: list[int] = []
         after_special = True
-        for part in partition.split(_without_surrogates(text), literal):
+        for part in partition.split(_without_surrogates(text), literal, checkpoint):
             if isinstance(part, int):
                 ids.append(part)
             else:

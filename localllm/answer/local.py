@@ -161,6 +161,7 @@ class LocalModel:
             adapters=request.adapters,
             keep=self._behaviour.keep if request.keep is None else request.keep,
             namespace=request.namespace,
+            client=request.client,
         )
 
     def _stop(self, request: AnswerRequest) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class AnswerRequest:
     sampling: parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only
         these are sent to a remote server.
     stop: stop strings; None for the model's own.
-    adapters, keep, background, namespace: see GenerationRequest.
+    adapters, keep, background, namespace, client: see GenerationRequest.
     persist_from: prompts of at least this many tokens may be written to the disk cache.
     """
 
@@ -59,6 +59,7 @@ class AnswerRequest:
     background: bool = False
     persist_from: int = 0
     namespace: str = ""
+    client: str = ""
 
     @property
     def goes_on(self) -> bool:

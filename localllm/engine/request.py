@@ -112,7 +112,8 @@ class GenerationRequest:
     Requests of one namespace share keys and values of known prefixes with each other only. images: the rows of the
     prompt's images, by the first id of each; a window with images never rolls. keep: how many first tokens of the
     prompt stay in a window that rolls, as far as they take less than half of it; a negative number is all of them, None
-    the engine's default.
+    the engine's default. client: whose request it is; clients take turns in the queue. "" is one that asks for
+    nothing else.
     """
 
     prompt: tuple[int, ...]
@@ -133,6 +134,7 @@ class GenerationRequest:
     images: "Mapping[int, ImageRows]" = field(default_factory=dict)
     namespace: str = ""
     keep: int | None = None
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,13 @@ TURN_PER_PREFILL = 4
 class Scheduler:
     """Admits requests, and plans steps. The engine's thread is the only caller.
 
-    First come, first served within a priority; background requests come last. Where requests wait that do not fit
-    beside the running ones, these take turns: one that has run for TURN_S, and has a new token, goes to the end of the
-    queue, so that answers without end do not keep others waiting. Its KV goes to the prefix cache, from where it goes
-    on for free. Only where memory is short may it be evicted; then turns are longer than computing it again takes, so
-    that most of the time is spent on new tokens. The batch stays full, so that turns cost no throughput.
+    First come, first served within a priority; background requests come last. What one client asks for at once goes
+    into one round of the queue after another, so that others wait for one of its requests and not for all of them
+    (start-time fair queueing). Where requests wait that do not fit beside the running ones, these take turns: one that
+    has run for TURN_S, and has a new token, goes to the end of the queue, so that answers without end do not keep
+    others waiting. Its KV goes to the prefix cache, from where it goes on for free. Only where memory is short may it
+    be evicted; then turns are longer than computing it again takes, so that most of the time is spent on new tokens.
+    The batch stays full, so that turns cost no throughput.
     """
 
     def __init__(self, runner: Runner, kv: KVManager, max_running: int, draft_model: DraftModel | None) -> None:
@@ -33,7 +35,8 @@ class Scheduler:
         self._kv = kv
         self._max_running = max_running
         self._arrivals = count()
-        self._order: dict[Generation, tuple[bool, int, int]] = {}
+        self._order: dict[Generation, tuple[bool, int, int, int]] = {}
+        self._round = 0  # the latest that a generation was admitted from
         self._admitted: dict[Generation, tuple[float, int]] = {}  # when, and how many tokens it had generated
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
@@ -44,9 +47,11 @@ class Scheduler:
         self.preemptions = 0
 
     def add(self, generation: Generation) -> None:
-        """Put a new generation into the queue, or one whose turn is over at the end of its priority's."""
+        """Put a new generation into the queue, or one whose turn is over behind all others."""
         request = generation.request
-        self._order[generation] = (request.background, request.priority, next(self._arrivals))
+        rounds = [order[2] for other, order in self._order.items() if other.request.client == request.client != ""]
+        place = max([self._round, *rounds]) + 1
+        self._order[generation] = (request.background, request.priority, place, next(self._arrivals))
         insort(self.waiting, generation, key=self._order.__getitem__)
 
     def remove(self, generation: Generation) -> None:
@@ -101,6 +106,7 @@ class Scheduler:
             self.waiting.remove(generation)
             insort(self.running, generation, key=self._order.__getitem__)
             self._admitted[generation] = time.monotonic(), generation.generated
+            self._round = max(self._round, self._order[generation][2])
         if waiting and not self.running:
             waiting[0].fail(OutOfMemoryError("Cached chats fill the KV memory, and a background request evicts none."))
 

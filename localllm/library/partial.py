@@ -160,6 +160,12 @@ class PartialFile:
         ]
 
 
+def remove_leftovers(folder: Path, key: str) -> None:
+    """Remove what a download left that was killed after its file had moved to its place. The caller holds its lock."""
+    for suffix in (".part", ".json"):
+        (folder / f"{key}{suffix}").unlink(missing_ok=True)
+
+
 def read_note(path: Path) -> dict[str, Any]:
     """The content of a note; empty for one that is missing or damaged, which only costs downloading again."""
     try:

@@ -22,7 +22,7 @@ from localllm.library.lookup import BUILT_IN_NAMES, built_in_model, find, name_o
 from localllm.library.manifest import Layer, Manifest, blob_name, model_file_names
 from localllm.library.names import HUGGING_FACE_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
-from localllm.library.partial import PartialFile, bytes_noted
+from localllm.library.partial import PartialFile, bytes_noted, remove_leftovers
 from localllm.library.places import own_store
 from localllm.library.plan import PullPlan, RemoteFile
 from localllm.library.stores import stored_models
@@ -160,6 +160,7 @@ class _Pull:
         self._acquire(lock, file)
         try:
             if file.digest is not None and self._is_here(name):
+                remove_leftovers(self.store.partial, file.key)
                 return file.digest
             return self._download(file, name)
         finally:

@@ -1,6 +1,7 @@
 """Routes of protocols: bodies are JSON whatever their content type, since `curl -d` sends a form's."""
 
 import json
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -13,12 +14,16 @@ from localllm.server.limits import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON
 # Larger bodies are parsed on another thread, so that they do not block the event loop.
 INLINE_BYTES = 64 * 1024
 
+# A string, or what has its beginning and no end; in linear time whatever comes.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
 _SHOULD_BE = "Input should be "
 _TOO_DEEP = f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels"
 
 
 def parse_json(body: bytes) -> Any:
     """Parse strict JSON in UTF-8, of bounded depth and size. Raises ValueError saying what is wrong."""
+    _check_size(body)
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except _NoConstantError:
@@ -31,24 +36,31 @@ def parse_json(body: bytes) -> Any:
         raise ValueError("the body holds a number of too many digits") from error
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
-    _check_shape(parsed)
+    _check_depth(parsed)
     return parsed
 
 
-def _check_shape(parsed: Any) -> None:
-    """Raise ValueError for a body that is nested too deeply, or has too many values or containers."""
-    level, values, containers = [parsed], 1, 0
+def _check_size(body: bytes) -> None:
+    """Raise ValueError for a body of too many values or containers, before they are made: parsing blocks all threads.
+
+    Brackets and commas within strings do not count.
+    """
+    if body.count(b"[") + body.count(b"{") > MAX_JSON_CONTAINERS or body.count(b",") > MAX_JSON_VALUES:
+        body = _STRING.sub(b"", body)
+    containers = body.count(b"[") + body.count(b"{")
+    if containers > MAX_JSON_CONTAINERS or body.count(b",") + containers > MAX_JSON_VALUES:
+        raise ValueError(
+            f"the JSON has more than {MAX_JSON_VALUES:,} values, or {MAX_JSON_CONTAINERS:,} lists and objects"
+        )
+
+
+def _check_depth(parsed: Any) -> None:
+    """Raise ValueError for a body that is nested too deeply."""
+    level = [parsed]
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [node for node in level if isinstance(node, dict | list)]
+        level = [child for node in level if isinstance(node, dict | list) for child in _children(node)]
         if not level:
             return
-        values += sum(map(len, level))
-        containers += len(level)
-        if values > MAX_JSON_VALUES or containers > MAX_JSON_CONTAINERS:
-            raise ValueError(
-                f"the JSON has more than {MAX_JSON_VALUES:,} values, or {MAX_JSON_CONTAINERS:,} lists and objects"
-            )
-        level = [child for node in level for child in _children(node)]
     raise ValueError(_TOO_DEEP)
 
 

@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Annotated, Any, cast
 
 from anyio import to_thread
@@ -109,6 +110,7 @@ class Service:
         self.models = models
         self.metrics = metrics
         self._admitted = 0
+        self._numbers = count(1)
 
     @contextlib.contextmanager
     def admit(self) -> Iterator[None]:
@@ -163,9 +165,12 @@ class Service:
     ) -> AsyncIterator[Run]:
         """Load the model, prepare the requests on other threads and submit them; cancel them at the end.
 
-        choices: answers to each request. Errors of loading, preparing and submitting are raised before any event.
+        Each HTTP request is a client of the engine's queue, or each user where users have keys. choices: answers to
+        each request. Errors of loading, preparing and submitting are raised before any event.
         """
         began = time.monotonic()
+        number = f"request {next(self._numbers)}"
+        requests = [replace(request, client=request.namespace or number) for request in requests]
         for request in requests:
             check_images(request.messages)
         async with self.lease(name, keep_alive_s, listener) as lease:

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
+from anyio import to_thread
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -33,6 +35,20 @@ async def connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         gone.cancel()
         if not task.done():
             await _end(task)
+
+
+async def interruptible(work: Callable[[Callable[[], None]], T]) -> T:
+    """Do work on another thread. It is given a function to call now and then, which ends it once nobody awaits it."""
+    left = threading.Event()
+
+    def checkpoint() -> None:
+        if left.is_set():
+            raise ClientGoneError
+
+    try:
+        return await to_thread.run_sync(work, checkpoint)
+    finally:
+        left.set()
 
 
 async def _disconnected(request: Request) -> None:

@@ -290,3 +290,22 @@ def test_damaged_files_are_an_error_that_names_the_field(tmp_path, options, erro
         tokenizer = load_tokenizer(path)
         tokenizer.encode("text")
         tokenizer.decode(range(tokenizer.vocab_size))
+
+
+class _EnoughError(Exception):
+    """Nobody waits for the tokens any more."""
+
+
+@pytest.mark.parametrize("calls", [1, 50, 250])
+def test_a_checkpoint_ends_the_work(tmp_path, calls):
+    tokenizer = load_tokenizer(write_pieces(tmp_path / "pieces.gguf"))
+    made = []
+
+    def checkpoint():
+        made.append(None)
+        if len(made) == calls:
+            raise _EnoughError
+
+    with pytest.raises(_EnoughError):
+        tokenizer.encode("<a>x" * 100, parse_special=True, checkpoint=checkpoint)
+    assert len(made) == calls

@@ -1,6 +1,6 @@
 """Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /infill and /rerank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from anyio import to_thread
@@ -29,7 +29,7 @@ from localllm.server.errors import ApiError, kind_of, known, message_of, status_
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
 from localllm.server.service import Run, Service, ServiceDep
-from localllm.server.streams import connected
+from localllm.server.streams import connected, interruptible
 from localllm.server.wire import SSE, sse, usage
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 501: "not_supported_error", 503: "unavailable_error"}
@@ -149,13 +149,17 @@ async def _tokenize(body: TokenizeBody, service: Service) -> Object:
     async with service.lease(body.model) as lease:
         tokenizer = lease.model.tokenizer
 
-        def work() -> Object:
-            ids = tokenizer.encode(body.content, add_special=body.add_special, parse_special=body.parse_special)
+        def work(checkpoint: Callable[[], None]) -> Object:
+            ids = tokenizer.encode(body.content, body.add_special, body.parse_special, checkpoint=checkpoint)
             if not body.with_pieces:
                 return {"tokens": ids}
-            return {"tokens": [{"id": token, "piece": _piece(tokenizer.token_bytes(token))} for token in ids]}
+            pieces = []
+            for token in ids:
+                checkpoint()
+                pieces.append({"id": token, "piece": _piece(tokenizer.token_bytes(token))})
+            return {"tokens": pieces}
 
-        return await to_thread.run_sync(work)
+        return await interruptible(work)
 
 
 async def _detokenize(body: DetokenizeBody, service: Service) -> Object:

@@ -1,7 +1,9 @@
 import contextlib
+import gzip
 import hashlib
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,6 +283,25 @@ def test_manifests_that_are_none(server: ModelServer, home: Path, manifest: byte
     for name in (f"{server.host}/library/x", "hf.co/user/x"):
         with pytest.raises(LibraryError):
             pull(name, SETTINGS)
+    assert stored(home) == {}
+
+
+def test_what_a_registry_packs_is_not_unpacked(server: ModelServer, home: Path) -> None:
+    def packed(_path: str, answer: Answer) -> None:
+        answer.headers["Content-Encoding"] = "gzip"
+
+    server.faults.append(packed)
+    bomb = gzip.compress(b'{"layers": [' + bytes(100 << 20))
+    for path in ("/v2/library/x/manifests/latest", "/api/models/user/x"):
+        server.routes[path] = bomb
+    tracemalloc.start()
+    try:
+        for name in (f"{server.host}/library/x", "hf.co/user/x"):
+            with pytest.raises(LibraryError):
+                pull(name, SETTINGS)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
     assert stored(home) == {}
 
 

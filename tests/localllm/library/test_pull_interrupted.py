@@ -94,6 +94,33 @@ def test_a_pull_that_is_killed_again_and_again_ends_with_the_right_file(
     assert [path for path in partial.iterdir() if path.suffix in (".part", ".json")] == []
 
 
+KILLED_AFTER_THE_MOVE = """
+import os, signal
+from pathlib import Path
+import localllm.library.partial as partial
+def killed(folder):
+    if folder.name == "blobs" and any(folder.glob("sha256-*")):
+        os.kill(os.getpid(), signal.SIGKILL)
+partial.sync_folder = killed
+"""
+
+
+def test_a_kill_right_after_a_file_moved_to_its_place_leaves_nothing(
+    server: ModelServer, home: Path, big_gguf: bytes, children: Nursery
+) -> None:
+    server.add_ollama("library/big", "latest", {"model": big_gguf})
+    name = f"{server.host}/library/big"
+    process = children.start(KILLED_AFTER_THE_MOVE + SCRIPT, [name])
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    partial = home / ".local/share/localllm/models/partial"
+    assert len(list(partial.glob("*.json"))) == 1
+    process = children.start(SCRIPT, [name])
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert [path for path in partial.iterdir() if path.suffix in (".part", ".json")] == []
+
+
 def test_a_killed_pull_goes_on_where_it_was(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
     server.faults.append(slowly)
     server.add_ollama("library/big", "latest", {"model": big_gguf})

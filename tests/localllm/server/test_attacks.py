@@ -163,6 +163,14 @@ def test_hostile_options_are_400(server: Any, options: dict[str, Any]) -> None:
     assert answer.status_code == 400, answer.text
 
 
+@pytest.mark.parametrize(
+    "name", ["169.254.169.254/a/b", "127.0.0.1:1/a/b", "http://127.0.0.1:1/x.gguf", "evil.example/a/b"]
+)
+def test_requests_pull_from_known_registries_only(server: Any, name: str) -> None:
+    answer = post(server, "/api/pull", json={"model": name, "stream": False})
+    assert answer.status_code == 400 and "evil" not in answer.json()["error"]
+
+
 def test_no_request_brings_a_template_or_its_arguments(server: Any) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
     plain = post(server, "/v1/chat/completions", json=body).json()["choices"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 from localllm.errors import QueueFullError
 from localllm.remote.connection import RemoteError
+from localllm.server.errors import ClientGoneError
 from localllm.server.service import Service
+from localllm.server.streams import interruptible
 from tests.waiting import PATIENCE_S
 
 
@@ -73,3 +76,34 @@ def test_a_refusal_elsewhere_ends_the_others() -> None:
         asyncio.run(submission(engine, "hello", "again"))
     assert all(stream.cancelled.is_set() for stream in engine.streams)
     assert len(engine.streams) == 2
+
+
+def test_work_that_nobody_awaits_any_more_ends() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(checkpoint: Callable[[], None]) -> None:
+        begun.set()
+        try:
+            while True:
+                checkpoint()
+        except ClientGoneError:
+            ended.set()
+            raise
+
+    async def leave() -> None:
+        task = asyncio.create_task(interruptible(work))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(ended.wait, PATIENCE_S)
+
+    asyncio.run(leave())
+
+
+def test_work_that_is_awaited_is_done() -> None:
+    def work(checkpoint: Callable[[], None]) -> int:
+        checkpoint()
+        return 7
+
+    assert asyncio.run(interruptible(work)) == 7

@@ -69,6 +69,25 @@ def test_bodies_are_bounded_in_values(item: str) -> None:
         parse_json(b"[" + b",".join([item.encode()] * 2_100_000) + b"]")
 
 
+@pytest.mark.parametrize("item", ["[1]", "{}", "[[[1]]]"])
+def test_too_many_lists_are_refused_before_they_are_made(item: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("json.loads", lambda *_, **__: pytest.fail("the body was parsed"))
+    with pytest.raises(ValueError, match="more than"):
+        parse_json(f"[{','.join([item] * 200_000)}]".encode())
+
+
+@pytest.mark.parametrize("text", ["[" * 1_000_000, "{," * 1_500_000, '\\"[' * 300_000, "\\\\[" * 300_000])
+def test_brackets_and_commas_in_strings_are_text(text: str) -> None:
+    assert parse_json(f'{{"prompt": "{text}", "n": [1]}}'.encode())["n"] == [1]
+
+
+@pytest.mark.parametrize("piece", ['\\"[', '"[', '"\\[', '\\\\"['])
+@pytest.mark.parametrize("end", ["", "\\", '"', "["])
+def test_strings_that_do_not_end_are_refused_in_linear_time(piece: str, end: str) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        parse_json(f'["{piece * 1_000_000}{end}'.encode())
+
+
 @pytest.mark.parametrize("model", [CompletionBody, EmbeddingsBody])
 @pytest.mark.parametrize("item", ['"a"', "[1]", "1.5", "{}"])
 def test_lists_of_many_wrong_items_are_refused_at_the_first(model: type[BaseModel], item: str) -> None:
