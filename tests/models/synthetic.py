@@ -15,7 +15,8 @@ class Synthetic:
     """Sizes of a model to write.
 
     extra: further metadata, keys without the architecture's prefix. added: shapes of each layer's further tensors, by
-    names of sizes (see `shapes`). dropped: those that its layers do not have. beside: shapes of tensors of no layer.
+    names of sizes (see `shapes`). dropped: those that its layers do not have, or with `blk.N.` those that one does not
+    have. beside: shapes of tensors of no layer.
     """
 
     architecture: str
@@ -62,6 +63,7 @@ _SHARED_EXPERT = {
 _NORMS_OF_ALL_HEADS = {"attn_q_norm.weight": "queries", "attn_k_norm.weight": "keys"}
 _OUTPUT_BIASES = {"attn_output.bias": "width", "ffn_up.bias": "inner", "ffn_down.bias": "width"}
 _NORMS_BEFORE = ("attn_norm.weight", "ffn_norm.weight")
+_KINDS = 2  # of tokens, in encoders
 
 MODELS: dict[str, Synthetic] = {
     "llama": Synthetic("llama", tied=False, extra={"rope.dimension_count": 64}),
@@ -311,6 +313,8 @@ def write(
             bool: writer.add_bool,
         }[type(value)]
         add(f"{name}.{key}", value)
+    if "token_types.weight" in model.beside:
+        writer.add_token_type_count(_KINDS)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
         writer.add_tensor(tensor, _values(tensor, shape, random) if values is None else values[tensor])
@@ -354,7 +358,8 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
         block |= _feed_forward(model)
         block |= {name: _shape(model, text) for name, text in model.added.items()}
         tensors |= {f"blk.{layer}.{name}": shape for name, shape in block.items() if name not in model.dropped}
-    return tensors | {name: _shape(model, text) for name, text in model.beside.items()}
+    tensors |= {name: _shape(model, text) for name, text in model.beside.items()}
+    return {name: shape for name, shape in tensors.items() if name not in model.dropped}
 
 
 def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
@@ -372,6 +377,9 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "heads": model.heads,
         "experts": model.experts,
         "vocabulary": model.vocabulary,
+        "context": model.context,
+        "kinds": _KINDS,
+        "one": 1,
     }
     return tuple(sizes[name] for name in text.split(", "))
 

@@ -1,0 +1,85 @@
+"""Small GGUF files of every architecture whose states are pooled."""
+
+from dataclasses import replace
+from typing import Any
+
+import gguf
+
+from tests.models.synthetic import MODELS, Synthetic
+
+_SEES_ALL: dict[str, Any] = {"attention.causal": False}
+_BIASES = {f"{name}.bias": "width" for name in ("attn_output", "attn_output_norm", "ffn_down", "layer_output_norm")}
+_POST_NORM = {
+    **{f"{name}.weight": "width" for name in ("attn_output_norm", "layer_output_norm")},
+    "attn_output_norm.bias": "width",
+    "layer_output_norm.bias": "width",
+}
+_UNUSED = ("attn_norm.weight", "ffn_norm.weight", "output_norm.weight")
+_EMBEDDING_NORM = {"token_embd_norm.weight": "width", "token_embd_norm.bias": "width"}
+
+_BERT = Synthetic(
+    "bert",
+    layer_norm=True,
+    bias=True,
+    kv_heads=4,
+    context=512,
+    extra=_SEES_ALL,
+    added={**_POST_NORM, **_BIASES, "ffn_up.bias": "inner"},
+    dropped=(*_UNUSED, "ffn_gate.weight"),
+    beside={**_EMBEDDING_NORM, "token_types.weight": "kinds, width", "position_embd.weight": "context, width"},
+)
+_NOMIC = Synthetic(
+    "nomic-bert",
+    layer_norm=True,
+    kv_heads=4,
+    extra={**_SEES_ALL, "rope.freq_base": 1000.0},
+    added={**_POST_NORM, "attn_qkv.weight": "fused, width"},
+    dropped=(*_UNUSED, "attn_q.weight", "attn_k.weight", "attn_v.weight"),
+    beside={**_EMBEDDING_NORM, "token_types.weight": "kinds, width"},
+)
+_MODERN = Synthetic(
+    "modern-bert",
+    layers=4,
+    layer_norm=True,
+    kv_heads=4,
+    extra={**_SEES_ALL, "attention.sliding_window": 40, "rope.freq_base": 160_000.0, "vocab_size": 320},
+    added={"attn_qkv.weight": "fused, width", "ffn_up.weight": "both inner, width"},
+    dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "blk.0.attn_norm.weight"),
+    beside={"token_embd_norm.weight": "width"},
+)
+_HEAD = {"cls.weight": "width, width", "cls.bias": "width", "cls.output.weight": "one, width", "cls.output.bias": "one"}
+
+
+def _pooled(model: Synthetic, pooling: gguf.PoolingType, **changes: Any) -> Synthetic:
+    return replace(model, extra={**model.extra, "pooling_type": int(pooling)}, **changes)
+
+
+ENCODERS: dict[str, Synthetic] = {
+    "bert": _pooled(_BERT, gguf.PoolingType.MEAN),
+    # The shape of all-MiniLM: heads of 32, and sizes that are no multiples of 256.
+    "bert-small-heads": _pooled(
+        _BERT, gguf.PoolingType.CLS, embedding=96, feed_forward=160, heads=3, kv_heads=3, head=32
+    ),
+    "nomic-bert": _pooled(_NOMIC, gguf.PoolingType.MEAN),
+    "modern-bert": _pooled(_MODERN, gguf.PoolingType.CLS),
+    "gemma-embedding": _pooled(replace(MODELS["gemma3"], architecture="gemma-embedding"), gguf.PoolingType.MEAN),
+    "gemma-embedding-dense": _pooled(
+        replace(MODELS["gemma3"], architecture="gemma-embedding", layers=2),
+        gguf.PoolingType.MEAN,
+        beside={"dense_2.weight": "both inner, width", "dense_3.weight": "width, both inner"},
+    ),
+    "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.LAST),
+    "qwen2-sees-all": _pooled(
+        replace(MODELS["qwen2"], extra={**MODELS["qwen2"].extra, **_SEES_ALL}), gguf.PoolingType.MEAN
+    ),
+}
+"""By a name of its own; models with a vector a text."""
+
+RERANKERS: dict[str, Synthetic] = {
+    "bert": _pooled(_BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, **_HEAD}),
+    "bert-without-inner": _pooled(
+        _BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, "cls.output.weight": "one, width"}
+    ),
+    "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.RANK, beside={"cls.output.weight": "kinds, width"}),
+}
+"""Models with a score a text."""
