@@ -119,9 +119,9 @@ class Norms:
     """Where a layer normalises its rows of embeddings.
 
     layer_norm: by mean and variance, with biases where the file has them; else by the root mean square. before, after:
-    what goes into a sub-layer, and what comes out of it. first: whether the first layer's attention must have one before it.
-    sums: the rows themselves, once what a sub-layer found was added to them. feed_forward: the tensor before the
-    feed-forward network; attention_sum, feed_forward_sum: those of sums.
+    what goes into a sub-layer, and what comes out of it. first: whether the first layer's attention must have one
+    before it. sums: the rows themselves, once what a sub-layer found was added to them. feed_forward: the tensor before
+    the feed-forward network; attention_sum, feed_forward_sum: those of sums.
     """
 
     layer_norm: bool = False

@@ -5,10 +5,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from gpu_offload.embedder import LlamaEmbedder
 
 from gguf_io.model_file import open_model
 from gpu_offload import loading
-from gpu_offload.embedder import LlamaEmbedder
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.options import LlamaOptions
 from tests.oracle import llama_oracle

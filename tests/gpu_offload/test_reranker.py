@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+from gpu_offload.embedder import LlamaEmbedder
+from gpu_offload.reranker import LlamaReranker, is_reranker
 
 from gguf_io import load_tokenizer
 from gguf_io.model_file import open_model
 from gpu_offload import loading
-from gpu_offload.embedder import LlamaEmbedder
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.options import LlamaOptions
-from gpu_offload.reranker import LlamaReranker, is_reranker
 from tests.gpu_offload.reranker_files import RERANK_TEMPLATE, bert_reranker, score
 from tests.oracle import llama_oracle
 

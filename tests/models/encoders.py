@@ -1,6 +1,8 @@
 """Small GGUF files of every architecture whose states are pooled."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -8,7 +10,7 @@ import gguf
 from tests.models.synthetic import MODELS, Synthetic
 
 _SEES_ALL: dict[str, Any] = {"attention.causal": False}
-_BIASES = {f"{name}.bias": "width" for name in ("attn_output", "attn_output_norm", "ffn_down", "layer_output_norm")}
+_BIASES = {"attn_output.bias": "width", "ffn_down.bias": "width", "ffn_up.bias": "inner"}
 _POST_NORM = {
     **{f"{name}.weight": "width" for name in ("attn_output_norm", "layer_output_norm")},
     "attn_output_norm.bias": "width",
@@ -24,7 +26,7 @@ _BERT = Synthetic(
     kv_heads=4,
     context=512,
     extra=_SEES_ALL,
-    added={**_POST_NORM, **_BIASES, "ffn_up.bias": "inner"},
+    added={**_POST_NORM, **_BIASES},
     dropped=(*_UNUSED, "ffn_gate.weight"),
     beside={**_EMBEDDING_NORM, "token_types.weight": "kinds, width", "position_embd.weight": "context, width"},
 )
@@ -50,8 +52,10 @@ _MODERN = Synthetic(
 _HEAD = {"cls.weight": "width, width", "cls.bias": "width", "cls.output.weight": "one, width", "cls.output.bias": "one"}
 
 
-def _pooled(model: Synthetic, pooling: gguf.PoolingType, **changes: Any) -> Synthetic:
-    return replace(model, extra={**model.extra, "pooling_type": int(pooling)}, **changes)
+def _pooled(
+    model: Synthetic, pooling: gguf.PoolingType, more: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> Synthetic:
+    return replace(model, extra={**model.extra, "pooling_type": int(pooling), **more}, **changes)
 
 
 ENCODERS: dict[str, Synthetic] = {
@@ -63,11 +67,6 @@ ENCODERS: dict[str, Synthetic] = {
     "nomic-bert": _pooled(_NOMIC, gguf.PoolingType.MEAN),
     "modern-bert": _pooled(_MODERN, gguf.PoolingType.CLS),
     "gemma-embedding": _pooled(replace(MODELS["gemma3"], architecture="gemma-embedding"), gguf.PoolingType.MEAN),
-    "gemma-embedding-dense": _pooled(
-        replace(MODELS["gemma3"], architecture="gemma-embedding", layers=2),
-        gguf.PoolingType.MEAN,
-        beside={"dense_2.weight": "both inner, width", "dense_3.weight": "width, both inner"},
-    ),
     "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.LAST),
     "qwen2-sees-all": _pooled(
         replace(MODELS["qwen2"], extra={**MODELS["qwen2"].extra, **_SEES_ALL}), gguf.PoolingType.MEAN
@@ -80,6 +79,11 @@ RERANKERS: dict[str, Synthetic] = {
     "bert-without-inner": _pooled(
         _BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, "cls.output.weight": "one, width"}
     ),
-    "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.RANK, beside={"cls.output.weight": "kinds, width"}),
+    "qwen3": _pooled(
+        MODELS["qwen3"],
+        gguf.PoolingType.RANK,
+        beside={"cls.output.weight": "kinds, width"},
+        more={"classifier.output_labels": ["yes", "no"]},
+    ),
 }
 """Models with a score a text."""

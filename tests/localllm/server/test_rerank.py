@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from gpu_offload.reranker import LlamaReranker
 
 from gguf_io import load_tokenizer, open_model
 from gpu_offload.options import LlamaOptions
-from gpu_offload.reranker import LlamaReranker
 from tests.gpu_offload.reranker_files import bert_reranker
 from tests.oracle import llama_oracle
 from tests.waiting import PATIENCE_S
