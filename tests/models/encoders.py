@@ -28,7 +28,7 @@ _BERT = Synthetic(
     extra=_SEES_ALL,
     added={**_POST_NORM, **_BIASES},
     dropped=(*_UNUSED, "ffn_gate.weight"),
-    beside={**_EMBEDDING_NORM, "token_types.weight": "kinds, width", "position_embd.weight": "context, width"},
+    beside={**_EMBEDDING_NORM, "token_types.weight": "2, width", "position_embd.weight": "512, width"},
 )
 _NOMIC = Synthetic(
     "nomic-bert",
@@ -37,7 +37,7 @@ _NOMIC = Synthetic(
     extra={**_SEES_ALL, "rope.freq_base": 1000.0},
     added={**_POST_NORM, "attn_qkv.weight": "fused, width"},
     dropped=(*_UNUSED, "attn_q.weight", "attn_k.weight", "attn_v.weight"),
-    beside={**_EMBEDDING_NORM, "token_types.weight": "kinds, width"},
+    beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
 )
 _MODERN = Synthetic(
     "modern-bert",
@@ -49,7 +49,7 @@ _MODERN = Synthetic(
     dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "blk.0.attn_norm.weight"),
     beside={"token_embd_norm.weight": "width"},
 )
-_HEAD = {"cls.weight": "width, width", "cls.bias": "width", "cls.output.weight": "one, width", "cls.output.bias": "one"}
+_HEAD = {"cls.weight": "width, width", "cls.bias": "width", "cls.output.weight": "1, width", "cls.output.bias": "1"}
 
 
 def _pooled(
@@ -77,12 +77,12 @@ ENCODERS: dict[str, Synthetic] = {
 RERANKERS: dict[str, Synthetic] = {
     "bert": _pooled(_BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, **_HEAD}),
     "bert-without-inner": _pooled(
-        _BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, "cls.output.weight": "one, width"}
+        _BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, "cls.output.weight": "1, width"}
     ),
     "qwen3": _pooled(
         MODELS["qwen3"],
         gguf.PoolingType.RANK,
-        beside={"cls.output.weight": "kinds, width"},
+        beside={"cls.output.weight": "2, width"},
         more={"classifier.output_labels": ["yes", "no"]},
     ),
 }

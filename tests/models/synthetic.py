@@ -15,8 +15,7 @@ class Synthetic:
     """Sizes of a model to write.
 
     extra: further metadata, keys without the architecture's prefix. added: shapes of each layer's further tensors, by
-    names of sizes (see `shapes`). dropped: those that its layers do not have, or with `blk.N.` those that one does not
-    have. beside: shapes of tensors of no layer.
+    numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.) do not have. beside: of no layer.
     """
 
     architecture: str
@@ -63,7 +62,6 @@ _SHARED_EXPERT = {
 _NORMS_OF_ALL_HEADS = {"attn_q_norm.weight": "queries", "attn_k_norm.weight": "keys"}
 _OUTPUT_BIASES = {"attn_output.bias": "width", "ffn_up.bias": "inner", "ffn_down.bias": "width"}
 _NORMS_BEFORE = ("attn_norm.weight", "ffn_norm.weight")
-_KINDS = 2  # of tokens, in encoders
 
 MODELS: dict[str, Synthetic] = {
     "llama": Synthetic("llama", tied=False, extra={"rope.dimension_count": 64}),
@@ -302,8 +300,7 @@ def write(
         f"attention.layer_norm_{'' if model.layer_norm else 'rms_'}epsilon": 1e-5,
         "rope.freq_base": 10_000.0,
     }
-    if model.experts:
-        metadata["expert_count"] = model.experts
+    metadata |= {"expert_count": model.experts} if model.experts else {}
     for key, value in {**metadata, **model.extra}.items():
         add: Any = {
             list: writer.add_array,
@@ -313,8 +310,7 @@ def write(
             bool: writer.add_bool,
         }[type(value)]
         add(f"{name}.{key}", value)
-    if "token_types.weight" in model.beside:
-        writer.add_token_type_count(_KINDS)
+    writer.add_token_type_count(2)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
         writer.add_tensor(tensor, _values(tensor, shape, random) if values is None else values[tensor])
@@ -358,30 +354,26 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
         block |= _feed_forward(model)
         block |= {name: _shape(model, text) for name, text in model.added.items()}
         tensors |= {f"blk.{layer}.{name}": shape for name, shape in block.items() if name not in model.dropped}
-    tensors |= {name: _shape(model, text) for name, text in model.beside.items()}
-    return {name: shape for name, shape in tensors.items() if name not in model.dropped}
+    beside = {name: _shape(model, text) for name, text in model.beside.items()}
+    return {name: shape for name, shape in (tensors | beside).items() if name not in model.dropped}
 
 
 def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
     """A shape from the names of its sizes."""
     queries, keys = model.heads * model.head, model.kv_heads * model.head
-    inner = model.inner
     sizes = {
         "width": model.embedding,
         "queries": queries,
         "keys": keys,
         "fused": queries + 2 * keys,
-        "inner": inner,
-        "both inner": 2 * inner,
+        "inner": model.inner,
+        "both inner": 2 * model.inner,
         "shared": model.extra.get("expert_shared_feed_forward_length", 0),
         "heads": model.heads,
         "experts": model.experts,
         "vocabulary": model.vocabulary,
-        "context": model.context,
-        "kinds": _KINDS,
-        "one": 1,
     }
-    return tuple(sizes[name] for name in text.split(", "))
+    return tuple(int(name) if name.isdigit() else sizes[name] for name in text.split(", "))
 
 
 def _feed_forward(model: Synthetic) -> dict[str, tuple[int, ...]]:
