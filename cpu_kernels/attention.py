@@ -81,6 +81,12 @@ def _first_span(position: int, window: int) -> int:
 
 
 @inner
+def _end(segment: int, first: int, count: int, ahead: int) -> int:
+    """The position behind the last one that some of a segment's rows see."""
+    return min(field(segment, 2) + first + count + ahead, field(segment, 2) + field(segment, 1))
+
+
+@inner
 def _rotate(op: int, step: int, place: Any, column: int, out: int) -> None:
     """A column's query, normalised, turned and scaled."""
     segment, first, _, head0, mine = place
@@ -127,7 +133,7 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
         """
         segment, first, count, head0, mine = place
         begin, end, first_span, last_span = spans
-        padded, window = argument(op, 6), argument(op, 13)
+        padded, window, ahead = argument(op, 6), argument(op, 13), argument(op, 17)
         position = field(segment, 2) + first
         columns = count * mine
         part = memory + _PART
@@ -142,14 +148,14 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
         key_pages = argument(op, 3) + head * argument(op, 14)
         value_pages = argument(op, 4) + head * argument(op, 15)
         storage = (key_pages, value_pages, padded * key_bytes, padded * value_bytes, padded)
-        last_page = (position + count - 1) // PAGE_TOKENS + 1
+        last_page = (_end(segment, first, count, ahead) - 1) // PAGE_TOKENS + 1
         clear(columns, padded, totals, state)
         if argument(op, 16) != 0:
             add_sinks(columns, mine, argument(op, 16) + 4 * head0, state)
         for span in range(first_span, last_span):
             page = span * SPAN_PAGES
             pages = (field(segment, 3) + 4 * page, min(SPAN_PAGES, last_page - page), last_page - page)
-            where = (span * SPAN_TOKENS, position, window)
+            where = (span * SPAN_TOKENS, position, window, ahead, field(segment, 1) + field(segment, 2))
             to = part if parts == 0 else parts + (span - begin) * size
             score(pages, storage, columns, queries, memory, memory + _SCORES)
             softmax(columns, mine, pages[1], where, get_f32(argument(op, 12)), memory + _SCORES, to)
@@ -173,7 +179,7 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
 @inner
 def _spans_of_step(op: int, step: int) -> int:
     """Spans of all tiles of a step."""
-    group, window = argument(op, 10), argument(op, 13)
+    group, window, ahead = argument(op, 10), argument(op, 13), argument(op, 17)
     together = max(1, MAX_COLUMNS // group)
     total = 0
     for s in range(field(step, _SEGMENT_COUNT)):
@@ -181,7 +187,8 @@ def _spans_of_step(op: int, step: int) -> int:
         for first in range(0, field(segment, 1), together):
             count = min(together, field(segment, 1) - first)
             position = field(segment, 2) + first
-            total += (position + count - 1) // SPAN_TOKENS + 1 - _first_span(position, window)
+            end = _end(segment, first, count, ahead)
+            total += (end - 1) // SPAN_TOKENS + 1 - _first_span(position, window)
     return total * argument(op, 5) * ((group + MAX_COLUMNS - 1) // MAX_COLUMNS)
 
 
@@ -191,8 +198,9 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
 
     Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages,
     4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
-    11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 window or 0,
-    14 and 15 bytes from one kv head's pages of keys and of values to the next's, 16 scores of heads' sinks or 0.
+    11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 tokens that
+    a row sees up to its own or 0 for all, 14 and 15 bytes from one kv head's pages of keys and of values to the next's,
+    16 scores of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them.
 
     Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
     tiles are dealt to the threads forth and back, since later ones are longer.
@@ -205,7 +213,7 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
     @inner
     def attend(op: int, step: int, thread: int, threads: int, mine: int, others: int) -> None:
         """Spans mine..others-1 of all tiles', or the thread's tiles."""
-        group, window, parts = argument(op, 10), argument(op, 13), field(step, _PARTS)
+        group, window, ahead, parts = argument(op, 10), argument(op, 13), argument(op, 17), field(step, _PARTS)
         together = max(1, MAX_COLUMNS // group)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
         tile, before = 0, 0
@@ -217,7 +225,8 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
                 for first in range(0, field(segment, 1), together):
                     count = min(together, field(segment, 1) - first)
                     position = field(segment, 2) + first
-                    begin, end = _first_span(position, window), (position + count - 1) // SPAN_TOKENS + 1
+                    begin = _first_span(position, window)
+                    end = (_end(segment, first, count, ahead) - 1) // SPAN_TOKENS + 1
                     spans = (begin, end, max(begin, begin + mine - before), min(end, begin + others - before))
                     gathered = parts + before * _part_bytes(argument(op, 6))
                     if parts == 0:
@@ -250,7 +259,7 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
 
 
 def _samples(keys: KVType, values: KVType, group: int) -> Iterator[Sample]:
-    # A window, a cap and sinks; then two spans, whose tiles or parts are shared out.
+    # A window, a cap, sinks and a token behind each row; then two spans, whose tiles or parts are shared out.
     for rows, tokens, options, split in ((3, 40, True, False), (2, 270, False, False), (2, 270, False, True)):
         s = Sample(rows=rows, scratch=scratch_bytes(32))
         s.positions(tokens - rows, 32)
@@ -263,7 +272,7 @@ def _samples(keys: KVType, values: KVType, group: int) -> Iterator[Sample]:
         size = 24 if options else 32
         storage = (1, 32, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([3.0 if options else 0.0]))
         queries, norm = s.normal(rows, group, 32), s.normal(32) if options else 0
-        extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0)
+        extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0, 1 if options else 0)
         yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cpu_kernels.attention_shape import MAX_COLUMNS, SPAN_BYTES, SPAN_TOKENS, VECTORS
+from cpu_kernels.attention_span import seen
 from cpu_kernels.declarations import inner
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER
 from cpu_kernels.simd.arithmetic import largest_magnitude, magnitude, max_i32, mul_f32, round_i32, select_first
@@ -179,20 +180,19 @@ def _round_weights(
     memory: scales as rows see them, words, units.
     """
     _, count, _ = pages
-    start, position, window = place
     words = memory + MAX_COLUMNS * SPAN_BYTES
     units = words + MAX_COLUMNS * _WORDS_BYTES
     tokens = count * PAGE_TOKENS
-    last = (columns - 1) // group
     # All rows of a tile see all tokens of most spans.
-    alike = position + 1 - start >= tokens and (window == 0 or position + last + 1 - window <= start)
+    _, first_high = seen(0, place)
+    last_low, _ = seen((columns - 1) // group, place)
+    alike = first_high >= tokens and last_low <= 0
     scales = memory
     bound = _ZERO
     for c in range(columns):
         row = c // group
         if c % group == 0 and (row == 0 or not alike):
-            high = position + row + 1 - start
-            low = high - window if window > 0 else 0
+            low, high = seen(row, place)
             scales = memory + row * SPAN_BYTES
             bound = _token_scales(pages, storage, block, low, high, scales) / _WORD
         put_f32(units + 4 * c, bound)

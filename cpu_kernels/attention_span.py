@@ -64,17 +64,27 @@ def _largest(row: int, tokens: int, low: int, high: int, cap: np.float32) -> np.
 
 
 @inner
+def seen(row: int, place: Any) -> tuple[int, int]:
+    """The tokens low..high-1 of a span that a row of a tile sees, either of which may lie outside of the span.
+
+    place: (first token of the span, first row's position, tokens seen up to a row's own or 0 for all, tokens seen
+    behind it, tokens there are).
+    """
+    start, position, window, ahead, end = place
+    own = position + row + 1
+    return own - window - start if window > 0 else 0, min(own + ahead, end) - start
+
+
+@inner
 def softmax(columns: int, group: int, pages: int, place: Any, cap: np.float32, scores: int, part: int) -> None:
     """Turn a span's scores [column][token] into weights, and leave each column's maximum and sum in the part's header.
 
-    place: (first token of the span, first row's position, window or 0).
+    place: see `seen`.
     """
-    start, position, window = place
     tokens = pages * PAGE_TOKENS
     for c in range(columns):
         row = scores + c * SPAN_BYTES
-        high = position + c // group + 1 - start
-        low = high - window if window > 0 else 0
+        low, high = seen(c // group, place)
         largest = _largest(row, tokens, low, high, cap)
         maximum = splat_f32(largest)
         total = zero_f32()

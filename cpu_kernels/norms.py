@@ -83,6 +83,33 @@ def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
         norm_row(x, argument(op, 2), argument(op, 3), argument(op, 4), epsilon, x)
 
 
+def _add_norm_samples() -> Iterator[Sample]:
+    for by_position in (False, True):
+        s = Sample(rows=3)
+        s.positions(5, 32)
+        y = s.normal(8, 96) if by_position else s.normal(96)
+        stride, bias = (384, s.normal(96)) if by_position else (0, 0)
+        yield s.arguments(s.normal(3, 96), 384, y, stride, int(by_position), s.normal(96), bias, 80, s.array([1e-3]))
+
+
+@kernel(_add_norm_samples)
+def add_norm(op: int, step: int, thread: int, threads: int) -> None:
+    """x = LayerNorm(x + y) in place.
+
+    Arguments: 0 x, 1 stride in bytes, 2 y or 0, 3 its stride, 4 whether y has a row for each position instead of one
+    for each row, 5 weight, 6 bias or 0, 7 values that count, 8 address of epsilon.
+    """
+    rows, k, epsilon = stage_rows(op, step), argument(op, 7), get_f32(argument(op, 8))
+    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+        x = argument(op, 0) + row * argument(op, 1)
+        if argument(op, 2) != 0:
+            index = get_i32(field(step, _POSITIONS) + 4 * row) if argument(op, 4) != 0 else row
+            y = argument(op, 2) + index * argument(op, 3)
+            for i in range(0, k, 16):
+                store_f32(x + i * 4, add_f32(load_f32(x + i * 4), load_f32(y + i * 4)))
+        _layer_norm_row(x, argument(op, 5), argument(op, 6), k, epsilon, x)
+
+
 def _turn_samples() -> Iterator[Sample]:
     s = Sample(rows=2)
     s.positions(5, 32)

@@ -147,15 +147,20 @@ class Norms:
     """Where a layer normalises its rows of embeddings.
 
     layer_norm: by mean and variance, with biases where the file has them; else by the root mean square. before, after:
-    what goes into a sub-layer, and what comes out of it. feed_forward, output: the tensors before the feed-forward
-    network and before logits.
+    what goes into a sub-layer, and what comes out of it. first: whether the first layer's attention must have one
+    before it. sums: the rows themselves, once what a sub-layer found was added to them. feed_forward, output: the
+    tensors before the feed-forward network and before logits; attention_sum, feed_forward_sum: those of sums.
     """
 
     layer_norm: bool = False
     before: bool = True
+    first: bool = True
     after: bool = False
+    sums: bool = False
     feed_forward: str = "ffn_norm"
     output: str = "output_norm"
+    attention_sum: str = "attn_output_norm"
+    feed_forward_sum: str = "layer_output_norm"
 
 
 @dataclass(frozen=True)
@@ -182,14 +187,15 @@ class Experts:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder with grouped-query attention and a feed-forward network, in each layer one after the other.
+    """A transformer with grouped-query attention and a feed-forward network, in each layer one after the other.
 
     Layers that the file gives no key-value heads have a short convolution in place of attention.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
     instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for
-    all. attention_cap, logit_cap: soft caps where the file states none.
+    all. attention_cap, logit_cap: soft caps where the file states none. causal: a row sees only rows before it, unless
+    the file says otherwise; where it sees all of its text, a window lies half before and half behind it.
     """
 
     name: str
@@ -202,3 +208,4 @@ class Architecture:
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    causal: bool = True

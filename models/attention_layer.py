@@ -16,6 +16,7 @@ from models.weights import Matrix
 
 _PARTS = ("q", "k", "v")
 _LOG2E = math.log2(math.e)
+_TO_THE_END = 1 << 40
 
 
 class AttentionLayers:
@@ -47,6 +48,7 @@ class AttentionLayers:
         turns = architecture.rotation.turns(config, layer)
         window = architecture.window(config, layer)
         query_rope, key_rope = self._ropes.of_layer(turns, window > 0)
+        window, behind = self._extent(window)
         if turns and architecture.rotation.before_norms:
             if not (query_norm and key_norm):
                 recording.loader.refuse_missing(f"{prefix}attn_{'k' if query_norm else 'q'}_norm.weight")
@@ -86,9 +88,19 @@ class AttentionLayers:
             window,
             *self._store.head_bytes,
             self._sinks(prefix),
+            behind,
             barrier=Barrier.ALWAYS,
         )
         self._output(prefix)
+
+    def _extent(self, window: int) -> tuple[int, int]:
+        """Tokens that a row of a layer sees up to its own (0 for all), and behind it."""
+        config, architecture = self._recording.config, self._recording.architecture
+        if architecture.causal if config.causal is None else config.causal:
+            return window, 0
+        if window and not architecture.causal:
+            return window // 2 + 1, window // 2
+        return window, _TO_THE_END
 
     def _products(self, prefix: str) -> None:
         """Queries, keys and values of the rows, from one fused tensor or from three."""
@@ -100,8 +112,7 @@ class AttentionLayers:
         ]
         fused = recording.loader.has(prefix + "attn_qkv.weight")
         matrices = [self._matrix(prefix, i, fused, counts, order) for i, order in enumerate(orders)]
-        before = prefix + "attn_norm" if recording.architecture.norms.before else None
-        recording.norm_pack(before, forms(*matrices))
+        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
         outputs = (self._queries, self._keys, self._values)
         for i, (matrix, rows, order) in enumerate(zip(matrices, outputs, orders, strict=True)):
             recording.product(matrix, rows, addend=(self._bias(prefix, i, counts, order), 0), last=i == len(_PARTS) - 1)
@@ -162,7 +173,9 @@ class AttentionLayers:
         if recording.architecture.parallel:
             recording.leave_aside(matrix, bias, private=True)
         else:
-            recording.add_to_residual(matrix, bias, prefix + "post_attention_norm.weight", private=True)
+            norms = recording.architecture.norms
+            norm = norms.attention_sum if norms.sums else "post_attention_norm"
+            recording.add_to_residual(matrix, bias, prefix + norm, private=True)
 
     def _vector(self, name: str, size: int, order: NDArray[np.int64]) -> int:
         return self._recording.builder.array(self._recording.loader.vector(name, size, order))
@@ -171,6 +184,14 @@ class AttentionLayers:
         """The order of a head's rows repeated for all heads."""
         firsts = np.arange(heads)[:, None] * self._recording.config.head_size
         return np.where(order >= 0, order + firsts, -1).reshape(-1)
+
+
+def attention_norm(recording: Recording, prefix: str) -> str | None:
+    """The tensor of the norm before a layer's attention, None where there is none."""
+    norms = recording.architecture.norms
+    name = prefix + "attn_norm"
+    optional = not norms.first and prefix == "blk.0." and not recording.loader.has(f"{name}.weight")
+    return name if norms.before and not optional else None
 
 
 def _moved(order: NDArray[np.int64], first: int) -> NDArray[np.int64]:

@@ -11,12 +11,13 @@ _TILE_ROOM = max(TILE_WIDTHS)
 
 
 class Rows:
-    """A float32 buffer of rows x width, rows and width padded for whole tiles and groups."""
+    """A float32 buffer of rows x width, rows and width padded for whole tiles and groups: `values`."""
 
     def __init__(self, builder: ProgramBuilder, rows: int, width: int) -> None:
         self.width = padded(width)
         self.stride = 4 * self.width
-        self.address = builder.buffer((rows + _TILE_ROOM) * self.width)
+        self.values = aligned_zeros((rows + _TILE_ROOM, self.width), np.float32)
+        self.address = builder.keep(self.values)
 
 
 def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads: int) -> int:

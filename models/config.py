@@ -1,4 +1,4 @@
-"""The sizes and constants of a decoder, read from a GGUF's metadata and checked before anything is allocated."""
+"""The sizes and constants of a model, read from a GGUF's metadata and checked before anything is allocated."""
 
 import math
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class ModelConfig:
     tokens. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. rope_size:
     values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
     states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
-    or which layers): None where not stated.
+    or which layers), causal (whether rows see only those before them): None where not stated.
     """
 
     architecture: str
@@ -104,6 +104,7 @@ class ModelConfig:
     expert_scale: float | None
     attention_cap: float | None
     logit_cap: float | None
+    causal: bool | None
 
     @property
     def padded_head(self) -> int:
@@ -123,7 +124,7 @@ class ModelConfig:
 
 
 def read_config(file: ModelFile) -> ModelConfig:
-    """Read and check a decoder's configuration.
+    """Read and check a model's configuration.
 
     Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that differ between layers.
     """
@@ -189,6 +190,7 @@ def read_config(file: ModelFile) -> ModelConfig:
         expert_scale=_optional(file, "expert_weights_scale"),
         attention_cap=_optional(file, "attn_logit_softcapping"),
         logit_cap=_optional(file, "final_logit_softcapping"),
+        causal=metadata.get_bool(f"{name}.attention.causal", True) if f"{name}.attention.causal" in metadata else None,
     )
 
 

@@ -1,6 +1,8 @@
-"""Records the forward pass of a decoder as a program: from tokens over layers to logits."""
+"""Records the forward pass of a transformer as a program: from tokens over layers to logits, or to states."""
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from cpu_kernels import activations
 from cpu_kernels.loader import release_linker
@@ -13,6 +15,7 @@ from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
 from models.recording import Recording
 from models.rope_tables import Ropes
+from models.weights import padded
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,33 @@ class DecoderRecorder:
 
         Raises UnsupportedModelError for tensors that the file lacks, or has beside those that are used.
         """
+        self._layers()
+        logits = self._logits()
+        self._recording.loader.check_all_used(self._recording.config.layers)
+        return logits
+
+    def record_states(self) -> Rows:
+        """Record the pass up to the last layer's normalised rows, which are computed for every token, and return them.
+
+        Raises what `record` raises; what makes logits of the rows may be in the file, and is not loaded.
+        """
+        recording = self._recording
+        self._layers()
+        if not recording.architecture.norms.sums:
+            recording.norm("output_norm")
+        recording.loader.leave_out("output.weight", "output.bias")
+        return recording.x
+
+    def _layers(self) -> None:
         loader, layers = self._recording.loader, self._recording.config.layers
         self._embed()
+        self._finish_embedding()
         for layer in range(layers):
             self._mixer(layer).record(layer)
             self._feed_forward(layer).record(f"blk.{layer}.")
             loader.check_all_used(layers, layer)
             if layer == 0:  # what packs the other layers has been loaded
                 release_linker()
-        logits = self._logits()
-        loader.check_all_used(layers)
-        return logits
 
     def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers:
         """What lets a layer's rows see those before them."""
@@ -79,6 +98,22 @@ class DecoderRecorder:
             recording.builder.scalar(recording.embedding_factor),
             barrier=Barrier.ALWAYS,
         )
+
+    def _finish_embedding(self) -> None:
+        """Add what encoders know of positions and of the first kind of token, and normalise, where the file has it."""
+        recording, config, loader = self._recording, self._recording.config, self._recording.loader
+        if not loader.has("token_embd_norm.weight"):
+            return
+        added = np.zeros((1, padded(config.embedding)), np.float32)
+        by_position = loader.has("position_embd.weight")
+        if by_position:
+            added = added + loader.vectors("position_embd.weight", config.context, config.embedding)
+        if loader.has("token_types.weight"):
+            kinds = loader.rows("token_types.weight")
+            added = added + loader.vectors("token_types.weight", kinds, config.embedding)[0]
+        stride = added.strides[0] if by_position else 0
+        address = recording.builder.array(added) if added.any() else 0
+        recording.add_and_norm(address, stride, "token_embd_norm", by_position=by_position)
 
     def _logits(self) -> LogitsOperations:
         recording, config, architecture = self._recording, self._recording.config, self._recording.architecture

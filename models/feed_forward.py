@@ -33,7 +33,9 @@ class FeedForwardLayers:
         recording = self._recording
         recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up))
         self._activate(prefix, "", gate, up, down)
-        recording.add_to_residual(down, prefix + "ffn_down.bias", prefix + "post_ffw_norm.weight", private=False)
+        norms = recording.architecture.norms
+        norm = prefix + (norms.feed_forward_sum if norms.sums else "post_ffw_norm")
+        recording.add_to_residual(down, prefix + "ffn_down.bias", norm, private=False)
         if recording.architecture.parallel:
             recording.add_aside()
 

@@ -1,21 +1,17 @@
 """The engine's Runner on our own CPU kernels."""
 
-from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import attention
 from cpu_kernels.cores import usable_cores, usable_processors
-from cpu_kernels.formats import panels
 from cpu_kernels.kv_types import PAGE_TOKENS
-from cpu_kernels.loader import release_linker
 from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
+from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import RecordedStep
-from cpu_kernels.records import TILE_WIDTHS, Stage, Step
+from cpu_kernels.records import TILE_WIDTHS
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.runner_info import RunnerInfo
@@ -24,19 +20,15 @@ from models.config import read_config
 from models.decoder import DecoderRecorder
 from models.kv_pages import LOST, PageStore, Sequence, stored_types
 from models.recording import Recording
+from models.refusals import refusal
 from models.registry import find_architecture
 from models.rope_tables import Ropes
-from models.weights import WeightLoader, padded
-
-LoadProgress = Callable[[str, float], None]
-"""Called with what is being done and the fraction of it that is."""
+from models.steps import LoadProgress, Steps
+from models.weights import WeightLoader
 
 MAX_ROWS = 512
 MAX_SEQUENCES = 1024
-# With fewer tiles of attention than this, threads would wait for the one with the longest.
-TILES_A_THREAD = 8
 _LAYOUT_VERSION = 2
-_SEGMENT_FIELDS = 4
 
 
 class NativeRunner:
@@ -64,6 +56,8 @@ class NativeRunner:
         """
         architecture = find_architecture(file.architecture)
         self._config = config = read_config(file)
+        if config.causal is False:
+            raise refusal(file, f"{file.architecture}.attention.causal is False: it writes no text")
         self._threads = min(threads or usable_cores(), usable_processors())
         types = stored_types(config, kv_types)
         self._store = PageStore(config, kv_bytes, types)
@@ -98,34 +92,8 @@ class NativeRunner:
         self._ropes = Ropes(config, architecture, loader, context)
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
         self._logits_operations = DecoderRecorder(recording, self._store, self._ropes).record()
-
-        def compiling(done: int, count: int, name: str) -> None:
-            if progress is not None:
-                progress("compiling kernels for this CPU, once", done / count)
-
-        self._program = builder.build(compiling)
-        release_linker()
-        self._step = aligned_zeros((int(Step.SIZE),), np.int64)
-        self._step_address = self._step.ctypes.data
-        self._tokens = self._field(Step.TOKENS, MAX_ROWS, np.int32)
-        self._positions = self._field(Step.POSITIONS, MAX_ROWS, np.int32)
-        self._row_tables = self._field(Step.ROW_TABLES, MAX_ROWS, np.int64)
-        self._segments = self._field(Step.SEGMENTS, MAX_ROWS * _SEGMENT_FIELDS, np.int64)
-        self._wanted = self._field(Step.WANTED, MAX_ROWS, np.int32)
-        needs = 4 * padded(config.longest), attention.scratch_bytes(config.padded_head), panels.SCRATCH_BYTES
-        scratch = max(needs) + 4096
-        self._scratch = self._field(Step.SCRATCH, scratch * self._threads, np.uint8)
-        self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
+        self._steps = Steps(builder, self._team, config, MAX_ROWS, progress)
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
-        self._parts = aligned_zeros((0,), np.uint8)
-        self._parts_address = 0
-        self._stages = (0, 0)  # rows and wanted rows that the step record was written for
-
-    def _field(self, index: Step, size: int, dtype: type[np.generic]) -> NDArray[np.generic]:
-        """A new array whose address stands in the step record."""
-        array = aligned_zeros((size,), dtype)
-        self._step[index] = array.ctypes.data
-        return array
 
     def pages_free(self) -> int:
         """Pages that can still be taken within the budget."""
@@ -210,34 +178,16 @@ class NativeRunner:
         wanted: Ordered[int],
     ) -> NDArray[np.float32]:
         """Compute rows whose pages exist; segments are (sequence, first row, rows). Returns what `run` returns."""
-        rows = len(tokens)
-        self._tokens[:rows] = tokens
-        self._positions[:rows] = positions
-        self._wanted[: len(wanted)] = wanted
-        for index, (sequence, first, count) in enumerate(segments):
-            table = sequence.table_address
-            self._row_tables[first : first + count] = table
-            at = index * _SEGMENT_FIELDS
-            self._segments[at : at + _SEGMENT_FIELDS] = (first, count, positions[first], table)
-        step = self._step
-        step[Step.SEGMENT_COUNT] = len(segments)
-        self._ropes.cover([(positions[first], positions[first + count - 1]) for _, first, count in segments], step)
-        if (rows, len(wanted)) != self._stages:
-            self._stages = (rows, len(wanted))
-            set_stage(step, Stage.ALL, rows, choose_width(rows))
-            set_stage(step, Stage.WANTED, len(wanted), choose_width(len(wanted)))
-            self._reserve_logits(len(wanted))
-        if self._config.experts:
-            set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
-        self._share_attention([(count, positions[first] + count) for _, first, count in segments])
-        self._program.run(self._team, self._step_address)
+        self._steps.place(tokens, positions, segments, self._ropes)
+        self._reserve_logits(len(wanted))
+        self._steps.run(len(tokens), wanted)
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
 
     def last_step(self) -> RecordedStep:
         """The latest `run`, to be measured; valid until the next call that changes a sequence."""
         for handle in self._latest:
             self._sequences[handle].state = LOST  # a repeated row is no longer preceded by the rows before it
-        return RecordedStep(self._program, self._team, self._step)
+        return self._steps.last_step()
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         """Return the keys and values of positions start..stop-1."""
@@ -309,27 +259,6 @@ class NativeRunner:
             raise ValueError(f"{needed} KV pages are needed and {self._store.free} are free")
         return segments
 
-    def _expert_width(self, rows: int) -> int:
-        """The tile width for experts' slots: narrow enough that few lanes stay empty."""
-        if rows <= 1 or not self._config.experts:
-            return 1
-        average = rows * self._config.experts_used / self._config.experts
-        return next((width for width in TILE_WIDTHS[1:] if width >= average), TILE_WIDTHS[-1])
-
-    def _share_attention(self, segments: list[tuple[int, int]]) -> None:
-        """Have a step of few tiles shared out by spans, and make room for their results. segments: (rows, length)."""
-        heads, group, padded_head = self._config.kv_heads, self._config.group, self._config.padded_head
-        tiles = [heads * attention.tiles_of(count, group) for count, _ in segments]
-        self._step[Step.PARTS] = 0
-        if self._threads == 1 or sum(tiles) >= TILES_A_THREAD * self._threads:
-            return
-        spans = sum(count * attention.spans_of(length) for count, (_, length) in zip(tiles, segments, strict=True))
-        room = attention.parts_bytes(spans, padded_head)
-        if room > len(self._parts):
-            self._parts = aligned_zeros((2 * room,), np.uint8)
-            self._parts_address = self._parts.ctypes.data
-        self._step[Step.PARTS] = self._parts_address
-
     def _reserve_logits(self, rows: int) -> None:
         """Make room for logits of this many rows, in whole tiles."""
         room = rows + TILE_WIDTHS[-1]
@@ -337,6 +266,6 @@ class NativeRunner:
             return
         operations = self._logits_operations
         self._logits = aligned_zeros((room, operations.width), np.float32)
-        self._program.set_argument(operations.product, 5, self._logits.ctypes.data)
+        self._steps.program.set_argument(operations.product, 5, self._logits.ctypes.data)
         if operations.cap is not None:
-            self._program.set_argument(operations.cap, 0, self._logits.ctypes.data)
+            self._steps.program.set_argument(operations.cap, 0, self._logits.ctypes.data)

@@ -100,13 +100,19 @@ class Recording:
         )
 
     def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
-        """x += matrix * packed + bias, normalised first where the architecture has norms after sub-layers."""
-        after = self.architecture.norms.after
-        if not after and not self.loader.has(bias):
+        """x += matrix * packed + bias, with a norm of what is added, or of the sum, where the architecture has them.
+
+        norm: the tensor of that norm, without .weight.
+        """
+        after, sums = self.architecture.norms.after, self.architecture.norms.sums
+        if not after and not sums and not self.loader.has(bias):
             self.product(matrix, self.x, addend=(self.x.address, self.x.stride), last=True, private=private)
             return
         addend = self.bias(bias, self.config.embedding)
         self.product(matrix, self._sublayer, addend=addend, last=True, private=private)
+        if sums:
+            self.add_and_norm(self._sublayer.address, self._sublayer.stride, norm)
+            return
         if not after:
             self._add(self._sublayer)
             return
@@ -116,11 +122,40 @@ class Recording:
             self.x.stride,
             self._sublayer.address,
             self._sublayer.stride,
-            self.vector(norm, self.config.embedding),
+            self.vector(f"{norm}.weight", self.config.embedding),
             self.config.embedding,
             self._plain_epsilon,
             barrier=Barrier.ALWAYS,
         )
+
+    def add_and_norm(self, rows: int, stride: int, norm: str, *, by_position: bool = False) -> None:
+        """x = LayerNorm(x + rows), by the tensor `norm`, without .weight.
+
+        rows: their address, 0 to add nothing. by_position: they are those of all positions, not of the step.
+        """
+        size, bias = self.config.embedding, f"{norm}.bias"
+        self.builder.add(
+            norms.add_norm,
+            self.x.address,
+            self.x.stride,
+            rows,
+            stride,
+            int(by_position),
+            self.vector(f"{norm}.weight", size),
+            self.vector(bias, size) if self.loader.has(bias) else 0,
+            size,
+            self.epsilon,
+            barrier=Barrier.ALWAYS,
+        )
+
+    def norm(self, norm: str) -> None:
+        """Normalise x in place by the tensor `norm`, without .weight."""
+        if self.architecture.norms.layer_norm:
+            self.add_and_norm(0, 0, norm)
+            return
+        size = self.config.embedding
+        arguments = (self.x.address, self.x.stride, self.vector(f"{norm}.weight", size), size, -(-size // 16) * 16)
+        self.builder.add(norms.norm_rows, *arguments, self.epsilon, barrier=Barrier.ALWAYS)
 
     def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
         """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""

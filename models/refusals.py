@@ -11,10 +11,10 @@ from models.errors import UnsupportedModelError
 # Keys (without the architecture) and the values with which they change nothing. Of the arrays below, positions of
 # several dimensions or layers that take images; sizes of layers with a window must be those of the others.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
-    "attention.causal": (True,),
     "expert_group_count": (0, 1),
     "interleave_moe_layer_step": (1,),
 }
+_NOT_GELU = ("silu", "swish", "swiglu", "relu", "reglu")  # llama.cpp takes any other name for GELU
 _SECTIONS = "rope.dimension_sections"
 _SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe")
 _DEEP_IMAGES = "deepstack_mapping"
@@ -33,17 +33,20 @@ def refuse_unread(file: ModelFile) -> None:
     metadata, name = file.metadata, file.architecture
     for key, harmless in _WITHOUT_EFFECT.items():
         if (value := metadata.get(f"{name}.{key}", harmless[0])) not in harmless:
-            raise _refusal(file, f"{name}.{key} is {value}")
+            raise refusal(file, f"{name}.{key} is {value}")
     for key, other in _LOCAL_SIZES.items():
         value = metadata.get(f"{name}.{key}")
         if value is not None and value != metadata.get(f"{name}.{other}", value):
-            raise _refusal(file, f"{name}.{key} is {value} and differs from {other}")
+            raise refusal(file, f"{name}.{key} is {value} and differs from {other}")
+    activation = metadata.get(f"{name}.hidden_activation")
+    if name == "modern-bert" and activation in _NOT_GELU:
+        raise refusal(file, f"{name}.hidden_activation is {activation}")
     # Of text the first three parts of a position are the same, and the fourth is 0.
     sections = _integers(file, _SECTIONS)
     if any(sections[3:] if name in _SAME_IN_TEXT else sections):
-        raise _refusal(file, f"{name}.{_SECTIONS} makes positions of several dimensions")
+        raise refusal(file, f"{name}.{_SECTIONS} makes positions of several dimensions")
     if any(layer >= 0 for layer in _integers(file, _DEEP_IMAGES)):
-        raise _refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
+        raise refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
 
 
 def refuse_unused(file: ModelFile, used: Iterable[str], layers: int, layer: int | None = None) -> None:
@@ -58,7 +61,7 @@ def refuse_unused(file: ModelFile, used: Iterable[str], layers: int, layer: int 
     if left:
         names = sorted(left)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise _refusal(file, f"the tensor {names[0]}{more} would not be used")
+        raise refusal(file, f"the tensor {names[0]}{more} would not be used")
 
 
 def _integers(file: ModelFile, key: str) -> list[int]:
@@ -74,7 +77,8 @@ def _layer_of(tensor: str) -> int:
     return int(number) if first == "blk" and number.isdecimal() else -1
 
 
-def _refusal(file: ModelFile, problem: str) -> UnsupportedModelError:
+def refusal(file: ModelFile, problem: str) -> UnsupportedModelError:
+    """The error for what a file asks for and the native engine does not compute."""
     return UnsupportedModelError(
         f"{file.path}: {problem}, and the native engine does not compute that. "
         f"The llama.cpp backend may: use --backend llama."

@@ -12,19 +12,29 @@ _NAMES = """
     granitemoe hunyuan-dense hunyuan-moe internlm2 lfm2 lfm2moe llama minicpm mistral3 olmo2 olmoe phi2 phi3 qwen2
     qwen2moe qwen3 qwen3moe qwen3vl qwen3vlmoe seed_oss smollm3 starcoder2
 """
-ARCHITECTURES: dict[str, Architecture] = {
-    name: import_module(f"models.architectures.{name.replace('-', '_')}").ARCHITECTURE for name in _NAMES.split()
-}
+_ENCODER_NAMES = "bert gemma-embedding modern-bert nomic-bert"
 
 
-def find_architecture(name: str) -> Architecture:
+def _load(names: str) -> dict[str, Architecture]:
+    return {
+        name: import_module(f"models.architectures.{name.replace('-', '_')}").ARCHITECTURE for name in names.split()
+    }
+
+
+ARCHITECTURES: dict[str, Architecture] = _load(_NAMES)
+"""Those that write text."""
+TEXT_ENCODERS: dict[str, Architecture] = ARCHITECTURES | _load(_ENCODER_NAMES)
+"""Those whose states can be pooled: of the former, too."""
+
+
+def find_architecture(name: str, among: dict[str, Architecture] = ARCHITECTURES) -> Architecture:
     """Return the architecture of that name.
 
     Raises UnsupportedModelError otherwise; the llama.cpp backend may still take it.
     """
-    if name not in ARCHITECTURES:
+    if name not in among:
         raise UnsupportedModelError(
             f"The native engine does not support the architecture '{shortened(name)}' (it supports "
-            f"{', '.join(ARCHITECTURES)}). The llama.cpp backend may: use --backend llama."
+            f"{', '.join(among)}). The llama.cpp backend may: use --backend llama."
         )
-    return ARCHITECTURES[name]
+    return among[name]

@@ -92,6 +92,14 @@ class WeightLoader:
         tensor = self._file.tensors.get(name)
         return None if tensor is None else tensor.shape
 
+    def rows(self, name: str) -> int:
+        """Rows of a matrix that the file has."""
+        return self._file.tensors[name].shape[0]
+
+    def leave_out(self, *names: str) -> None:
+        """Accept tensors that are not loaded, for they do not matter to what is computed."""
+        self._used.update(names)
+
     def check_all_used(self, layers: int, layer: int | None = None) -> None:
         """Raise UnsupportedModelError for tensors of the file, or of one layer, that nobody has asked for."""
         refuse_unused(self._file, self._used, layers, layer)

@@ -42,12 +42,14 @@ class Tokenizer:
         self.pre: str = vocabulary.pre
         self.add_bos: bool = vocabulary.add_bos
         self.add_eos: bool = vocabulary.add_eos
+        self.add_sep: bool = vocabulary.add_sep
         self.eog_ids: frozenset[int] = vocabulary.end_ids
         self.bos_id: int | None = special.bos_id
         self.eos_id: int | None = special.eos_id
         self.eot_id: int | None = special.eot_id
         self.eom_id: int | None = special.eom_id
         self.unk_id: int | None = special.unk_id
+        self.sep_id: int | None = special.sep_id
         self.pad_id: int | None = special.pad_id
         self.fim_prefix_id: int | None = special.fim_prefix_id
         self.fim_suffix_id: int | None = special.fim_suffix_id

@@ -30,12 +30,17 @@ _DEFAULT_IDS = {
 }
 
 
+# Pre-tokenizers of models that read pairs of texts with a token between them.
+_SEPARATING = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Token texts as the file spells them, with everything else that the file says of them.
 
     ids: from text to token id, every text once. kinds: the types of special_tokens.py, corrected by name.
     never_text: tokens that the file itself calls control or unknown, which no text may become by merging.
+    add_sep: whether a separator comes between a pair of texts.
     add_space_prefix: whether a space is put before a text; the normalisation of "t5" does that by itself.
     lstrip, rstrip: special tokens that swallow the white space before or after them.
     """
@@ -50,6 +55,7 @@ class Vocabulary:
     end_ids: frozenset[int]
     add_bos: bool
     add_eos: bool
+    add_sep: bool
     add_space_prefix: bool
     lstrip: frozenset[int]
     rstrip: frozenset[int]
@@ -121,6 +127,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         end_ids=ends,
         add_bos=_adds_bos(metadata, model, special, pre_tokenizer),
         add_eos=_adds_eos(metadata, model, special),
+        add_sep=metadata.get_bool("tokenizer.ggml.add_sep_token", model == "bert" or pre in _SEPARATING),
         add_space_prefix=model != "t5" and metadata.get_bool("tokenizer.ggml.add_space_prefix", model == "llama"),
         lstrip=lstrip,
         rstrip=rstrip,

@@ -79,7 +79,7 @@ def open_runner(
         try:
             runner = _open_native(file, settings, progress, kv_tokens)
         except UnsupportedModelError as error:
-            if settings.backend == "native" or not _llama_is_here():
+            if settings.backend == "native" or not llama_is_here():
                 raise
             choice = BackendChoice("llama", f"the native engine cannot: {error}")
             runner, choice = _open_llama(file, settings, choice, progress, main_memory)
@@ -101,7 +101,7 @@ def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
 
         add_workers(workers)
     if settings.backend == "auto":
-        choice = _automatic(file, settings)
+        choice = automatic_choice(settings, lambda: _native_lacks(file, settings))
     else:
         choice = BackendChoice(settings.backend, "chosen by the backend setting")
     if choice.backend == "native":
@@ -197,7 +197,11 @@ def _wishes(settings: Settings) -> list[str]:
     return [name for name, value in asked.items() if value]
 
 
-def _automatic(file: ModelFile, settings: Settings) -> BackendChoice:
+def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> BackendChoice:
+    """llama.cpp for GPUs and for what the native engine lacks, "" for nothing; else the native engine.
+
+    Raises LlamaCppMissingError where the settings ask for what only llama.cpp can do.
+    """
     from gpu_offload.devices import gpus
     from gpu_offload.errors import LlamaCppMissingError
 
@@ -210,7 +214,7 @@ def _automatic(file: ModelFile, settings: Settings) -> BackendChoice:
         return BackendChoice("native", "llama.cpp is not installed")
     if wishes:
         return BackendChoice("llama", f"{', '.join(wishes)} set")
-    if lacking := _native_lacks(file, settings):
+    if lacking := native_lacks():
         return BackendChoice("llama", lacking)
     if settings.gpu_layers == 0:
         return BackendChoice("native", "gpu_layers is 0")
@@ -234,7 +238,8 @@ def _native_lacks(file: ModelFile, settings: Settings) -> str:
     return f"{projector.name} lets it see images, which the native engine cannot" if projector else ""
 
 
-def _llama_is_here() -> bool:
+def llama_is_here() -> bool:
+    """Whether llama-cpp-python is installed."""
     from gpu_offload.errors import LlamaCppMissingError
     from gpu_offload.library import llama
 

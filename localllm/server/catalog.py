@@ -11,7 +11,7 @@ from typing import Any
 from gguf_io import load_chat_template, load_tokenizer, open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
-from gpu_offload.reranker import is_reranker
+from gguf_io.pooling import is_reranker
 from localllm.answer.local import can_think
 from localllm.engine.backends import choose_backend
 from localllm.engine.projectors import projector_of

@@ -9,10 +9,10 @@ from anyio import to_thread
 from numpy.typing import NDArray
 
 from gguf_io import load_tokenizer, open_model
-from gpu_offload.embedder import LlamaEmbedder
-from gpu_offload.loading import LoadProgress
-from gpu_offload.options import LlamaOptions
-from gpu_offload.reranker import LlamaReranker, is_reranker
+from gguf_io.pooling import is_reranker
+from gguf_io.tokenizer.pairs import Pairs
+from localllm.engine.loaded_model import LoadProgress
+from localllm.engine.text_encoders import bytes_beside_weights, open_text_encoder
 from localllm.server.errors import ApiError
 from localllm.server.served import Embedder
 from localllm.settings import Settings
@@ -21,28 +21,24 @@ _TOKEN_CHARS = 3  # a low estimate of characters per token, so that a batch rare
 
 
 class EmbeddingModel:
-    """An embedder, or a reranker where the file is one, and its tokenizer. Thread-safe; one call computes at a time."""
+    """An embedding model, or a reranker, and its tokenizer. Thread-safe; one call computes at a time.
+
+    backend: what computes it, and why. held_bytes: the most memory that it takes.
+    """
 
     def __init__(self, path: Path, settings: Settings, progress: LoadProgress | None = None) -> None:
         """Load. progress is called on this thread; what it raises ends the load and is raised again.
 
-        Raises ModelFileError, TokenizerError, LlamaCppError.
+        Raises what open_text_encoder raises, and TokenizerError.
         """
         self._lock = threading.Lock()
         self.file = open_model(path)
         try:
             self._tokenizer = load_tokenizer(self.file)
-            options = LlamaOptions(
-                threads=settings.threads,
-                gpu_layers=settings.gpu_layers,
-                main_gpu=settings.main_gpu or 0,
-                split_mode="none",
-            )
-            self._computes: LlamaEmbedder | LlamaReranker = (
-                LlamaReranker(self.file, self._tokenizer, options, progress)
-                if is_reranker(self.file)
-                else LlamaEmbedder(self.file, options, progress)
-            )
+            self._ranks = is_reranker(self.file)
+            self._pairs = Pairs(self.file.metadata, self._tokenizer)
+            self._encoder, self.backend = open_text_encoder(self.file, settings, progress)
+            self.held_bytes = self.file.size_bytes + bytes_beside_weights(self.file, self.backend)
         except BaseException:
             self.file.close()
             raise
@@ -50,7 +46,7 @@ class EmbeddingModel:
     @property
     def max_tokens(self) -> int:
         """The longest text, in tokens."""
-        return self._computes.max_tokens
+        return self._encoder.max_tokens
 
     def batches(self, sizes: Sequence[int]) -> list[slice]:
         """See served.Embedder: as many texts as fit into one pass of the model."""
@@ -69,15 +65,15 @@ class EmbeddingModel:
 
         Raises ApiError 400 for an empty text, one that is too long where truncate is false, and too many dimensions.
         """
-        embedder = self._computes
-        if not isinstance(embedder, LlamaEmbedder):
+        if self._ranks:
             raise ApiError(400, f"{self.file.path.stem} is a reranker and cannot embed; use /v1/rerank")
-        if dimensions is not None and not 1 <= dimensions <= embedder.dimensions:
-            raise ApiError(400, f"dimensions must be 1 to {embedder.dimensions} for this model (got {dimensions})")
+        most = self._encoder.dimensions
+        if dimensions is not None and not 1 <= dimensions <= most:
+            raise ApiError(400, f"dimensions must be 1 to {most} for this model (got {dimensions})")
         tokens = [self._tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
         fitted = [self._fitted(text, truncate) for text in tokens]
         with self._lock:
-            found = embedder.embed(fitted)[:, :dimensions]
+            found = self._encoder.pooled(fitted)[:, :dimensions]
         found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         return found, sum(map(len, fitted))
 
@@ -87,18 +83,17 @@ class EmbeddingModel:
         Raises ApiError 400 for a model that is not a reranker, and for a pair that is too long; with truncate only if
         the query alone is too long.
         """
-        reranker = self._computes
-        if not isinstance(reranker, LlamaReranker):
+        if not self._ranks:
             raise ApiError(400, f"{self.file.path.stem} is not a reranker; /api/show lists what a model can do")
-        pairs = [self._fitted_pair(reranker, query, document, truncate) for document in documents]
+        pairs = [self._fitted_pair(query, document, truncate) for document in documents]
         with self._lock:
-            scores = reranker.scores(pairs)
+            scores = self._encoder.pooled(pairs)[:, 0]
         return scores, sum(map(len, pairs))
 
-    def _fitted_pair(self, reranker: LlamaReranker, query: str, document: str, truncate: bool) -> list[int]:
+    def _fitted_pair(self, query: str, document: str, truncate: bool) -> list[int]:
         """Tokens of the pair, its document shortened from the end until it fits."""
         while True:
-            pair = reranker.pair(query, document)
+            pair = self._pairs.encode(query, document)
             if len(pair) <= self.max_tokens:
                 return pair
             if not truncate or not document:
@@ -122,7 +117,7 @@ class EmbeddingModel:
     def close(self) -> None:
         """Free everything. Idempotent."""
         with self._lock:
-            self._computes.close()
+            self._encoder.close()
         self.file.close()
 
 

@@ -1,4 +1,4 @@
-"""Memory grants for models that llama.cpp runs: main memory and each device, given what other models hold."""
+"""Memory grants for models that llama.cpp runs or that are pooled: main memory and devices, given what others hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +8,14 @@ from gpu_offload.devices import Device, gpus
 from gpu_offload.errors import LlamaCppMissingError
 from gpu_offload.planner import DEFAULT_RESERVE, Plan
 from gpu_offload.planner import plan as plan_placement
-from localllm.engine.backends import plan_request
+from localllm.engine.backends import BackendChoice, plan_request
 from localllm.engine.projectors import projector_of
+from localllm.engine.text_encoders import bytes_beside_weights
 from localllm.errors import OutOfMemoryError
 from localllm.memory import RESERVE_BYTES
 from localllm.settings import Settings
 
 MIB = 2**20
-EMBEDDING_BYTES = 256 * MIB  # an embedding model's context
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +45,28 @@ def plan_model(
     return Grant(settings, made.uses[0].needed, tuple(use.needed for use in made.uses[1:]))
 
 
-def plan_embedder(settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]]) -> Grant:
-    """Grant memory to an embedding model or reranker: whole on the GPU with most room, else in main memory.
+def plan_embedder(
+    settings: Settings, choice: BackendChoice, file: ModelFile, room: int, promised: Sequence[Sequence[int]]
+) -> Grant:
+    """Grant memory to an embedding model or reranker: for llama.cpp on the GPU with most room, else in main memory.
 
-    Raises OutOfMemoryError with the sums.
+    Raises OutOfMemoryError with the sums, UnsupportedModelError for what the native engine cannot compute.
     """
-    needed = file.weights_bytes + EMBEDDING_BYTES
-    found = [] if settings.gpu_layers == 0 else _gpus(promised)
+    beside = bytes_beside_weights(file, choice)
+    needed = file.weights_bytes + beside
+    found = [] if settings.gpu_layers == 0 or choice.backend == "native" else _gpus(promised)
     if found:
         chosen = max(range(len(found)), key=lambda index: found[index].free_bytes)
         chosen = chosen if settings.main_gpu is None else min(settings.main_gpu, len(found) - 1)
         if needed + DEFAULT_RESERVE <= found[chosen].free_bytes:
             devices = tuple(needed if index == chosen else 0 for index in range(len(found)))
-            return Grant(replace(settings, main_gpu=chosen), EMBEDDING_BYTES, devices)
+            return Grant(replace(settings, main_gpu=chosen), beside, devices)
     if needed + RESERVE_BYTES > room:
         raise OutOfMemoryError(
             f"The model does not fit into memory: it needs {needed // MIB:,} MiB and {RESERVE_BYTES // MIB} MiB in "
             f"reserve; {max(room, 0) // MIB:,} MiB are available. Close other programs."
         )
-    return Grant(replace(settings, gpu_layers=0), needed)
+    return Grant(settings if choice.backend == "native" else replace(settings, gpu_layers=0), needed)
 
 
 def _gpus(promised: Sequence[Sequence[int]]) -> list[Device]:

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
-from localllm.engine.backends import choose_backend, native_kv_bytes
+from localllm.engine.backends import BackendChoice, choose_backend, native_kv_bytes
 from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
+from localllm.engine.text_encoders import choose_text_encoder
 from localllm.errors import OutOfMemoryError
 from localllm.library import resolve
 from localllm.memory import plan_memory
 from localllm.server.catalog import CatalogEntry, about, with_files
 from localllm.server.embeddings import EmbeddingModel
-from localllm.server.llama_plans import EMBEDDING_BYTES, MIB, plan_embedder, plan_model
+from localllm.server.llama_plans import MIB, plan_embedder, plan_model
 from localllm.server.options import ServerOptions
 from localllm.server.served import ModelAbout
 from localllm.settings import Settings
@@ -69,8 +70,7 @@ class MemoryLoader:
             with open_model(entry.path) as file:
                 promised = [plan.devices for plan in coming]
                 if embeds:
-                    grant = plan_embedder(settings, file, room, promised)
-                    return LoadPlan(entry, grant.settings, True, False, grant.main, room, grant.devices)
+                    return self._plan_embedder(entry, settings, file, room, promised)
                 if choose_backend(file, settings).backend == "llama":
                     on_gpus = any(map(any, promised)) or any(map(_on_gpus, loaded))
                     grant = plan_model(settings, file, room, promised, on_gpus)
@@ -93,6 +93,18 @@ class MemoryLoader:
             if plan.embeds:
                 return EmbeddingModel(plan.entry.path, plan.settings, progress)
             return load_model(plan.entry.path, plan.settings, progress, plan.entry.behaviour.template, plan.room)
+
+    def _plan_embedder(
+        self, entry: CatalogEntry, settings: Settings, file: ModelFile, room: int, promised: Sequence[Sequence[int]]
+    ) -> LoadPlan:
+        choice = choose_text_encoder(file, settings)
+        try:
+            grant = plan_embedder(settings, choice, file, room, promised)
+        except UnsupportedModelError as error:  # loading reports it, or uses llama.cpp
+            choice = BackendChoice("llama", str(error))
+            grant = plan_embedder(settings, choice, file, room, promised)
+        native = choice.backend == "native"
+        return LoadPlan(entry, grant.settings, True, native, grant.main, room, grant.devices)
 
     def _plan_native(
         self, entry: CatalogEntry, settings: Settings, file: ModelFile, room: int, others_load: bool
@@ -145,7 +157,7 @@ def _on_gpus(model: Model) -> bool:
 def _held(model: Model) -> int:
     """Bytes of main memory for a model's weights and its whole KV cache budget."""
     if isinstance(model, EmbeddingModel):
-        return model.file.weights_bytes + EMBEDDING_BYTES
+        return model.held_bytes
     stats = model.engine.stats()
     stored = stats.pages_total * stats.page_bytes + stats.copies_limit
     return max(model.file.weights_bytes + stored - model.backend.device_bytes, 0)

@@ -82,7 +82,8 @@ def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:
     if slot.model is None:
         return ResidentModel(about, left, about.size, about.context, loading=slot.watch.state)
     if isinstance(slot.model, EmbeddingModel):
-        return ResidentModel(about, left, about.size, slot.model.max_tokens)
+        more = {"backend": slot.model.backend.name, "backend_reason": slot.model.backend.why}
+        return ResidentModel(about, left, about.size, slot.model.max_tokens, more=more)
     engine, backend = slot.model.engine, slot.model.backend
     stats = engine.stats()
     used = (stats.pages_total - stats.pages_free) * stats.page_bytes

@@ -23,7 +23,7 @@ THREADS = 7
 
 @dataclass(frozen=True)
 class Shape:
-    """A sequence whose last rows attend. window 0 and cap 0 for none."""
+    """A sequence whose last rows attend. window 0 and cap 0 for none; ahead: tokens seen behind a row."""
 
     heads: int
     group: int
@@ -32,6 +32,7 @@ class Shape:
     rows: int
     window: int = 0
     cap: float = 0.0
+    ahead: int = 0
 
     @property
     def padded(self) -> int:
@@ -47,6 +48,8 @@ SHAPES = [
     Shape(heads=1, group=20, size=64, tokens=40, rows=3),
     Shape(heads=2, group=4, size=64, tokens=700, rows=9, window=100),
     Shape(heads=1, group=8, size=64, tokens=260, rows=5, cap=3.0),
+    Shape(heads=2, group=1, size=64, tokens=270, rows=270, ahead=1 << 40),
+    Shape(heads=1, group=2, size=32, tokens=530, rows=530, window=21, ahead=20),
 ]
 
 
@@ -123,6 +126,7 @@ class Case:
             *(address(self.queries), address(out), 0, address(self.pages[0]), address(self.pages[1])),
             *(shape.heads, shape.padded, shape.size, 0, epsilon, shape.group, epsilon + 4, epsilon + 8, shape.window),
             *(pages.strides[0] for pages in self.pages),
+            *(0, shape.ahead),
         )
         for thread in range(threads):
             attention.attention_kernel(*self.types, shape.group)(address(op), address(step), thread, threads)
@@ -137,7 +141,7 @@ class Case:
             scores = shape.cap * np.tanh(scores / shape.cap)
         rows = np.arange(shape.tokens - shape.rows, shape.tokens)[:, None]
         tokens = np.arange(shape.tokens)
-        seen = (tokens <= rows) & ((tokens > rows - shape.window) | (shape.window == 0))
+        seen = (tokens <= rows + shape.ahead) & ((tokens > rows - shape.window) | (shape.window == 0))
         scores = np.where(seen[:, None], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)

@@ -36,6 +36,21 @@ def test_layer_norm(k: int, with_bias: bool) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("by_position", [False, True])
+def test_norm_of_a_sum(by_position: bool) -> None:
+    x, y, weight, bias, k = normal(3, 96), normal(6, 96), normal(96), normal(96), 80
+    weight[k:] = bias[k:] = 0
+    positions = np.array([5, 0, 2], np.int32)
+    rows, added, w, b, epsilon = filled(x), filled(y), filled(weight), filled(bias), filled(np.array([1e-3]))
+    step = record(Step.SIZE, {int(Step.ROWS): 3, int(Step.POSITIONS): address(positions)})
+    arguments = (address(rows), 96 * 4, address(added), 96 * 4, int(by_position), address(w), address(b), k)
+    run_on_threads(norms.add_norm, operation(*arguments, address(epsilon)), step, 2)
+    total = (x + y[positions if by_position else slice(3)])[:, :k].astype(np.float64)
+    centred = total - total.mean(1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-3) * weight[:k] + bias[:k]
+    np.testing.assert_allclose(rows.reshape(x.shape)[:, :k], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_norm_of_all_heads_together() -> None:
     """Two heads of 24 values that are stored as 32."""
     x = np.zeros((3, 2, 32), np.float32)

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from gguf_io import load_tokenizer
+from gguf_io.errors import ModelFileError
 from gguf_io.model_file import open_model
+from gguf_io.pooling import is_reranker
+from gguf_io.tokenizer.pairs import Pairs
 from gpu_offload import loading
-from gpu_offload.embedder import LlamaEmbedder
-from gpu_offload.errors import LlamaCppError
 from gpu_offload.options import LlamaOptions
-from gpu_offload.reranker import LlamaReranker, is_reranker
+from gpu_offload.text_encoder import LlamaTextEncoder
+from models.text_encoder import TextEncoder
 from tests.gpu_offload.reranker_files import RERANK_TEMPLATE, bert_reranker, score
 from tests.oracle import llama_oracle
 
@@ -30,24 +32,31 @@ def plain_weights(monkeypatch):
 def test_scores_are_the_heads_of_pairs_as_llama_cpp_frames_them(tmp_path, unigram):
     path = tmp_path / "reranker.gguf"
     head = bert_reranker(path, unigram=unigram)
-    with open_model(path) as model, LlamaReranker(model, load_tokenizer(model), OPTIONS) as reranker:
-        pairs = [reranker.pair(QUERY, document) for document in DOCUMENTS]
-        found = reranker.scores(pairs)
-        assert reranker.scores([]).shape == (0,)
+    with (
+        open_model(path) as model,
+        LlamaTextEncoder(model, OPTIONS) as reranker,
+        TextEncoder(model) as ours,
+    ):
+        framing = Pairs(model.metadata, load_tokenizer(model))
+        pairs = [framing.encode(QUERY, document) for document in DOCUMENTS]
+        found, found_by_us = reranker.pooled(pairs)[:, 0], ours.pooled(pairs)[:, 0]
+        assert reranker.pooled([]).shape == ours.pooled([]).shape == (0, 1)
     texts = [llama_oracle.tokenize(path, text, add_special=False) for text in (QUERY, *DOCUMENTS)]
     end = [SEP] if unigram else []
     assert pairs == [[CLS, *texts[0], SEP, *text, *end] for text in texts[1:]]
     expected = [score(head, llama_oracle.hidden_states(path, pair)[0]) for pair in pairs]
     assert np.ptp(expected) > 0.1
     np.testing.assert_allclose(found, expected, atol=5e-3)
+    np.testing.assert_allclose(found_by_us, expected, atol=5e-3)
 
 
 def test_a_models_own_template_frames_pairs_and_texts_stay_texts(tmp_path):
     path = tmp_path / "templated.gguf"
     bert_reranker(path, template=RERANK_TEMPLATE)
-    with open_model(path) as model, LlamaReranker(model, load_tokenizer(model), OPTIONS) as reranker:
-        pair = reranker.pair("a panda", "snow")
-        tricked = reranker.pair("a {document}", "[SEP] snow")
+    with open_model(path) as model:
+        framing = Pairs(model.metadata, load_tokenizer(model))
+        pair = framing.encode("a panda", "snow")
+        tricked = framing.encode("a {document}", "[SEP] snow")
     filled = RERANK_TEMPLATE.replace("{query}", "a panda").replace("{document}", "snow")
     assert pair == llama_oracle.tokenize(path, filled, add_special=False, parse_special=True)
     assert (pair.count(SEP), tricked.count(SEP)) == (1, 1)
@@ -58,10 +67,8 @@ def test_files_are_recognised_by_pooling_or_by_their_head(tmp_path):
         bert_reranker(tmp_path / f"{name}.gguf", **facts)
         with open_model(tmp_path / f"{name}.gguf") as model:
             assert is_reranker(model)
-    with open_model(tmp_path / "pooling.gguf") as model, pytest.raises(LlamaCppError, match="no classification head"):
-        LlamaReranker(model, load_tokenizer(model), OPTIONS)
-    with open_model(tmp_path / "both.gguf") as model, pytest.raises(LlamaCppError, match="reranker"):
-        LlamaEmbedder(model, OPTIONS)
+    with open_model(tmp_path / "pooling.gguf") as model, pytest.raises(ModelFileError, match="no classification head"):
+        LlamaTextEncoder(model, OPTIONS)
     bert_reranker(tmp_path / "plain.gguf", pooling=False, head=False)
     with open_model(tmp_path / "plain.gguf") as model:
         assert not is_reranker(model)

@@ -15,7 +15,7 @@ class Synthetic:
     """Sizes of a model to write.
 
     extra: further metadata, keys without the architecture's prefix. added: shapes of each layer's further tensors, by
-    names of sizes (see `shapes`). dropped: those that its layers do not have. beside: shapes of tensors of no layer.
+    numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.) do not have. beside: of no layer.
     """
 
     architecture: str
@@ -78,8 +78,7 @@ def write(
         f"attention.layer_norm_{'' if model.layer_norm else 'rms_'}epsilon": 1e-5,
         "rope.freq_base": 10_000.0,
     }
-    if model.experts:
-        metadata["expert_count"] = model.experts
+    metadata |= {"expert_count": model.experts} if model.experts else {}
     for key, value in {**metadata, **model.extra}.items():
         add: Any = {
             list: writer.add_array,
@@ -89,6 +88,7 @@ def write(
             bool: writer.add_bool,
         }[type(value)]
         add(f"{name}.{key}", value)
+    writer.add_token_type_count(2)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
         writer.add_tensor(tensor, _values(tensor, shape, random) if values is None else values[tensor])
@@ -133,20 +133,20 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
         block |= {name: _shape(model, text) for name, text in model.added.items()}
         block = {name: shape for name, shape in block.items() if _has(model, layer, name)}
         tensors |= {f"blk.{layer}.{name}": shape for name, shape in block.items() if name not in model.dropped}
-    return tensors | {name: _shape(model, text) for name, text in model.beside.items()}
+    beside = {name: _shape(model, text) for name, text in model.beside.items()}
+    return {name: shape for name, shape in (tensors | beside).items() if name not in model.dropped}
 
 
 def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
     """A shape from the names of its sizes."""
     queries, keys = model.heads * model.head, model.kv_heads * model.head
-    inner = model.inner
     sizes = {
         "width": model.embedding,
         "queries": queries,
         "keys": keys,
         "fused": queries + 2 * keys,
-        "inner": inner,
-        "both inner": 2 * inner,
+        "inner": model.inner,
+        "both inner": 2 * model.inner,
         "shared": model.extra.get("expert_shared_feed_forward_length", 0),
         "heads": model.heads,
         "experts": model.experts,
@@ -154,7 +154,7 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "reach": model.extra.get("shortconv.l_cache", 0),
         "vocabulary": model.vocabulary,
     }
-    return tuple(sizes[name] for name in text.split(", "))
+    return tuple(int(name) if name.isdigit() else sizes[name] for name in text.split(", "))
 
 
 def _has(model: Synthetic, layer: int, name: str) -> bool:

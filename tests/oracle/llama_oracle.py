@@ -168,18 +168,33 @@ def own_difference(path: Path | str, tokens: tuple[int, ...], setup: Setup = DEF
 def hidden_states(path: Path | str, tokens: Sequence[int]) -> NDArray[np.float32]:
     """Return the last hidden state after every token of one text, unpooled: float32[len(tokens), embedding]."""
     llama = api()
-    model = load(path)
+    with _computed(path, tokens, llama.LLAMA_POOLING_TYPE_NONE) as handle:
+        shape = (len(tokens), llama.llama_model_n_embd_out(load(path)))
+        return np.array(np.ctypeslib.as_array(llama.llama_get_embeddings(handle), shape), dtype=np.float32)
+
+
+def pooled(path: Path | str, tokens: Sequence[int], width: int) -> NDArray[np.float32]:
+    """Return the first `width` numbers of what the file's own pooling makes of one text: float32[width]."""
+    llama = api()
+    with _computed(path, tokens, llama.LLAMA_POOLING_TYPE_UNSPECIFIED) as handle:
+        row = llama.llama_get_embeddings_seq(handle, 0)
+        return np.array(np.ctypeslib.as_array(row, (width,)), dtype=np.float32)
+
+
+@contextmanager
+def _computed(path: Path | str, tokens: Sequence[int], pooling: int) -> Iterator[Any]:
+    """Yield a context that has computed one text for its states."""
+    llama = api()
     params = llama.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
     params.embeddings = True
-    params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
-    handle = llama.llama_init_from_model(model, params)
+    params.pooling_type = pooling
+    handle = llama.llama_init_from_model(load(path), params)
     if not handle:
         raise ValueError(f"llama.cpp cannot make an embedding context:\n{log()[-2000:]}")
     try:
         _compute(handle, tokens, 0)
-        shape = (len(tokens), llama.llama_model_n_embd_out(model))
-        return np.array(np.ctypeslib.as_array(llama.llama_get_embeddings(handle), shape), dtype=np.float32)
+        yield handle
     finally:
         llama.llama_free(handle)
 

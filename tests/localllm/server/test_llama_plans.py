@@ -8,10 +8,11 @@ import pytest
 from gguf_io import open_model
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.planner import DEFAULT_RESERVE
+from localllm.engine.text_encoders import bytes_beside_weights, choose_text_encoder
 from localllm.errors import OutOfMemoryError
 from localllm.server import llama_plans
 from localllm.server.catalog import CatalogEntry
-from localllm.server.llama_plans import EMBEDDING_BYTES, MIB, Grant, plan_embedder, plan_model
+from localllm.server.llama_plans import MIB, Grant, plan_embedder, plan_model
 from localllm.server.loading import LoadPlan, MemoryLoader
 from localllm.server.options import ServerOptions
 from localllm.settings import Settings
@@ -78,17 +79,21 @@ def test_others_on_gpus_make_room_before_a_model_is_given_less(monkeypatch: pyte
 
 def test_embedders_lie_whole_where_there_is_most_room(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     with open_model(path) as file:
-        needed = file.weights_bytes + EMBEDDING_BYTES
+        choice = choose_text_encoder(file, SETTINGS)
+        needed = file.weights_bytes + bytes_beside_weights(file, choice)
         with_gpus(monkeypatch, needed, 2 * needed)
-        grant = plan_embedder(SETTINGS, file, MAIN, [])
+        grant = plan_embedder(SETTINGS, choice, file, MAIN, [])
         assert (grant.devices, grant.settings.main_gpu) == ((0, needed), 1)
-        grant = plan_embedder(SETTINGS, file, MAIN, [(0, 2 * needed)])
+        grant = plan_embedder(SETTINGS, choice, file, MAIN, [(0, 2 * needed)])
         assert (grant.devices, grant.settings.main_gpu) == ((needed, 0), 0)
-        grant = plan_embedder(SETTINGS, file, MAIN, [(needed, 2 * needed)])
+        grant = plan_embedder(SETTINGS, choice, file, MAIN, [(needed, 2 * needed)])
         assert (grant.devices, grant.settings.gpu_layers, grant.main) == ((), 0, needed)
-        assert plan_embedder(replace(SETTINGS, gpu_layers=0), file, MAIN, []).devices == ()
+        assert plan_embedder(replace(SETTINGS, gpu_layers=0), choice, file, MAIN, []).devices == ()
         with pytest.raises(OutOfMemoryError, match="available"):
-            plan_embedder(replace(SETTINGS, gpu_layers=0), file, needed, [])
+            plan_embedder(replace(SETTINGS, gpu_layers=0), choice, file, needed, [])
+        ours = choose_text_encoder(file, Settings(backend="native"))
+        grant = plan_embedder(SETTINGS, ours, file, MAIN, [])
+        assert (grant.devices, grant.main) == ((), file.size_bytes + bytes_beside_weights(file, ours))
 
 
 @pytest.mark.oracle

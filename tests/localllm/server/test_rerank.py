@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from gguf_io import load_tokenizer, open_model
-from gpu_offload.options import LlamaOptions
-from gpu_offload.reranker import LlamaReranker
+from gguf_io.tokenizer.pairs import Pairs
 from tests.gpu_offload.reranker_files import bert_reranker
 from tests.oracle import llama_oracle
 from tests.waiting import PATIENCE_S
@@ -37,9 +37,10 @@ def client(start_server: Any, reranker: Path) -> Iterator[httpx.Client]:
 
 
 def test_documents_come_back_in_the_order_of_their_scores(client: httpx.Client, reranker: Path) -> None:
-    with open_model(reranker) as file, LlamaReranker(file, load_tokenizer(file), LlamaOptions(gpu_layers=0)) as direct:
-        pairs = [direct.pair(QUERY, document) for document in DOCUMENTS]
-        expected = direct.scores(pairs)
+    with open_model(reranker) as file:
+        framing = Pairs(file.metadata, load_tokenizer(file))
+        pairs = [framing.encode(QUERY, document) for document in DOCUMENTS]
+    expected = np.concatenate([llama_oracle.pooled(reranker, pair, 1) for pair in pairs])
     body = {"model": "tiny-reranker", "query": QUERY, "documents": DOCUMENTS}
     found = client.post("/v1/rerank", json=body).json()
     assert [result["index"] for result in found["results"]] == list(expected.argsort()[::-1])
@@ -47,6 +48,9 @@ def test_documents_come_back_in_the_order_of_their_scores(client: httpx.Client, 
         assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=5e-3)
         assert "document" not in result
     assert found["usage"]["total_tokens"] == sum(map(len, pairs))
+
+    held = client.get("/api/ps").json()["models"]
+    assert [model["backend"] for model in held if model["name"].startswith("tiny-reranker")] == ["native"]
 
     objects = [{"text": document} for document in DOCUMENTS]
     best = client.post("/rerank", json=body | {"documents": objects, "top_n": 1, "return_documents": True}).json()

@@ -6,11 +6,11 @@ import gguf
 import numpy as np
 import pytest
 
+from gguf_io.errors import ModelFileError
 from gguf_io.model_file import open_model
 from gpu_offload import loading
-from gpu_offload.embedder import LlamaEmbedder
-from gpu_offload.errors import LlamaCppError
 from gpu_offload.options import LlamaOptions
+from gpu_offload.text_encoder import LlamaTextEncoder
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
@@ -75,6 +75,10 @@ def bert(path: Path, pooling: gguf.PoolingType) -> Path:
     return path
 
 
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
 def expected(path: Path, tokens: list[int], pooling: gguf.PoolingType) -> np.ndarray:
     states = POOLINGS[pooling](llama_oracle.hidden_states(path, tokens))
     return states / np.linalg.norm(states)
@@ -83,38 +87,38 @@ def expected(path: Path, tokens: list[int], pooling: gguf.PoolingType) -> np.nda
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_an_encoders_vectors_are_its_pooled_states(tmp_path, pooling):
     path = bert(tmp_path / "bert.gguf", pooling)
-    with open_model(path) as model, LlamaEmbedder(model, OPTIONS) as embedder:
-        found = embedder.embed(TEXTS)
-        assert (embedder.dimensions, embedder.max_tokens) == (EMBEDDING, CONTEXT)
+    with open_model(path) as model, LlamaTextEncoder(model, OPTIONS) as encoder:
+        found = unit(encoder.pooled(TEXTS))
+        assert (encoder.dimensions, encoder.max_tokens) == (EMBEDDING, CONTEXT)
     np.testing.assert_allclose(found, [expected(path, text, pooling) for text in TEXTS], atol=2e-3)
 
 
 def test_a_language_model_pools_the_mean(data_dir):
     path = data_dir / "models/gguf/stories260K-F32.gguf"
-    with open_model(path) as model, LlamaEmbedder(model, OPTIONS) as embedder:
-        found = embedder.embed(TEXTS)
-        np.testing.assert_allclose(embedder.embed(TEXTS[2:3]), found[2:3], atol=2e-3)
+    with open_model(path) as model, LlamaTextEncoder(model, OPTIONS) as encoder:
+        found = unit(encoder.pooled(TEXTS))
+        np.testing.assert_allclose(unit(encoder.pooled(TEXTS[2:3])), found[2:3], atol=2e-3)
     np.testing.assert_allclose(found, [expected(path, text, gguf.PoolingType.MEAN) for text in TEXTS], atol=2e-3)
 
 
 def test_more_texts_than_one_batch_holds(tmp_path):
     path = bert(tmp_path / "bert.gguf", gguf.PoolingType.MEAN)
     texts = [[3 + (number * position) % 290 for position in range(1 + number % 150)] for number in range(80)]
-    with open_model(path) as model, LlamaEmbedder(model, OPTIONS) as embedder:
-        together = embedder.embed(texts)
-        alone = np.concatenate([embedder.embed([text]) for text in texts])
-        assert embedder.embed([]).shape == (0, EMBEDDING)
+    with open_model(path) as model, LlamaTextEncoder(model, OPTIONS) as encoder:
+        together = encoder.pooled(texts)
+        alone = np.concatenate([encoder.pooled([text]) for text in texts])
+        assert encoder.pooled([]).shape == (0, EMBEDDING)
     np.testing.assert_allclose(together, alone, atol=2e-3)
 
 
 def test_bad_texts_and_models_are_refused(tmp_path):
     path = bert(tmp_path / "bert.gguf", gguf.PoolingType.MEAN)
-    with open_model(path) as model, LlamaEmbedder(model, OPTIONS) as embedder:
+    with open_model(path) as model, LlamaTextEncoder(model, OPTIONS) as encoder:
         for text, problem in [([], "0 tokens"), ([1] * 257, "257 tokens"), ([300], "outside"), ([-1], "outside")]:
             with pytest.raises(ValueError, match=problem):
-                embedder.embed([[1], text])
+                encoder.pooled([[1], text])
     with pytest.raises(ValueError, match="closed"):
-        embedder.embed([[1]])
+        encoder.pooled([[1]])
     ranker = bert(tmp_path / "ranker.gguf", gguf.PoolingType.RANK)
-    with open_model(ranker) as model, pytest.raises(LlamaCppError, match="reranker"):
-        LlamaEmbedder(model, OPTIONS)
+    with open_model(ranker) as model, pytest.raises(ModelFileError, match="no classification head"):
+        LlamaTextEncoder(model, OPTIONS)

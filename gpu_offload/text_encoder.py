@@ -1,4 +1,4 @@
-"""Texts in, one pooled row of numbers each: embedding models, and what rerankers share with them."""
+"""Texts in, one pooled row of numbers each, by llama.cpp: embedding models and rerankers."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores
 from gguf_io.model_file import ModelFile
+from gguf_io.pooling import Pooling, pooling_of
 from gpu_offload.decoding import Batch
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama
@@ -18,20 +19,19 @@ MAX_TOKENS = 2048  # of one text, which is computed in one pass; attention takes
 _SEQUENCES = 32  # most texts in a batch
 
 
-class PooledTexts:
+class LlamaTextEncoder:
     """A model whose last hidden states are pooled into one row per text. Not thread-safe; close it after use.
 
-    max_tokens: of one text.
+    max_tokens: of one text. dimensions: numbers of a row; a reranker has one, its score.
     """
 
-    def __init__(
-        self, model: ModelFile, options: LlamaOptions, pooling: int, progress: LoadProgress | None = None
-    ) -> None:
+    def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
         """Load the model; of the options only threads and those about devices matter.
 
-        pooling: llama.cpp's LLAMA_POOLING_TYPE_*. progress is called on this thread; an exception in it ends the load.
-        Raises LlamaCppError and its subclasses.
+        progress is called on this thread; an exception in it ends the load. Raises ModelFileError for a reranker
+        without a classification head, LlamaCppError and its subclasses.
         """
+        pooling = pooling_of(model)
         self._lib = llama()
         self._model: Any = load_model(model, options, progress)
         self._context: Any = None
@@ -45,11 +45,11 @@ class PooledTexts:
         self._memory = self._lib.llama_get_memory(self._context)
         self._compute = self._lib.llama_decode if self._memory else self._lib.llama_encode
         self._batch = Batch(self.max_tokens)
-        self._vocab = self._lib.llama_model_get_vocab(self._model)
-        self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._vocab))
+        self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
+        self.dimensions = 1 if pooling is Pooling.RANK else int(self._lib.llama_model_n_embd_out(self._model))
 
-    def pooled(self, texts: Sequence[Sequence[int]], width: int) -> NDArray[np.float32]:
-        """Return the first `width` numbers of each text's row: float32[len(texts), width].
+    def pooled(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """Return each text's row: float32[len(texts), dimensions]. The caller adds special tokens, and normalises.
 
         Raises ValueError, before anything is computed, for a text that is empty or longer than max_tokens and for ids
         outside the vocabulary; LlamaCppError if the computation fails.
@@ -62,12 +62,12 @@ class PooledTexts:
                 raise ValueError(f"text {number} has {len(row)} tokens, outside 1..{self.max_tokens}")
             if row.min() < 0 or row.max() >= self._vocab_size:
                 raise ValueError(f"text {number} has token ids outside 0..{self._vocab_size - 1}")
-        found = np.empty((len(rows), width), dtype=np.float32)
+        found = np.empty((len(rows), self.dimensions), dtype=np.float32)
         first = 0
         while first < len(rows):
             lengths = np.cumsum([len(row) for row in rows[first : first + _SEQUENCES]])
             count = int(np.searchsorted(lengths, self.max_tokens, side="right"))
-            found[first : first + count] = self._together(rows[first : first + count], width)
+            found[first : first + count] = self._together(rows[first : first + count])
             first += count
         return found
 
@@ -86,21 +86,21 @@ class PooledTexts:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, model: ModelFile, options: LlamaOptions, pooling: int) -> Any:
+    def _open(self, model: ModelFile, options: LlamaOptions, pooling: Pooling) -> Any:
         library = self._lib
         params = library.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = self.max_tokens
         params.n_seq_max = _SEQUENCES
         params.kv_unified = True
         params.embeddings = True
-        params.pooling_type = pooling
+        params.pooling_type = int(pooling)  # llama.cpp's numbers are the format's
         params.n_threads = params.n_threads_batch = options.threads or usable_cores()
         context = library.llama_init_from_model(self._model, params)
         if not context:
             raise failure(f"llama.cpp cannot make a pooling context for {model.path}")
         return context
 
-    def _together(self, rows: list[NDArray[np.int64]], width: int) -> NDArray[np.float32]:
+    def _together(self, rows: list[NDArray[np.int64]]) -> NDArray[np.float32]:
         """Compute texts in one batch, each a sequence of its own."""
         if self._memory:
             self._lib.llama_memory_clear(self._memory, True)
@@ -112,29 +112,4 @@ class PooledTexts:
         if status:
             raise LlamaCppError(f"llama.cpp failed to compute texts with status {status}:\n{complaints()}")
         found = [self._lib.llama_get_embeddings_seq(self._context, index) for index in range(len(rows))]
-        return np.stack([np.ctypeslib.as_array(row, shape=(width,)) for row in found])
-
-
-class LlamaEmbedder(PooledTexts):
-    """Vectors of texts, from an embedding model or any other.
-
-    Pooling is the file's `<architecture>.pooling_type` (mean, first or last token), by default the mean.
-    """
-
-    def __init__(self, model: ModelFile, options: LlamaOptions, progress: LoadProgress | None = None) -> None:
-        """Load the model. Raises LlamaCppError and its subclasses, also for rerankers."""
-        library = llama()
-        pooling = model.metadata.get_int(f"{model.architecture}.pooling_type", library.LLAMA_POOLING_TYPE_MEAN)
-        if pooling == library.LLAMA_POOLING_TYPE_RANK:
-            raise LlamaCppError(f"{model.path} is a reranker: it scores pairs of texts and has no vectors.")
-        super().__init__(model, options, pooling or library.LLAMA_POOLING_TYPE_MEAN, progress)
-        self.dimensions = int(library.llama_model_n_embd_out(self._model))
-
-    def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Return a row of Euclidean length 1 for each text of token ids: float32[len(texts), dimensions].
-
-        The caller adds special tokens. Raises what `pooled` raises.
-        """
-        found = self.pooled(texts, self.dimensions)
-        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        return found
+        return np.stack([np.ctypeslib.as_array(row, shape=(self.dimensions,)) for row in found])

@@ -1,0 +1,28 @@
+"""ModernBERT: norms before sub-layers, gated GELU, and one layer that sees all to two with a window around each row."""
+
+from dataclasses import replace
+
+from models.architecture import Activation, Architecture, Norms, RopePairs, Rotation
+from models.config import ModelConfig, RopeScaling
+
+_PERIOD = 3
+
+
+def _window(config: ModelConfig, layer: int) -> int:
+    pattern = _PERIOD if config.window_pattern is None else config.window_pattern
+    slides = pattern[layer] if isinstance(pattern, tuple) else pattern == 0 or layer % pattern > 0
+    return (config.window or 0) if slides else 0
+
+
+def _window_scaling(scaling: RopeScaling) -> RopeScaling:
+    return replace(scaling, kind="none")
+
+
+ARCHITECTURE = Architecture(
+    name="modern-bert",
+    rotation=Rotation(RopePairs.HALVES, window_base=10_000.0, window_scaling=_window_scaling),
+    norms=Norms(layer_norm=True, first=False),
+    activation=Activation.GELU,
+    window=_window,
+    causal=False,
+)

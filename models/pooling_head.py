@@ -1,0 +1,89 @@
+"""What some files put behind the pooled states: a classification head, or dense layers."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import activations
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.records import Barrier
+from cpu_kernels.threads import ThreadTeam
+from gguf_io import ModelFile
+from models.architecture import Architecture
+from models.buffers import Rows
+from models.config import ModelConfig
+from models.recording import Recording
+from models.refusals import refusal
+from models.steps import LoadProgress, Steps
+from models.weights import Matrix, WeightLoader
+
+_ROWS = 512
+_INNER, _CLASSIFIER, _DENSE = "cls", "cls.output", ("dense_2", "dense_3")
+
+
+class PoolingHead:
+    """Layers over pooled rows, often none: dense ones, or those of a reranker, which end in a score.
+
+    A reranker's are a layer with tanh, a projection, or both; of Qwen 3 the score is the chance of the first of its
+    answers. width: numbers of a row that comes out. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        loader: WeightLoader,
+        config: ModelConfig,
+        architecture: Architecture,
+        *,
+        scores: bool,
+        team: ThreadTeam,
+        progress: LoadProgress | None,
+    ) -> None:
+        """Load the layers. scores: the file is a reranker. Raises UnsupportedModelError for heads of other kinds."""
+        if scores and architecture.name == "modern-bert":
+            raise refusal(file, "the classification head of ModernBERT has a norm and GELU")
+        names = [name for name in ((_INNER, _CLASSIFIER) if scores else _DENSE) if loader.has(f"{name}.weight")]
+        self._softmax = scores and architecture.name == "qwen3"
+        self._layers = len(names)
+        self._config, self._size = config, config.embedding
+        if not names:
+            self.width = self._size
+            return
+        outputs = [loader.rows(f"{name}.weight") for name in names]
+        builder = ProgramBuilder()
+        wide = replace(config, feed_forward=max(config.feed_forward, *outputs), experts=0)
+        recording = Recording(builder, loader, wide, architecture, _ROWS, team.threads)
+        self._in = recording.x.values
+        rows, k = recording.x, self._size
+        for name, size in zip(names, outputs, strict=True):
+            matrix = loader.matrix(f"{name}.weight", size, k)
+            rows, k = self._layer(recording, name, matrix, rows, size), size
+        self._out, self._outputs = rows.values, k
+        self.width = 1 if scores else k
+        self._steps = Steps(builder, team, wide, _ROWS, progress)
+
+    def run(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the layers make of pooled rows: float32[len(rows), width]."""
+        if not self._layers:
+            return rows
+        found = np.empty((len(rows), self.width), np.float32)
+        for first in range(0, len(rows), _ROWS):
+            part = rows[first : first + _ROWS]
+            self._in[: len(part), : self._size] = part
+            self._steps.run(len(part))
+            out = np.asarray(self._out[: len(part), : self._outputs], np.float32)
+            if self._softmax:
+                out = np.exp(out - out.max(axis=1, keepdims=True))
+                out /= out.sum(axis=1, keepdims=True)
+            found[first : first + _ROWS] = out[:, : self.width]
+        return found
+
+    def _layer(self, recording: Recording, name: str, matrix: Matrix, rows: Rows, size: int) -> Rows:
+        recording.pack(rows, matrix.k, matrix.format.form)
+        out = recording.rows(size)
+        recording.product(matrix, out, addend=recording.bias(f"{name}.bias", size), last=True)
+        if name == _INNER:
+            arguments = (out.address, out.stride, out.width, recording.builder.scalar(1.0))
+            recording.builder.add(activations.soft_cap, *arguments, barrier=Barrier.ALWAYS)  # 1 * tanh(x / 1)
+        return out

@@ -1,0 +1,158 @@
+"""Texts in, one pooled row of numbers each, on our own CPU kernels: embedding models and rerankers."""
+
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.kv_types import PAGE_TOKENS, KVType
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.threads import ThreadTeam
+from gguf_io import ModelFile
+from gguf_io.pooling import Pooling, pooling_of
+from models.config import ModelConfig, read_config
+from models.decoder import DecoderRecorder
+from models.kv_pages import PageStore, Sequence, kv_bytes_per_token
+from models.pooling_head import PoolingHead
+from models.recording import Recording
+from models.registry import TEXT_ENCODERS, find_architecture
+from models.rope_tables import Ropes
+from models.steps import LoadProgress, Steps
+from models.weights import WeightLoader, padded
+
+MAX_TOKENS = 2048  # of one text, which is computed in one pass
+# Texts that are computed together, unless one alone is longer: enough rows for products to be at their fastest, and few
+# enough that what lies between operations stays in the caches.
+_TOGETHER = 512
+_TYPES = (KVType.F16, KVType.F16)
+
+
+class TextEncoder:
+    """A model whose states after each token of a text are pooled into one row. Not thread-safe; close it after use.
+
+    A text's row is the same to the bit alone or beside others, on any number of threads. max_tokens: of one text.
+    dimensions: numbers of a row; a reranker has one, its score.
+    """
+
+    def __init__(self, file: ModelFile, threads: int | None = None, progress: LoadProgress | None = None) -> None:
+        """Load and pack the weights and compile what they need. The file may be closed afterwards.
+
+        threads: None for all cores this process may use; never more than run at once. Raises UnsupportedModelError or
+        ModelFileError before anything large is allocated.
+        """
+        architecture = find_architecture(file.architecture, TEXT_ENCODERS)
+        self._config = config = read_config(file)
+        self._pooling = pooling_of(file)
+        causal = architecture.causal if config.causal is None else config.causal
+        # The state that has seen the whole text, or the one that is trained to sum it up.
+        self._reads_last = self._pooling is Pooling.LAST or (self._pooling is Pooling.RANK and causal)
+        self.max_tokens = min(config.context, MAX_TOKENS)
+        rows = self._rows = max(self.max_tokens, _TOGETHER)
+        # A text takes at least a page, and pages are of use to one layer at a time.
+        self._store = _OneLayer(config, rows * PAGE_TOKENS * _layer_bytes(config), _TYPES)
+        team = self._team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
+        try:
+            if progress is not None:
+                progress("loading weights", 0.0)
+            builder = ProgramBuilder()
+            loader = WeightLoader(file, team, builder, progress)
+            scores = self._pooling is Pooling.RANK
+            self._head = PoolingHead(file, loader, config, architecture, scores=scores, team=team, progress=progress)
+            self._ropes = Ropes(config, architecture, loader, config.context)
+            recording = Recording(builder, loader, config, architecture, rows, team.threads)
+            self._states = DecoderRecorder(recording, self._store, self._ropes).record_states().values
+            loader.check_all_used(config.layers)
+            self._steps = Steps(builder, team, config, rows, progress)
+        except BaseException:
+            team.close()
+            raise
+        self.dimensions = self._head.width
+        self._closed = False
+
+    def pooled(self, texts: Ordered[Ordered[int]]) -> NDArray[np.float32]:
+        """Return each text's row: float32[len(texts), dimensions]. The caller adds special tokens, and normalises.
+
+        Raises ValueError, before anything is computed, for a text that is empty or longer than max_tokens and for ids
+        outside the vocabulary.
+        """
+        if self._closed:
+            raise ValueError("this model is closed")
+        for number, text in enumerate(texts):
+            if not 1 <= len(text) <= self.max_tokens:
+                raise ValueError(f"text {number} has {len(text)} tokens, outside 1..{self.max_tokens}")
+            if min(text) < 0 or max(text) >= self._config.vocabulary:
+                raise ValueError(f"text {number} has token ids outside 0..{self._config.vocabulary - 1}")
+        found = np.empty((len(texts), self._config.embedding), np.float32)
+        first = rows = 0
+        for number, text in enumerate(texts):
+            if rows and rows + len(text) > _TOGETHER:
+                self._compute(texts[first:number], found[first:number])
+                first, rows = number, 0
+            rows += len(text)
+        if rows:
+            self._compute(texts[first:], found[first:])
+        return self._head.run(found)
+
+    def close(self) -> None:
+        """Stop the threads; memory goes with the last reference. Idempotent."""
+        self._closed = True
+        self._team.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _compute(self, texts: Ordered[Ordered[int]], out: NDArray[np.float32]) -> None:
+        """Compute texts in one pass, each a sequence of its own, and pool their states."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments: list[tuple[Sequence, int, int]] = []
+        try:
+            for text in texts:
+                sequence = Sequence()
+                self._store.append(sequence, len(text))
+                segments.append((sequence, len(tokens), len(text)))
+                tokens += text
+                positions += range(len(text))
+            self._steps.place(tokens, positions, segments, self._ropes)
+            self._steps.run(len(tokens))
+        finally:
+            for sequence, _, _ in segments:
+                self._store.truncate(sequence, 0)
+        states = np.asarray(self._states[: len(tokens), : self._config.embedding], np.float32)
+        for row, (_, first, count) in zip(out, segments, strict=True):
+            if self._pooling is Pooling.MEAN:
+                row[:] = np.mean(states[first : first + count], axis=0)
+            else:
+                row[:] = states[first + count - 1 if self._reads_last else first]
+
+
+class _OneLayer(PageStore):
+    """Pages that all layers write one after the other: none reads what another has left."""
+
+    def __init__(self, config: ModelConfig, budget_bytes: int, types: tuple[KVType, KVType]) -> None:
+        super().__init__(replace(config, layers=1), budget_bytes, types)
+
+    def addresses(self, layer: int) -> tuple[int, int]:
+        """Addresses of page 0 of keys and values, the same for any layer."""
+        return super().addresses(0)
+
+
+def _layer_bytes(config: ModelConfig) -> int:
+    """Bytes of a token's keys and values in one layer."""
+    return kv_bytes_per_token(config, _TYPES) // config.layers
+
+
+def working_bytes(file: ModelFile) -> int:
+    """The most memory that a file's encoder takes beside its weights. Raises what read_config raises."""
+    config = read_config(file)
+    rows = max(min(config.context, MAX_TOKENS), _TOGETHER)
+    heads = config.padded_head * (config.heads + 2 * config.kv_heads) + config.heads * config.head_size
+    floats = 3 * padded(config.embedding) + heads + 2 * padded(config.feed_forward)
+    packed = 6 * padded(config.longest)  # two forms of a byte a value, one of four
+    return rows * (4 * floats + packed + _layer_bytes(config))

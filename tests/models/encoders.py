@@ -1,0 +1,90 @@
+"""Small GGUF files of every architecture whose states are pooled."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import gguf
+
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import Synthetic
+
+_SEES_ALL: dict[str, Any] = {"attention.causal": False}
+_BIASES = {"attn_output.bias": "width", "ffn_down.bias": "width", "ffn_up.bias": "inner"}
+_POST_NORM = {
+    **{f"{name}.weight": "width" for name in ("attn_output_norm", "layer_output_norm")},
+    "attn_output_norm.bias": "width",
+    "layer_output_norm.bias": "width",
+}
+_UNUSED = ("attn_norm.weight", "ffn_norm.weight", "output_norm.weight")
+_EMBEDDING_NORM = {"token_embd_norm.weight": "width", "token_embd_norm.bias": "width"}
+
+_BERT = Synthetic(
+    "bert",
+    layer_norm=True,
+    bias=True,
+    kv_heads=4,
+    context=512,
+    extra=_SEES_ALL,
+    added={**_POST_NORM, **_BIASES},
+    dropped=(*_UNUSED, "ffn_gate.weight"),
+    beside={**_EMBEDDING_NORM, "token_types.weight": "2, width", "position_embd.weight": "512, width"},
+)
+_NOMIC = Synthetic(
+    "nomic-bert",
+    layer_norm=True,
+    kv_heads=4,
+    extra={**_SEES_ALL, "rope.freq_base": 1000.0},
+    added={**_POST_NORM, "attn_qkv.weight": "fused, width"},
+    dropped=(*_UNUSED, "attn_q.weight", "attn_k.weight", "attn_v.weight"),
+    beside={**_EMBEDDING_NORM, "token_types.weight": "2, width"},
+)
+_MODERN = Synthetic(
+    "modern-bert",
+    layers=4,
+    layer_norm=True,
+    kv_heads=4,
+    extra={**_SEES_ALL, "attention.sliding_window": 40, "rope.freq_base": 160_000.0, "vocab_size": 320},
+    added={"attn_qkv.weight": "fused, width", "ffn_up.weight": "both inner, width"},
+    dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "blk.0.attn_norm.weight"),
+    beside={"token_embd_norm.weight": "width"},
+)
+_HEAD = {"cls.weight": "width, width", "cls.bias": "width", "cls.output.weight": "1, width", "cls.output.bias": "1"}
+
+
+def _pooled(
+    model: Synthetic, pooling: gguf.PoolingType, more: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> Synthetic:
+    return replace(model, extra={**model.extra, "pooling_type": int(pooling), **more}, **changes)
+
+
+ENCODERS: dict[str, Synthetic] = {
+    "bert": _pooled(_BERT, gguf.PoolingType.MEAN),
+    # The shape of all-MiniLM: heads of 32, and sizes that are no multiples of 256.
+    "bert-small-heads": _pooled(
+        _BERT, gguf.PoolingType.CLS, embedding=96, feed_forward=160, heads=3, kv_heads=3, head=32
+    ),
+    "nomic-bert": _pooled(_NOMIC, gguf.PoolingType.MEAN),
+    "modern-bert": _pooled(_MODERN, gguf.PoolingType.CLS),
+    "gemma-embedding": _pooled(replace(MODELS["gemma3"], architecture="gemma-embedding"), gguf.PoolingType.MEAN),
+    "qwen3": _pooled(MODELS["qwen3"], gguf.PoolingType.LAST),
+    "qwen2-sees-all": _pooled(
+        replace(MODELS["qwen2"], extra={**MODELS["qwen2"].extra, **_SEES_ALL}), gguf.PoolingType.MEAN
+    ),
+}
+"""By a name of its own; models with a vector a text."""
+
+RERANKERS: dict[str, Synthetic] = {
+    "bert": _pooled(_BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, **_HEAD}),
+    "bert-without-inner": _pooled(
+        _BERT, gguf.PoolingType.RANK, beside={**_BERT.beside, "cls.output.weight": "1, width"}
+    ),
+    "qwen3": _pooled(
+        MODELS["qwen3"],
+        gguf.PoolingType.RANK,
+        beside={"cls.output.weight": "2, width"},
+        more={"classifier.output_labels": ["yes", "no"]},
+    ),
+}
+"""Models with a score a text."""

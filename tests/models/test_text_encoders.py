@@ -1,0 +1,116 @@
+"""Pooled rows of every encoder: llama.cpp's, and the same to the bit alone, together, and on any number of threads."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from gguf_io.errors import ModelFileError
+from models import NativeRunner
+from models.errors import UnsupportedModelError
+from models.text_encoder import TextEncoder
+from tests.models.encoders import ENCODERS, RERANKERS
+from tests.models.synthetic import write
+from tests.oracle import llama_oracle
+
+MODELS = {f"{name}-encoder": model for name, model in ENCODERS.items()}
+MODELS |= {f"{name}-reranker": model for name, model in RERANKERS.items()}
+# Pages have 16 tokens, spans of attention 256, windows here 40.
+LENGTHS = (1, 2, 15, 16, 17, 3, 100, 255, 256, 257, 400, 5, 512)
+GEMMA = ENCODERS["gemma-embedding"]
+TEXTS = [np.random.default_rng(length).integers(0, 320, length).tolist() for length in LENGTHS]
+# llama.cpp rounds activations and keys to half precision elsewhere than we do; F32 weights leave only that.
+TOLERANCE = 4e-3
+
+
+@pytest.fixture(params=MODELS)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write(MODELS[request.param], tmp_path / f"{request.param}.gguf")
+
+
+@pytest.fixture
+def encoder(path: Path) -> Iterator[TextEncoder]:
+    with open_model(path) as file, TextEncoder(file) as encoder:
+        yield encoder
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_rows_are_llama_cpps(path: Path, encoder: TextEncoder) -> None:
+    found = encoder.pooled(TEXTS)
+    expected = np.stack([llama_oracle.pooled(path, text, encoder.dimensions) for text in TEXTS])
+    assert found.shape == expected.shape and expected.std() > 0
+    assert np.abs(found - expected).max() < TOLERANCE * max(expected.std(), np.abs(expected).max() / 4)
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
+    """llama.cpp ends the process that loads such files: it computes the states, and the layers are computed here."""
+    plain = write(GEMMA, tmp_path / "plain.gguf")
+    dense = {"dense_2.weight": "both inner, width", "dense_3.weight": "width, both inner"}
+    path = write(replace(GEMMA, beside=dense), tmp_path / "dense.gguf")
+    with open_model(path) as file, TextEncoder(file) as encoder:
+        found = encoder.pooled(TEXTS)
+        inner, outer = (file.dequantize(name) for name in dense)
+    states = np.stack([llama_oracle.pooled(plain, text, 256) for text in TEXTS])
+    expected = states @ inner.T @ outer.T
+    assert np.abs(found - expected).max() < TOLERANCE * expected.std()
+
+
+def test_a_row_is_the_same_alone_together_and_on_any_number_of_threads(path: Path, encoder: TextEncoder) -> None:
+    together = encoder.pooled(TEXTS)
+    np.testing.assert_array_equal(np.concatenate([encoder.pooled([text]) for text in TEXTS]), together)
+    np.testing.assert_array_equal(encoder.pooled(TEXTS[::-1]), together[::-1])
+    for threads in (1, 2):
+        with open_model(path) as file, TextEncoder(file, threads=threads) as other:
+            np.testing.assert_array_equal(other.pooled(TEXTS), together)
+
+
+def test_texts_that_cannot_be_computed(tmp_path: Path) -> None:
+    path = write(ENCODERS["bert"], tmp_path / "model.gguf")
+    with open_model(path) as file, TextEncoder(file) as encoder:
+        assert (encoder.max_tokens, encoder.dimensions) == (512, 256)
+        assert encoder.pooled([]).shape == (0, 256)
+        for text, problem in [([], "0 tokens"), ([1] * 513, "513 tokens"), ([320], "outside"), ([-1], "outside")]:
+            with pytest.raises(ValueError, match=problem):
+                encoder.pooled([[1], text])
+    with pytest.raises(ValueError, match="closed"):
+        encoder.pooled([[1]])
+
+
+def test_models_that_write_no_text_are_no_runners(tmp_path: Path) -> None:
+    for name, problem in [("bert", "the architecture 'bert'"), ("qwen2-sees-all", "writes no text")]:
+        path = write(ENCODERS[name], tmp_path / f"{name}.gguf")
+        with open_model(path) as file, pytest.raises(UnsupportedModelError, match=problem):
+            NativeRunner(file, kv_bytes=1 << 20, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"beside": {**ENCODERS["bert"].beside, "cls.norm.weight": "width"}}, "cls.norm.weight would not be used"),
+        ({"architecture": "jina-bert-v2"}, "does not support the architecture 'jina-bert-v2'"),
+    ],
+)
+def test_encoders_that_are_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    path = write(replace(ENCODERS["bert"], **changes), tmp_path / "model.gguf")
+    with open_model(path) as file, pytest.raises(UnsupportedModelError, match=problem):
+        TextEncoder(file, threads=1)
+
+
+def test_an_activation_that_is_not_computed_is_refused(tmp_path: Path) -> None:
+    model = ENCODERS["modern-bert"]
+    path = write(replace(model, extra={**model.extra, "hidden_activation": "silu"}), tmp_path / "model.gguf")
+    with open_model(path) as file, pytest.raises(UnsupportedModelError, match="hidden_activation is silu"):
+        TextEncoder(file, threads=1)
+
+
+def test_a_reranker_without_a_head_is_refused(tmp_path: Path) -> None:
+    path = write(replace(RERANKERS["bert"], beside=ENCODERS["bert"].beside), tmp_path / "model.gguf")
+    with open_model(path) as file, pytest.raises(ModelFileError, match="no classification head"):
+        TextEncoder(file, threads=1)
