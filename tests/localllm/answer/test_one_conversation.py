@@ -15,7 +15,7 @@ from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
 from localllm.engine.stream import GenerationStream
 from localllm.library.behaviour import Behaviour
-from localllm.server.anthropic.messages import MessagesBody, messages_request
+from localllm.server.anthropic.requests import MessagesBody, messages_request
 from localllm.server.ollama.generate import chat_request as ollama_chat_request
 from localllm.server.ollama.generate import generate_request
 from localllm.server.ollama.schema import ChatBody as OllamaChatBody
