@@ -92,6 +92,7 @@ class Extensions(Body):
 
     num_ctx limits the context, keep_alive is how long the model stays loaded, truncate drops old messages that do not
     fit, progress asks for events before the first token. lora replaces the default adapters; an empty list uses none.
+    service_tier "flex", OpenAI's, lets other requests go first.
     """
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
@@ -102,6 +103,7 @@ class Extensions(Body):
     min_p: Number | None = None
     repeat_penalty: Number | None = None
     lora: Annotated[list[AppliedAdapter], Field(max_length=MAX_ADAPTERS)] | None = None
+    service_tier: str | None = None
 
     def request_fields(self, stop: Any, logprobs: int | None = None) -> dict[str, Any]:
         """The fields of an AnswerRequest for limits and sampling. Raises ApiError 400."""
@@ -118,6 +120,7 @@ class Extensions(Body):
             "stop": None if stop is None else stop_strings(stop),
             "context_limit": self.num_ctx,
             "policy": ContextPolicy.DROP_MESSAGES if self.truncate else ContextPolicy.REFUSE,
+            "background": self.service_tier == "flex",
             "adapters": None if self.lora is None else tuple((entry.id, entry.scale) for entry in self.lora),
         }
 

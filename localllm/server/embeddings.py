@@ -14,6 +14,7 @@ from gpu_offload.loading import LoadProgress
 from gpu_offload.options import LlamaOptions
 from gpu_offload.reranker import LlamaReranker, is_reranker
 from localllm.server.errors import ApiError
+from localllm.server.limits import MAX_EMBED_TEXTS
 from localllm.server.served import Embedder
 from localllm.settings import Settings
 
@@ -129,7 +130,12 @@ class EmbeddingModel:
 async def embed_all(
     model: Embedder, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
 ) -> tuple[NDArray[np.float32], int]:
-    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after this batch."""
+    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after this batch.
+
+    Raises ApiError 400 for too many texts.
+    """
+    if len(texts) > MAX_EMBED_TEXTS:
+        raise ApiError(400, f"input has {len(texts)} texts; at most {MAX_EMBED_TEXTS} are embedded in one request")
 
     def work(batch: slice) -> tuple[NDArray[np.float32], int]:
         return model.embed(texts[batch], truncate=truncate, dimensions=dimensions)

@@ -23,5 +23,6 @@ HEADER_SECONDS = 15.0  # to send a request's headers
 DISCARDED_BYTES = 64 * 2**20  # read and dropped of a body that is too large, so that the client reads the response
 DISCARD_SECONDS = 5.0
 BODY_SECONDS = 60.0  # to send a request's body
+KEEP_ALIVE_SECONDS = 10.0  # of silence before a stream says that it lives; clients give up after minutes
 STALLED_SECONDS = 120.0  # a client that reads nothing for this long is disconnected
 IDLE_SECONDS = 30  # keep-alive between requests

@@ -110,7 +110,7 @@ def _write(
 ) -> None:
     """Attention and feed-forward network are zero, so that the last token alone decides."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(65536)
+    writer.add_context_length(262144)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(1)
     writer.add_feed_forward_length(64)

@@ -90,6 +90,9 @@ class _Writer:
     def progress(self, progress: Object) -> bytes:
         return _event("ping", progress=progress)
 
+    def alive(self) -> bytes:
+        return _event("ping")
+
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         for part in event.parts:
             yield from self._part(part)

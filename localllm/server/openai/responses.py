@@ -21,7 +21,7 @@ from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
 from localllm.server.openai.wire import Object, OpenAIRoute, arguments_of, format_of, think_of
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, sse
+from localllm.server.wire import SSE, SSE_COMMENT, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -109,6 +109,9 @@ class _Writer:
     def progress(self, progress: Object) -> bytes:
         """See answering.Writer. The event is our addition."""
         return b"".join([*self.begin(), self._event("localllm.progress", progress=progress)])
+
+    def alive(self) -> bytes:
+        return SSE_COMMENT
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         for part in event.parts:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from localllm.server.bodies import Body, Count, Extensions, Limit, Messages, Number, Object, Sampled, Tokens
-from localllm.server.limits import MAX_EMBED_TEXTS, MAX_INT, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS, MAX_TOP_LOGPROBS
+from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS, MAX_TOP_LOGPROBS
 
 # Passed on to the chat template.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
@@ -72,8 +72,8 @@ class EmbeddingsBody(Extensions):
     input: (
         str
         | Annotated[Tokens, Field(min_length=1)]
-        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_EMBED_TEXTS)]
-        | Annotated[list[Tokens], Field(fail_fast=True, min_length=1, max_length=MAX_EMBED_TEXTS)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1)]
+        | Annotated[list[Tokens], Field(fail_fast=True, min_length=1)]
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None

@@ -16,7 +16,7 @@ from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
 from localllm.server.service import Run
-from localllm.server.wire import SSE, sse, usage
+from localllm.server.wire import SSE, SSE_COMMENT, sse, usage
 
 Object = dict[str, Any]
 
@@ -51,6 +51,9 @@ class ChunkWriter:
 
     def progress(self, progress: Object) -> bytes:
         return sse({**self._head, "choices": [], "progress": progress})
+
+    def alive(self) -> bytes:
+        return SSE_COMMENT
 
     def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
         if self._includes_usage:
