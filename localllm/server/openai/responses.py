@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from anyio import to_thread
@@ -16,8 +16,10 @@ from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import ApiError, message_of, status_of
+from localllm.server.keys import namespace_of
 from localllm.server.openai.items import conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
+from localllm.server.openai.stored import StoredItems
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
 from localllm.server.openai.wire import Object, OpenAIRoute, arguments_of, format_of, think_of
 from localllm.server.service import Run, ServiceDep
@@ -35,35 +37,49 @@ _SUMMARY = ("reasoning", "rs", "summary_text")
 # Calls: the type of an item, the prefix of its id, the field of its text, and its events.
 _FUNCTION_CALL = ("function_call", "fc", "arguments", "function_call_arguments")
 _CUSTOM_CALL = ("custom_tool_call", "ctc", "input", "custom_tool_call_input")
-STATEFUL = ("previous_response_id", "conversation", "background")
+UNSUPPORTED = ("conversation", "background")
 
 
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
-    request = await to_thread.run_sync(responses_request, body)
+    stored: StoredItems = http.app.state.stored_items
+    user = namespace_of(http.scope) or ""
+    items = stored.expanded(user, given_items(body), body.previous_response_id)
+    request = await to_thread.run_sync(responses_request, body, items)
+
+    def keep(response: Object) -> None:
+        if body.store is not False:
+            stored.keep(user, response["id"], items, response["output"])
+
     return await answer(
         http,
         service,
         body.model,
         [request],
-        _Writer(body),
+        _Writer(body, keep),
         stream=bool(body.stream),
         progress=body.progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
     )
 
 
-def responses_request(body: ResponsesBody) -> AnswerRequest:
-    """Convert a body. Decodes images: call it off the event loop.
+def given_items(body: ResponsesBody) -> list[Object]:
+    """The items of a body."""
+    if isinstance(body.input, str):
+        return [{"role": "user", "content": body.input}] if body.input else []
+    return body.input
 
-    Raises ApiError 400, also for stateful requests, and PictureError.
+
+def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerRequest:
+    """Convert a body, whose conversation is these items. Decodes images: call it off the event loop.
+
+    Raises ApiError 400, also for requests that want to be worked on later, and PictureError.
     """
-    for name in STATEFUL:
+    for name in UNSUPPORTED:
         if getattr(body, name):
-            raise ApiError(400, f"{name} is not supported: responses are not stored; send the whole conversation")
-    given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input
-    messages = conversation_of(given) if isinstance(given, list) else []
+            raise ApiError(400, f"{name} is not supported; send the conversation or a previous_response_id")
+    messages = conversation_of(items)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     if not messages:
@@ -88,7 +104,9 @@ class _Writer:
 
     media_type = SSE
 
-    def __init__(self, body: ResponsesBody) -> None:
+    def __init__(self, body: ResponsesBody, keep: Callable[[Object], None]) -> None:
+        """keep: called with the response when it is complete."""
+        self._keep = keep
         self._response = _begun(body)
         self._tools: Toolbox = toolbox(body.tools or [])
         self._kinds = dict(_ITEMS)
@@ -225,7 +243,7 @@ class _Writer:
 
     def _ended(self, answer: Answer) -> Object:
         cut, counts = answer.last.finish_reason is FinishReason.LENGTH, answer.last.counts
-        return {
+        response = {
             **self._response,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -238,6 +256,8 @@ class _Writer:
                 "total_tokens": counts.prompt + counts.generated,
             },
         }
+        self._keep(response)
+        return response
 
 
 def _begun(body: ResponsesBody) -> Object:
@@ -254,8 +274,8 @@ def _begun(body: ResponsesBody) -> Object:
         "model": body.model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "store": False,
+        "previous_response_id": body.previous_response_id,
+        "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": body.text or {"format": {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",

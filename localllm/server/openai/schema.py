@@ -94,6 +94,7 @@ class ResponsesBody(Extensions):
     reasoning: Reasoning | None = None
     text: Object | None = None
     include: list[str] | None = None
+    store: bool | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     previous_response_id: str | None = None
