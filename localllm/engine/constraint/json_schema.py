@@ -1,7 +1,8 @@
 """JSON Schema before it becomes a grammar: its bounds, keywords in other words, and those that cannot be kept.
 
 Libraries write keywords that no grammar can enforce into ordinary schemas. Those are left out and named, so that the
-answer fits the rest.
+answer fits the rest. An object that lists its properties gets no others, as in llama.cpp's grammars: the standard
+allows them, and weak models write them without end.
 """
 
 import json
@@ -54,15 +55,19 @@ def enforceable(source: str) -> tuple[Any, list[str]]:
         raise RequestError(f"The JSON Schema is nested deeper than {MAX_DEPTH} levels; flatten it.") from error
     if not isinstance(schema, dict | bool):
         raise RequestError(f"The JSON Schema is of type {type(schema).__name__}; it must be an object, true or false.")
-    reader = _Reader(schema)
+    reader = _Reader(schema, _stand_alone(schema))
     return reader.read(schema, "#", 0), reader.loosened
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Copies a schema, counting its parts. loosened: keywords that were left out, with their places."""
+    """Copies a schema, counting its parts. loosened: keywords that were left out, with their places.
+
+    closes: whether objects get no properties but those that they list.
+    """
 
     root: Any
+    closes: bool
     loosened: list[str] = field(default_factory=list)
     count: int = 0
 
@@ -84,6 +89,8 @@ class _Reader:
         for key in _lost(given):
             self.loosened.append(f"{key} at {path}")
             found.pop(key, None)
+        if self.closes and _lists_all(found):
+            found["additionalProperties"] = False
         if given.get("nullable") is True:  # OpenAPI 3.0
             return {"anyOf": [found, {"type": "null"}]}
         return found
@@ -122,6 +129,29 @@ class _Reader:
         for step in reference[2:].split("/"):
             found = found.get(step) if isinstance(found, dict) else None
         return schema if found is None else found
+
+
+def _stand_alone(schema: Any) -> bool:
+    """Whether no object of a schema has to fit two lists of properties at once."""
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += node
+        elif isinstance(node, dict):
+            if "allOf" in node or ("properties" in node and node.keys() & {"anyOf", "oneOf", "$ref"}):
+                return False
+            waiting += node.values()
+    return True
+
+
+def _lists_all(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema lists properties, and none but these are needed or described."""
+    properties, required = schema.get("properties"), schema.get("required") or []
+    if not properties or not isinstance(properties, dict) or not isinstance(required, list):
+        return False
+    others = {"additionalProperties", "patternProperties", "minProperties"}
+    return not schema.keys() & others and all(name in properties for name in required if isinstance(name, str))
 
 
 def _lost(schema: Mapping[str, Any]) -> list[str]:

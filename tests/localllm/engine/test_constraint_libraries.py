@@ -111,6 +111,9 @@ def test_pydantic(vocabulary: ConstraintVocabulary, tokenizer: Tokenizer) -> Non
             [],
         ),
         ({"propertyNames": {"minLength": 2}}, {}, ["propertyNames at #"]),
+        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}, []),
+        ({"properties": {"a": {}}, "required": ["b"]}, {"properties": {"a": {}}, "required": ["b"]}, []),
+        ({"allOf": [{"properties": {"a": {}}}]}, {"allOf": [{"properties": {"a": {}}}]}, []),
     ],
 )
 def test_what_is_left_of_a_schema(schema: Any, left: Any, lost: list[str]) -> None:

@@ -286,10 +286,11 @@ def test_what_an_answer_must_fit(server: Server, body: dict[str, Any]) -> None:
 
 
 def test_a_small_model_ends_its_json(server: Server) -> None:
-    """It writes blanks wherever it may."""
+    """It writes blanks and properties wherever it may."""
     ended = 0
     for seed in range(8):
-        properties = {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}}
+        age = {"type": "integer", "minimum": 0, "maximum": 99}
+        properties = {"name": {"type": "string", "maxLength": 8}, "age": age}
         schema = {"type": "object", "properties": properties, "required": ["name", "age"]}
         body = {"model": MODEL, "messages": HI, "seed": seed, "max_tokens": 200, "json_schema": schema}
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
