@@ -2,7 +2,7 @@
 
 import logging
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
@@ -46,15 +46,10 @@ _SAMPLING = (
 )
 
 
-_MOST_NOTES = 1000
-_noted: set[str] = set()
-
-
-def note_ignored(what: str) -> None:
-    """Log once that something of a request has no effect here. Bounded, since clients choose the names."""
-    if what not in _noted and len(_noted) < _MOST_NOTES:
-        _noted.add(what)
-        log.info("ignored: %s", what)
+@lru_cache(maxsize=1000)
+def note_ignored(what: str, level: int = logging.WARNING) -> None:
+    """Log that something of a request has no effect here: once, as long as it is among the last thousand."""
+    log.log(level, "ignored: %s", what)
 
 
 class Body(BaseModel):
@@ -67,7 +62,7 @@ class Body(BaseModel):
     def _note_unknown(cls, given: Any) -> Any:
         if isinstance(given, dict) and cls.model_config.get("extra") != "allow":
             for name in given.keys() - cls.model_fields.keys() - _aliases(cls):
-                note_ignored(f"field {name[:64]!r} of {cls.__name__}")
+                note_ignored(f"field {name[:64]!r} of {cls.__name__}", logging.INFO)
         return given
 
 

@@ -9,6 +9,7 @@ from anyio import to_thread
 from localllm.answer.local import LocalModel
 from localllm.engine.engine import EngineStats
 from localllm.engine.loaded_model import LoadedModel
+from localllm.errors import LocalLLMError
 from localllm.library.entry import LibraryModel, Source
 from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, generates, ranks
 from localllm.server.embeddings import EmbeddingModel
@@ -50,7 +51,7 @@ class LocalModels:
     async def lease(
         self, entry: CatalogEntry, keep_alive_s: float | None, listener: LoadListener | None
     ) -> AsyncIterator[Lease[ServedModel]]:
-        if not await to_thread.run_sync(generates, entry):
+        if not await to_thread.run_sync(_may_generate, entry):
             raise ApiError(400, f'"{entry.name}" does not support chat: it is a model for embeddings or for ranking')
         async with self._manager.lease(entry, keep_alive_s, listener=listener) as held:
             model = LocalModel(entry.name, cast("LoadedModel", held.model), entry.behaviour)
@@ -80,6 +81,13 @@ class LocalModels:
             for slot in self._manager.slots()
             if isinstance(slot.model, LoadedModel)
         }
+
+
+def _may_generate(entry: CatalogEntry) -> bool:
+    """Whether a model can chat; a file that cannot be read may be loaded already, or the load says what is wrong."""
+    with contextlib.suppress(OSError, LocalLLMError):
+        return generates(entry)
+    return True
 
 
 def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:

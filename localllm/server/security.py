@@ -33,7 +33,7 @@ LOCAL_ORIGINS = (
         for host in ("localhost", "127.0.0.1", "[[]::1]")
         for port in ("", ":*")
     ),
-    *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
+    *(f"{scheme}://*" for scheme in ("app", "tauri", "vscode-webview", "vscode-file")),
     *(f"{scheme}://*" for scheme in ("chrome-extension", "moz-extension", "safari-web-extension")),
 )
 UPLOADS = "/api/blobs/"

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
@@ -73,7 +74,7 @@ def compile_constraint(
     if matcher.is_error():
         raise RequestError(f"The {kind} constraint cannot be used: {reason(matcher)}")
     if warnings := matcher.get_grammar_warnings():
-        log.info("a %s constraint is not enforced in full: %s", kind, "; ".join(warnings)[:LONGEST_NOTE])
+        note_once(f"a {kind} constraint is not enforced in full: {'; '.join(warnings)}"[:LONGEST_NOTE])
     constraint = Constraint(matcher, vocabulary.vocab_size)
     needed = JSON_MARKS if kind in (ConstraintKind.JSON, ConstraintKind.JSON_SCHEMA) else constraint.forced_text()
     if lacking := vocabulary.unwritable(needed):
@@ -88,6 +89,12 @@ def compile_constraint(
     return constraint
 
 
+@lru_cache(maxsize=256)
+def note_once(text: str) -> None:
+    """Log a warning, once as long as it is among the last ones."""
+    log.warning(text)
+
+
 def _grammar(kind: ConstraintKind, source: str) -> str:
     if kind == ConstraintKind.REGEX:
         return str(LLMatcher.grammar_from_regex(source))
@@ -97,7 +104,7 @@ def _grammar(kind: ConstraintKind, source: str) -> str:
         return str(LLMatcher.grammar_from_lark(_lark_from_gbnf(source)))
     schema, loosened = ({"type": "object"}, []) if kind == ConstraintKind.JSON else enforceable(source)
     if loosened:
-        log.info("a JSON Schema has keywords that are not enforced: %s", ", ".join(loosened)[:LONGEST_NOTE])
+        note_once(f"a JSON Schema has keywords that are not enforced: {', '.join(loosened)}"[:LONGEST_NOTE])
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     overrides = {"lenient": False, "coerce_one_of": True, "whitespace_pattern": WHITESPACE}

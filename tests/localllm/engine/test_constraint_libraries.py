@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
+from localllm.engine.constraint.compile import note_once
 from localllm.engine.constraint.json_schema import enforceable
 
 jsonschema = pytest.importorskip("jsonschema", reason="the validator that serves as oracle is not installed")
@@ -121,6 +122,7 @@ def test_what_is_left_of_a_schema(schema: Any, left: Any, lost: list[str]) -> No
 
 
 def test_what_is_not_enforced_is_logged(vocabulary: ConstraintVocabulary, caplog: pytest.LogCaptureFixture) -> None:
+    note_once.cache_clear()
     with caplog.at_level(logging.INFO, "localllm"):
         compile_constraint(ConstraintKind.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', vocabulary)
         compile_constraint(ConstraintKind.JSON_SCHEMA, '{"oneOf": [{"type": "number"}, {"minimum": 2}]}', vocabulary)

@@ -1,14 +1,22 @@
 """What coding agents and libraries send, on a model whose answers are fixed."""
 
 import json
+import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import openai
 import pytest
+from gguf import GGUFReader, GGUFWriter, PoolingType
 
+from gpu_offload.errors import LlamaCppMissingError
+from localllm.errors import LocalLLMError, ModelFileError, RequestError
+from localllm.server.catalog import CatalogEntry, generates
+from localllm.server.errors import ApiError, message_of, status_of
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 from tests.waiting import PATIENCE_S
@@ -56,12 +64,6 @@ def posted(http: httpx.Client, path: str, **body: Any) -> Any:
     answer = http.post(path, json={"model": "scripted", **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def prompt(http: httpx.Client, **body: Any) -> str:
-    """The text of a prompt of Anthropic's messages."""
-    asked = posted(http, "/v1/messages", max_tokens=1, **body)
-    return str(asked)
 
 
 def claudes(cch: str, content: Any = "Hi") -> dict[str, Any]:
@@ -150,7 +152,8 @@ def test_results_of_tools_in_every_shape(http: httpx.Client, name: str, content:
 
 def test_anthropic_format(claude: anthropic.Anthropic, http: httpx.Client, server: Server) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
-    for where in ({"output_config": {"format": {"type": "json_schema", "schema": schema}}},):
+    wanted = {"type": "json_schema", "schema": schema}
+    for where in ({"output_config": {"format": wanted}}, {"output_format": wanted}):
         body = {"model": MODEL, "max_tokens": 100, "messages": HI, **where}
         (block,) = httpx.post(f"{server.url}/v1/messages", json=body, timeout=PATIENCE_S).json()["content"]
         assert json.loads(block["text"]) == {"a": "x"}
@@ -307,9 +310,76 @@ def test_chat_template_arguments(http: httpx.Client) -> None:
         assert refused.status_code == 400
 
 
-def test_unknown_options_are_logged_once(agents: Server, http: httpx.Client) -> None:
-    for _ in range(2):
-        body = {"prompt": "Hi", "stream": False, "options": {"embedding_only": False, "num_gqa": 1, "temperatur": 0}}
-        posted(http, "/api/generate", **body)
-    log = agents.log.read_text(encoding="utf-8")
-    assert log.count("unknown option 'num_gqa'") <= 1
+def test_what_is_ignored_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    from localllm.server.ollama.options import read_options
+    from localllm.server.openai.schema import ChatBody
+
+    with caplog.at_level(logging.INFO, "localllm"):
+        for _ in range(2):
+            fields = read_options({"embedding_only": False, "temperatur": 0, "top_k": 3})
+            ChatBody(model="m", messages=HI, safety_identifier="x")  # type: ignore[call-arg,arg-type]
+    assert fields["sampling"] == {"top_k": 3}
+    assert caplog.text.count("unknown option 'embedding_only'") == 1
+    assert caplog.text.count("unknown option 'temperatur'; did you mean 'temperature'?") == 1
+    assert caplog.text.count("field 'safety_identifier' of ChatBody") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (ModelFileError("/home/me/models/x.gguf: the file ends early. Pull it again."), 500, "x.gguf: the file ends"),
+        (RequestError("This reads no images. Load it with --backend llama."), 400, "This reads no images."),
+        (LlamaCppMissingError("not installed"), 501, "this server has no llama.cpp"),
+        (ApiError(403, "use /v1/rerank; allow it with --origins"), 403, "use /v1/rerank; allow it with --origins"),
+        (RequestError("a/b and /v1/rerank stay"), 400, "a/b and rerank stay"),
+    ],
+)
+def test_errors_name_no_folders_and_no_flags(error: LocalLLMError, status: int, told: str) -> None:
+    assert status_of(error) == status
+    message = message_of(error)
+    assert message.startswith(told) and "/home" not in message and "pip" not in message
+
+
+def test_a_model_for_embeddings_does_not_chat(model_files: Path, tmp_path: Path) -> None:
+    source, path = model_files / f"{MODEL}.gguf", tmp_path / "embedder.gguf"
+    path.write_bytes(source.read_bytes())
+    assert generates(CatalogEntry("m", path))
+    with_pooling(source, path)
+    os.utime(path, ns=(1, 1))
+    assert not generates(CatalogEntry("m", path))
+
+
+def with_pooling(source: Path, target: Path) -> None:
+    """Copy a model's metadata as that of a model for embeddings."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, "llama")
+    writer.add_pooling_type(PoolingType.MEAN)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_too_many_texts_to_embed_are_counted(http: httpx.Client) -> None:
+    answer = http.post("/v1/embeddings", json={"model": "scripted", "input": ["a"] * 3000})
+    if answer.status_code != 501:  # without llama.cpp
+        assert answer.status_code == 400
+        assert "3000 texts; at most 2048" in answer.json()["error"]["message"]
+
+
+def test_requests_that_let_others_go_first() -> None:
+    from localllm.server.openai.chat import chat_request
+    from localllm.server.openai.schema import ChatBody
+
+    for tier, background in (("flex", True), ("auto", False), (None, False)):
+        body = ChatBody(model="m", messages=HI, service_tier=tier)  # type: ignore[arg-type]
+        assert chat_request(body).background == background
+
+
+def test_a_long_conversation(http: httpx.Client) -> None:
+    messages = [{"role": ("user", "assistant")[at % 2], "content": "Go on."} for at in range(1501)]
+    posted(http, "/v1/chat/completions", messages=messages, max_tokens=1)

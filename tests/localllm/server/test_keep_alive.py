@@ -87,14 +87,16 @@ def test_every_protocol_has_a_sign_of_life(slow: Server, path: str, body: dict[s
 
 
 def test_clients_do_not_mind(slow: Server) -> None:
-    with anthropic.Anthropic(base_url=slow.url, api_key="none") as client:
-        with client.messages.stream(model=MODEL, messages=HI, max_tokens=3) as stream:
-            assert stream.get_final_message().usage.output_tokens == 3
-    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none") as client:
-        chunks = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=3, stream=True)
-        assert [chunk for chunk in chunks][-1].choices[0].finish_reason == "length"
-        with client.responses.stream(model=MODEL, input="Hi", max_output_tokens=16) as events:
-            assert events.get_final_response().status == "incomplete"
+    with (
+        anthropic.Anthropic(base_url=slow.url, api_key="none") as client,
+        client.messages.stream(model=MODEL, messages=HI, max_tokens=3) as stream,
+    ):
+        assert stream.get_final_message().usage.output_tokens == 3
+    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none") as gpt:
+        chunks = gpt.chat.completions.create(model=MODEL, messages=HI, max_tokens=3, stream=True)
+        assert list(chunks)[-1].choices[0].finish_reason == "length"
+        with gpt.responses.stream(model=MODEL, input="Hi", max_output_tokens=3) as events:
+            assert [event.type for event in events][-1] == "response.incomplete"
 
 
 def test_a_refusal_before_any_sign_keeps_its_status(slow: Server) -> None:
