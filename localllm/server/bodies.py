@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from functools import cache, lru_cache
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,8 @@ from localllm.server.limits import (
 from localllm.server.options import parse_duration
 
 log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[\w.:$-]{1,64}")
 
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
@@ -46,6 +49,12 @@ _SAMPLING = (
 )
 
 
+def shown(name: object) -> str:
+    """A name that a client chose, for the log; not one that may be a sentence."""
+    text = str(name)
+    return repr(text) if _NAME.fullmatch(text) else "of another name"
+
+
 @lru_cache(maxsize=1000)
 def note_ignored(what: str, level: int = logging.WARNING) -> None:
     """Log that something of a request has no effect here: once, as long as it is among the last thousand."""
@@ -62,7 +71,7 @@ class Body(BaseModel):
     def _note_unknown(cls, given: Any) -> Any:
         if isinstance(given, dict) and cls.model_config.get("extra") != "allow":
             for name in given.keys() - cls.model_fields.keys() - _aliases(cls):
-                note_ignored(f"field {name[:64]!r} of {cls.__name__}", logging.INFO)
+                note_ignored(f"field {shown(name)} of {cls.__name__}", logging.INFO)
         return given
 
 

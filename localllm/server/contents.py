@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_offload.pictures import check_picture
-from localllm.server.bodies import Message, ToolCall, note_ignored
+from localllm.server.bodies import Message, ToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_IMAGES
 
@@ -139,7 +139,7 @@ def _is_text(part: object) -> bool:
 
 def _noted(part: object) -> str:
     kind = str(part.get("type"))[:64] if isinstance(part, dict) else "part"
-    note_ignored(f"part of type {kind!r} in a tool's result")
+    note_ignored(f"part of type {shown(kind)} in a tool's result")
     return left_out(kind)
 
 

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 
 from localllm.engine.constraint.constraint import Constraint, reason
-from localllm.engine.constraint.json_schema import enforceable
+from localllm.engine.constraint.json_schema import NOT_ENFORCED, enforceable
 from localllm.engine.constraint.vocabulary import ConstraintVocabulary
 from localllm.errors import RequestError
 
@@ -104,7 +104,8 @@ def _grammar(kind: ConstraintKind, source: str) -> str:
         return str(LLMatcher.grammar_from_lark(_lark_from_gbnf(source)))
     schema, loosened = ({"type": "object"}, []) if kind == ConstraintKind.JSON else enforceable(source)
     if loosened:
-        note_once(f"a JSON Schema has keywords that are not enforced: {', '.join(loosened)}"[:LONGEST_NOTE])
+        keywords = sorted({place.split()[0] for place in loosened if place.split()[0] in NOT_ENFORCED})
+        note_once(f"a JSON Schema has keywords that are not enforced: {', '.join(keywords) or 'unknown ones'}")
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     overrides = {"lenient": False, "coerce_one_of": True, "whitespace_pattern": WHITESPACE}

@@ -34,6 +34,13 @@ NEUTRAL = {
     "markdownDescription", "strict",
 }  # fmt: skip
 
+# Keywords of the standard that restrict values and cannot be enforced, everywhere or in some places.
+NOT_ENFORCED = {
+    "not", "if", "uniqueItems", "contains", "dependentRequired", "dependentSchemas", "dependencies", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef", "format", "minProperties",
+    "maxProperties",
+}  # fmt: skip
+
 FORMATS = {
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from localllm.answer.request import AnswerRequest
-from localllm.server.bodies import Body, Extensions, Object, note_ignored
+from localllm.server.bodies import Body, Extensions, Object, note_ignored, shown
 from localllm.server.contents import Part, image_part, image_part_of_url, left_out, plain, text_part
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
@@ -118,7 +118,7 @@ def _is_described(tool: Tool) -> bool:
     """Whether a tool says its arguments; those of Anthropic's own that do not are known to its models alone."""
     if tool.type in (None, "custom") or tool.input_schema is not None:
         return True
-    note_ignored(f"tool of type {str(tool.type)[:64]!r}, which has no input_schema")
+    note_ignored(f"tool of type {shown(tool.type)}, which has no input_schema")
     return False
 
 
@@ -205,7 +205,7 @@ def _text(block: Mapping[str, Any]) -> str:
         return "\n".join([*head, _document(block.get("source"))])
     if kind == "tool_reference":
         return str(block.get("tool_name") or "")
-    note_ignored(f"block of type {str(kind)[:64]!r}")
+    note_ignored(f"block of type {shown(kind)}")
     return left_out(str(kind)[:64])
 
 
@@ -215,7 +215,7 @@ def _document(source: Any) -> str:
         return data
     if kind == "content" and isinstance(source, dict):
         return _joined(source.get("content"))
-    note_ignored(f"document whose source is of type {str(kind)[:64]!r}")
+    note_ignored(f"document whose source is of type {shown(kind)}")
     return left_out("document")
 
 

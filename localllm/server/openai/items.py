@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Sequence
 from typing import Any
 
-from localllm.server.bodies import Object, note_ignored
+from localllm.server.bodies import Object, note_ignored, shown
 from localllm.server.contents import as_arguments, left_out, openai_content
 from localllm.server.errors import ApiError
 from localllm.server.openai.tools import INPUT, full_name
@@ -55,7 +55,7 @@ def _message(item: Object) -> Object | None:
         return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
     if kind.endswith("_output"):
         return {"role": "tool", "tool_call_id": _string(item, "call_id"), "content": _output(item)}
-    note_ignored(f"input item of type {str(kind)[:64]!r}")
+    note_ignored(f"input item of type {shown(kind)}")
     return None
 
 
@@ -65,7 +65,7 @@ def _output(item: Object) -> Any:
         return openai_content(output, "tool")
     if item["type"] in ("function_call_output", "custom_tool_call_output"):
         raise ApiError(400, f"an item of type {item['type']} needs output as text")
-    note_ignored(f"input item of type {item['type'][:64]!r}")
+    note_ignored(f"input item of type {shown(item['type'])}")
     return left_out(item["type"][:64])
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.answer.tool_calls import ToolCall
-from localllm.server.bodies import Object, note_ignored
+from localllm.server.bodies import Object, note_ignored, shown
 from localllm.server.errors import ApiError
 
 INPUT = "input"  # the argument of a custom tool
@@ -116,7 +116,7 @@ def _flattened(tools: Sequence[Any], namespace: str | None) -> Iterator[tuple[Cl
             }
             yield ClientTool(name, namespace, is_custom=True), {"type": "function", "function": function}
         else:
-            note_ignored(f"tool of type {str(kind)[:64]!r}, which only OpenAI runs")
+            note_ignored(f"tool of type {shown(kind)}, which only OpenAI runs")
 
 
 def _custom_description(about: Mapping[str, Any]) -> str:
