@@ -327,7 +327,7 @@ def test_what_is_ignored_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.parametrize(
     ("error", "status", "told"),
     [
-        (ModelFileError("/home/me/models/x.gguf: the file ends early. Pull it again."), 500, "x.gguf: the file ends"),
+        (ModelFileError("/srv/models/x.gguf: the file ends early. Pull it again."), 500, "x.gguf: the file ends"),
         (RequestError("This reads no images. Load it with --backend llama."), 400, "This reads no images."),
         (LlamaCppMissingError("not installed"), 501, "this server has no llama.cpp"),
         (ApiError(403, "use /v1/rerank; allow it with --origins"), 403, "use /v1/rerank; allow it with --origins"),
@@ -337,7 +337,7 @@ def test_what_is_ignored_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
 def test_errors_name_no_folders_and_no_flags(error: LocalLLMError, status: int, told: str) -> None:
     assert status_of(error) == status
     message = message_of(error)
-    assert message.startswith(told) and "/home" not in message and "pip" not in message
+    assert message.startswith(told) and "/srv" not in message and "pip" not in message
 
 
 def test_a_model_for_embeddings_does_not_chat(model_files: Path, tmp_path: Path) -> None:
