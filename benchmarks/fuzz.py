@@ -37,7 +37,8 @@ from localllm.engine.request import FinishReason, GenerationRequest, SamplingPar
 from localllm.errors import LocalLLMError
 from localllm.settings import Settings
 from models.registry import ARCHITECTURES
-from tests.models.synthetic import MODELS, Synthetic, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import Synthetic, write
 
 ROOT = Path(__file__).resolve().parents[1]
 # A file may need kernels of a format that was not compiled yet; a child that says nothing for this long hangs.

@@ -10,7 +10,8 @@ import gguf
 import numpy as np
 
 from tests.llama_models import DEEPSEEK2, GEMMA4, LFM2, NEMOTRON, QWEN35, QWEN35MOE, finish
-from tests.models.synthetic import MODELS, Synthetic, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import Synthetic, write
 
 _VISION = {"v.blk.0.attn_q.weight": (8, 8), "v.patch_embedding.weight": (8, 12), "mm.0.weight": (16, 8)}
 _MTP = {"mtp.fc.weight": (16, 8), "mtp.layers.0.input_layernorm.weight": (8,)}

@@ -15,7 +15,7 @@ from localllm.answer.rendering import ChatPrompt, render
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitting import ForcedCall, Marker, Splitter, ThinkingFirst, answer_splitter
 from localllm.engine.loaded_model import LoadedModel
-from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams, TokenEvent
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenEvent
 from localllm.engine.stream import GenerationStream
 from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour
@@ -74,6 +74,7 @@ class LocalModel:
             enable_thinking=None if think is None else bool(think),
             continues=request.goes_on,
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
+            **request.template_arguments,
         )
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
         constraint = self._constraint(request, reasoning)
@@ -140,7 +141,7 @@ class LocalModel:
             most = CONTEXTS_OF_ANSWER * context
             limit = most if generation.max_tokens is None else min(generation.max_tokens, most)
             generation = replace(generation, max_tokens=limit)
-        return LocalPrompt(self.loaded, replace(generation, persist=persist), splitter, text)
+        return LocalPrompt(self.loaded, replace(generation, persist=persist), splitter, text, request.one_call)
 
     def _generation(self, request: AnswerRequest) -> GenerationRequest:
         """The engine's request without the prompt and what depends on it."""
@@ -170,8 +171,12 @@ class LocalModel:
     def _think(self, request: AnswerRequest) -> bool | str | None:
         """Whether the model is to think, or the effort; None if it cannot."""
         if request.think and not can_think(self.template):
+            if request.may_skip_thinking:
+                return None
             raise RequestError(f'"{self.name}" does not support thinking')
-        if request.think is not None:
+        if request.think is not None and not (
+            request.may_skip_thinking and request.is_constrained and not self.template.reasoning_markers
+        ):
             return request.think
         if request.is_constrained and not (request.thinks_before_format and self.template.reasoning_markers):
             return False
@@ -199,12 +204,15 @@ class LocalModel:
     def _constraint(self, request: AnswerRequest, reasoning: Marker | None) -> "Constraint | None":
         if request.tool_choice is not None:
             schema: Any = {"anyOf": [_call_schema(tool["function"]) for tool in request.chosen_tools]}
-        elif request.has_format:
+        elif request.has_format or request.grammar is not None:
             schema = request.format
         else:
             return None
         from localllm.engine.constraint import ConstraintKind
 
+        if request.grammar is not None:
+            kind, source = request.grammar
+            return self.loaded.constraint(ConstraintKind(kind), source, reasoning)
         if schema == "json":
             return self.loaded.constraint(ConstraintKind.JSON, after=reasoning)
         return self.loaded.constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema), reasoning)
@@ -217,12 +225,16 @@ def can_think(template: "ChatTemplate") -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LocalPrompt:
-    """Implements Prompt. rendered: the conversation's text; None for a request without messages."""
+    """Implements Prompt. rendered: the conversation's text; None for a request without messages.
+
+    one_call: see AnswerRequest.
+    """
 
     loaded: LoadedModel
     generation: GenerationRequest
     splitter: Callable[[], Splitter | None]
     rendered: str | None = None
+    one_call: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -240,7 +252,8 @@ class LocalPrompt:
         generation, seed = self.generation, self.generation.sampling.seed
         if choice and seed is not None:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
-        return LocalStream(self.loaded.engine.submit(generation), self.splitter(), self.loaded.tokenizer.token_bytes)
+        stream = self.loaded.engine.submit(generation)
+        return LocalStream(stream, self.splitter(), self.loaded.tokenizer.token_bytes, self.one_call)
 
 
 class LocalStream:
@@ -249,10 +262,16 @@ class LocalStream:
     accepted = _ACCEPTED
 
     def __init__(
-        self, stream: GenerationStream, splitter: Splitter | None, token_bytes: Callable[[int], bytes]
+        self,
+        stream: GenerationStream,
+        splitter: Splitter | None,
+        token_bytes: Callable[[int], bytes],
+        one_call: bool = False,
     ) -> None:
-        """splitter: None if all text is content."""
+        """splitter: None if all text is content. one_call: end with the first tool call."""
         self._stream = stream
+        self._one_call = one_call
+        self._called = False  # whether the answer was ended by its first call
         self._splitter = splitter
         self._token_bytes = token_bytes
 
@@ -271,14 +290,16 @@ class LocalStream:
                 yield self._event(event)
 
     def _event(self, event: TokenEvent) -> AnswerEvent:
+        parts = self._up_to_call(self._parts(event)) if self._one_call else self._parts(event)
+        ended_here = self._called and event.finish_reason is FinishReason.CANCELLED
         return AnswerEvent(
-            self._parts(event),
+            parts,
             event.counts,
             event.timings,
             event.progress,
             tuple(map(self._logprob, event.logprobs)) if event.logprobs else (),
             event.token_ids,
-            event.finish_reason,
+            FinishReason.STOP if ended_here else event.finish_reason,
             event.error,
             event.cause,
             event.seed,
@@ -292,6 +313,17 @@ class LocalStream:
         if event.finish_reason is not None:
             parts += self._splitter.flush()
         return tuple(parts)
+
+    def _up_to_call(self, parts: tuple[AnswerPart, ...]) -> tuple[AnswerPart, ...]:
+        """The parts up to the first tool call of the answer, which ends it."""
+        if self._called:
+            return ()
+        at = next((at for at, part in enumerate(parts) if part.tool_calls), None)
+        if at is None:
+            return parts
+        self._called = True
+        self._stream.cancel()
+        return (*parts[:at], replace(parts[at], tool_calls=parts[at].tool_calls[:1]))
 
     def _logprob(self, entry: Any) -> Logprob:
         spell = self._token_bytes

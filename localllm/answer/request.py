@@ -27,9 +27,13 @@ class AnswerRequest:
     prompt: the text or token ids to continue, instead of messages. suffix: the text after the gap to fill. before:
         token ids before the prompt.
     tools: in OpenAI's format. tool_choice: the name of the tool that must be called, "" for any of them.
-    format: "json" or a JSON Schema that the answer must fit.
+    one_call: the answer ends with its first tool call.
+    format: "json" or a JSON Schema that the answer must fit. grammar: its language (a value of ConstraintKind) and
+        source, instead.
     think: whether to reason first, or the effort. None: reason if the model can; before a format or a forced tool call
-        only with thinks_before_format.
+        only with thinks_before_format. may_skip_thinking: a model that cannot reason answers without, instead of
+        refusing.
+    template_arguments: further arguments of the chat template; see gguf_io.chat_template.template.EXTRA_ARGUMENTS.
     sampling: parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only
         these are sent to a remote server.
     stop: stop strings; None for the model's own.
@@ -44,8 +48,12 @@ class AnswerRequest:
     before: Sequence[int] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | None = None
+    one_call: bool = False
     format: Any = None
+    grammar: tuple[str, str] | None = None
     think: bool | str | None = None
+    may_skip_thinking: bool = False
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
     thinks_before_format: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     defaults: SamplingParams = field(default_factory=SamplingParams)
@@ -75,7 +83,7 @@ class AnswerRequest:
     @property
     def is_constrained(self) -> bool:
         """Whether the answer must fit a format, or be a tool call."""
-        return self.has_format or self.tool_choice is not None
+        return self.has_format or self.grammar is not None or self.tool_choice is not None
 
     @property
     def chosen_tools(self) -> list[Mapping[str, Any]]:
@@ -103,7 +111,9 @@ class AnswerRequest:
             raise RequestError(f"the messages have {calls} tool calls; at most {MAX_CALLS} are allowed")
         if self.has_format and self.format != "json" and not isinstance(self.format, dict):
             raise RequestError('invalid format: expected "json" or a JSON schema')
-        if self.has_format and self.tool_choice is not None:
+        if self.has_format and self.grammar is not None:
+            raise RequestError("a format and a grammar exclude each other; send one of them")
+        if (self.has_format or self.grammar is not None) and self.tool_choice is not None:
             raise RequestError("format cannot be used with a tool_choice that requires a tool call")
 
 

@@ -1,4 +1,7 @@
-"""Splitting an answer's text into content, reasoning and tool calls while it streams. No text is lost."""
+"""Splitting an answer's text into content, reasoning and tool calls while it streams.
+
+Nothing is lost but the markers, and the white space between them and what they enclose or separate.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -35,7 +38,8 @@ class AnswerSplitter:
     """Splits an answer by its template's markers, which are left out.
 
     Reasoning and content stream; a tool call is returned when it is complete, or as content with its markers if it
-    cannot be parsed. Reasoning is only recognised at the beginning of an answer; a later marker is text.
+    cannot be parsed. Reasoning is only recognised at the beginning of an answer; a later marker is text. White space
+    is left out at both ends of reasoning, and where content meets reasoning or a call.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class AnswerSplitter:
         self._begun = False  # whether there was content other than white space
         self._held = ""
         self._call: list[str] = []  # an unfinished call
+        self._trims = False  # whether white space that comes next is left out
+        self._blank = ""  # white space after content, until it is known what comes
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
@@ -62,34 +68,52 @@ class AnswerSplitter:
     def flush(self) -> list[AnswerPart]:
         """Return what is still held when the answer ends."""
         held, section, self._held, self._section = self._held, self._section, "", None
-        if section is None:
-            part = AnswerPart(PartKind.CONTENT, held)
-        elif self._kinds[section] is PartKind.REASONING:
-            part = AnswerPart(PartKind.REASONING, held)
+        if section is not None and self._kinds[section] is PartKind.TOOL_CALLS:
+            part = self._called(section[0], "".join([*self._call, held]), "")
+        elif section is not None:
+            part = AnswerPart(PartKind.REASONING, self._trimmed(held).rstrip())
         else:
-            part = _call(section[0], "".join([*self._call, held]), "")
+            part = AnswerPart(PartKind.CONTENT, self._trimmed(self._blank + held))
         return [part] if part.text else []
+
+    def _trimmed(self, text: str) -> str:
+        """The text, without white space at its beginning after a marker."""
+        if self._trims:
+            text = text.lstrip()
+            self._trims = not text
+        return text
 
     def _step(self, parts: list[AnswerPart]) -> bool:
         """Process the text up to the next marker. Returns False if more text is needed."""
         if self._section is None:
             return self._read_content(parts)
         opening, closing = self._section
+        reasons = self._kinds[self._section] is PartKind.REASONING
         at = self._held.find(closing) if closing else -1
         end = at if at >= 0 else len(self._held) - beginning_at_end(self._held, [closing])
+        if reasons and at < 0:
+            end = len(self._held[:end].rstrip())
         body, self._held = self._held[:end], self._held[end:]
-        if self._kinds[self._section] is PartKind.REASONING:
-            parts.append(AnswerPart(PartKind.REASONING, body))
+        if reasons:
+            parts.append(AnswerPart(PartKind.REASONING, self._trimmed(body.rstrip())))
         else:
             self._call.append(body)
         if at < 0:
             return False
         if self._kinds[self._section] is PartKind.TOOL_CALLS:
-            parts.append(_call(opening, "".join(self._call), closing))
+            parts.append(self._called(opening, "".join(self._call), closing))
             self._call.clear()
+        else:
+            self._trims = True
         self._held = self._held[len(closing) :]
         self._section = None
         return True
+
+    def _called(self, opening: str, body: str, closing: str) -> AnswerPart:
+        """The calls between two markers; content with the white space before it if they cannot be parsed."""
+        part, blank, self._blank = _call(opening, body, closing), self._blank, ""
+        self._trims = bool(part.tool_calls)
+        return part if part.tool_calls else AnswerPart(PartKind.CONTENT, blank + part.text)
 
     def _read_content(self, parts: list[AnswerPart]) -> bool:
         text = self._held.lstrip()
@@ -100,7 +124,12 @@ class AnswerSplitter:
         at, _, section = min(found, default=(-1, 0, None))
         openings = [opening for opening, _ in markers]
         end = at if section else len(self._held) - beginning_at_end(self._held, openings)
-        parts.append(AnswerPart(PartKind.CONTENT, self._held[:end]))
+        content = self._trimmed(self._blank + self._held[:end])
+        said = content.rstrip()
+        self._blank = content[len(said) :]
+        if section is not None and self._kinds[section] is PartKind.REASONING:
+            self._trims, self._blank = True, ""
+        parts.append(AnswerPart(PartKind.CONTENT, said))
         self._held = self._held[end + len(section[0]) if section else end :]
         self._section = section
         return section is not None

@@ -37,8 +37,13 @@ def chat_fields(request: AnswerRequest) -> dict[str, Any]:
         body["response_format"] = _response_format(request.format)
     if isinstance(request.think, str):
         body["reasoning_effort"] = request.think
-    elif request.think is not None:
-        body["chat_template_kwargs"] = {"enable_thinking": request.think}
+    arguments = dict(request.template_arguments)
+    if isinstance(request.think, bool):
+        arguments["enable_thinking"] = request.think
+    if arguments:
+        body["chat_template_kwargs"] = arguments
+    if request.one_call:
+        body["parallel_tool_calls"] = False
     if (logprobs := request.sampling.get("logprobs")) is not None:
         body |= {"logprobs": True, "top_logprobs": max(logprobs, 1)}  # llama.cpp sends none at all for 0
     return body
@@ -71,6 +76,9 @@ def _limits(request: AnswerRequest) -> dict[str, Any]:
         fields["max_tokens"] = request.max_tokens
     if request.stop:
         fields["stop"] = list(request.stop)
+    if request.grammar is not None:
+        kind, source = request.grammar
+        fields["guided_regex" if kind == "regex" else "grammar"] = source
     if request.ignore_eos:
         fields["ignore_eos"] = True
     return fields

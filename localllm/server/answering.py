@@ -27,6 +27,9 @@ class Writer(Protocol):
     def progress(self, progress: dict[str, Any]) -> bytes:
         """Progress of the model's load or of prefill. May be called before `begin`."""
 
+    def alive(self) -> bytes:
+        """A sign of life while nothing else is sent. May be called before `begin`."""
+
     def event(self, run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterable[bytes]:
         """An event of one answer. before: the answer without this event."""
 
@@ -65,7 +68,7 @@ async def answer(
         return JSONResponse(await connected(http, whole()))
     state_line = (lambda state: writer.progress(load_progress(state))) if progress else None
     lines = held_lines(running, lambda run: _lines(run, writer, progress), state_line)
-    return await streamed(http, lines, writer.error, writer.media_type)
+    return await streamed(http, lines, writer.error, writer.media_type, writer.alive)
 
 
 async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:

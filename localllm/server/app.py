@@ -22,6 +22,7 @@ from localllm.server.ollama import generate, library
 from localllm.server.ollama import models as ollama_models
 from localllm.server.openai import chat, completions, responses
 from localllm.server.openai import models as openai_models
+from localllm.server.openai.stored import StoredItems
 from localllm.server.options import ServerOptions
 from localllm.server.security import Gate
 from localllm.server.served import ServedModels
@@ -52,6 +53,7 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) 
         served = models()
         metrics.watch(served.engine_stats)
         app.state.service = Service(options, served, metrics)
+        app.state.stored_items = StoredItems()
         yield
         await served.close()
 

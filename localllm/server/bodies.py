@@ -1,9 +1,12 @@
 """Request bodies that several protocols share: base types, OpenAI's messages and tools, limits, sampling parameters."""
 
+import logging
 import math
+import re
+from functools import cache, lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from localllm.engine.request import ContextPolicy, SamplingParams
 from localllm.server.errors import ApiError
@@ -19,8 +22,13 @@ from localllm.server.limits import (
 )
 from localllm.server.options import parse_duration
 
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[\w.:$-]{1,64}")
+
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+Limit = Annotated[int, Field(ge=-1, le=MAX_INT)]  # of tokens; -1: as many as fit
 Object = dict[str, Any]
 # fail_fast: validation stops at the first wrong item. A list may have two million.
 Tokens = Annotated[list[Count], Field(fail_fast=True)]
@@ -41,10 +49,39 @@ _SAMPLING = (
 )
 
 
+def shown(name: object) -> str:
+    """A name that a client chose, for the log; not one that may be a sentence."""
+    text = str(name)
+    return repr(text) if _NAME.fullmatch(text) else "of another name"
+
+
+@lru_cache(maxsize=1000)
+def note_ignored(what: str, level: int = logging.WARNING) -> None:
+    """Log that something of a request has no effect here: once, as long as it is among the last thousand."""
+    log.log(level, "ignored: %s", what)
+
+
 class Body(BaseModel):
-    """A request's body. Unknown fields are ignored."""
+    """A request's body. Unknown fields are ignored, and logged once."""
 
     model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _note_unknown(cls, given: Any) -> Any:
+        if isinstance(given, dict) and cls.model_config.get("extra") != "allow":
+            for name in given.keys() - cls.model_fields.keys() - _aliases(cls):
+                note_ignored(f"field {shown(name)} of {cls.__name__}", logging.INFO)
+        return given
+
+
+@cache
+def _aliases(body: type[Body]) -> frozenset[str]:
+    """The other names of a body's fields."""
+    fields = body.model_fields.values()
+    aliases = [alias for field in fields for alias in (field.alias, field.validation_alias)]
+    choices = [alias.choices if isinstance(alias, AliasChoices) else [alias] for alias in aliases]
+    return frozenset(name for names in choices for name in names if isinstance(name, str))
 
 
 class AppliedAdapter(Body):
@@ -59,6 +96,7 @@ class Extensions(Body):
 
     num_ctx limits the context, keep_alive is how long the model stays loaded, truncate drops old messages that do not
     fit, progress asks for events before the first token. lora replaces the default adapters; an empty list uses none.
+    service_tier "flex", OpenAI's, lets other requests go first.
     """
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
@@ -69,6 +107,7 @@ class Extensions(Body):
     min_p: Number | None = None
     repeat_penalty: Number | None = None
     lora: Annotated[list[AppliedAdapter], Field(max_length=MAX_ADAPTERS)] | None = None
+    service_tier: str | None = None
 
     def request_fields(self, stop: Any, logprobs: int | None = None) -> dict[str, Any]:
         """The fields of an AnswerRequest for limits and sampling. Raises ApiError 400."""
@@ -85,6 +124,7 @@ class Extensions(Body):
             "stop": None if stop is None else stop_strings(stop),
             "context_limit": self.num_ctx,
             "policy": ContextPolicy.DROP_MESSAGES if self.truncate else ContextPolicy.REFUSE,
+            "background": self.service_tier == "flex",
             "adapters": None if self.lora is None else tuple((entry.id, entry.scale) for entry in self.lora),
         }
 
@@ -107,7 +147,7 @@ class Sampled(Extensions):
     stop: Stops | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    max_tokens: Count | None = None
+    max_tokens: Limit | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -119,12 +159,20 @@ class FunctionCall(Body):
     arguments: str | Object = "{}"
 
 
+class CustomCall(Body):
+    """The call of a custom tool. input: any text."""
+
+    name: str
+    input: str = ""
+
+
 class ToolCall(Body):
-    """A tool call in an assistant's message."""
+    """A tool call in an assistant's message: of a function, or of a custom tool."""
 
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: str | None = None
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
 class Message(Body):
@@ -134,6 +182,7 @@ class Message(Body):
     content: str | list[Object] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None

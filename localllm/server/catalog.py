@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gguf_io import load_chat_template, load_tokenizer, open_model
+from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from gguf_io.pooling import is_reranker
@@ -241,6 +241,24 @@ def _tensors(path: Path) -> list[dict[str, Any]]:
         ]
 
 
+def generates(entry: CatalogEntry) -> bool:
+    """Whether requests may chat with a model; cached until the file changes. Raises ModelFileError."""
+    return _generates(entry.path, entry.path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _generates(path: Path, _changed: int) -> bool:
+    with open_model(path) as file:
+        return _only(file) is None
+
+
+def _only(file: ModelFile) -> str | None:
+    """The one thing that a model without a language head can do."""
+    if is_reranker(file):
+        return "reranking"
+    return "embedding" if f"{file.architecture}.pooling_type" in file.metadata else None  # no other model has this key
+
+
 def ranks(entry: CatalogEntry) -> bool:
     """Whether a model is a reranker. Raises ModelFileError."""
     with open_model(entry.path) as file:
@@ -265,10 +283,8 @@ def _quantization(path: Path, _changed: int) -> str:
 @lru_cache(maxsize=256)
 def _capabilities(path: Path, _changed: int, template_source: str | None) -> tuple[str, ...]:
     with open_model(path) as file:
-        if is_reranker(file):
-            return ("reranking",)
-        if f"{file.architecture}.pooling_type" in file.metadata:  # only embedding models have this key
-            return ("embedding",)
+        if only := _only(file):
+            return (only,)
         template, tokenizer = load_chat_template(file, template_source), load_tokenizer(file)
         found = {
             "completion": True,

@@ -2,11 +2,12 @@
 
 import base64
 import binascii
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_offload.pictures import check_picture
-from localllm.server.bodies import Message
+from localllm.server.bodies import Message, ToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_IMAGES
 
@@ -17,6 +18,23 @@ _NO_FETCHING = (
     "this server does not fetch images; send the image itself, as data:image/png;base64,... or "
     "data:image/jpeg;base64,..."
 )
+
+
+def left_out(kind: str) -> str:
+    """The note that a model reads in place of what cannot be passed on."""
+    return f"[{kind}: left out, since this server passes on only text here]"
+
+
+def as_arguments(given: str | dict[str, Any]) -> str | dict[str, Any]:
+    """The arguments of an earlier tool call. Those that are no JSON object, a model's mistake, become a text in one."""
+    try:
+        parsed = json.loads(given or "{}") if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict):
+        return given
+    note_ignored("arguments of an earlier tool call that are no JSON object; the model reads them as text")
+    return {"malformed": given}
 
 
 def text_part(text: str) -> Part:
@@ -65,8 +83,12 @@ def check_images(messages: Sequence[Mapping[str, Any]]) -> None:
 def openai_message(message: Message) -> dict[str, Any]:
     """An OpenAI message as chat templates expect it. Raises ApiError 400 for audio, and for images of other roles."""
     fields: dict[str, Any] = {"role": message.role, "content": openai_content(message.content, message.role)}
+    if message.role == "function":  # a result, as it was before there were tools
+        fields["role"] = "tool"
     if message.tool_calls:
-        fields["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
+        fields["tool_calls"] = [_call(call) for call in message.tool_calls]
+    elif message.function_call:
+        fields["tool_calls"] = [_call(ToolCall(function=message.function_call))]
     if reasoning := message.reasoning_content or message.reasoning:
         fields["reasoning_content"] = reasoning
     for key in ("name", "tool_call_id"):
@@ -75,8 +97,21 @@ def openai_message(message: Message) -> dict[str, Any]:
     return fields
 
 
+def _call(call: ToolCall) -> dict[str, Any]:
+    """A tool call; one of a custom tool has its text as the argument `input`."""
+    if call.custom is not None:
+        function: dict[str, Any] = {"name": call.custom.name, "arguments": {"input": call.custom.input}}
+    elif call.function is not None:
+        function = {"name": call.function.name, "arguments": as_arguments(call.function.arguments)}
+    else:
+        raise ApiError(400, "a tool call needs a function or a custom tool")
+    return {**({"id": call.id} if call.id is not None else {}), "type": "function", "function": function}
+
+
 def openai_content(content: str | list[Part] | None, role: str) -> Any:
     """OpenAI content: text, or parts where a user's has images. Raises ApiError 400 for other kinds of parts."""
+    if role == "tool" and isinstance(content, list):
+        return "\n".join(openai_text([part]) if _is_text(part) else _noted(part) for part in content)
     if not isinstance(content, list) or role != "user":
         return openai_text(content)
     return plain([_image(part) or text_part(openai_text([part])) for part in content])
@@ -88,16 +123,29 @@ def openai_text(content: str | list[Part] | None) -> str:
         return content or ""
     texts = []
     for part in content:
-        text = part.get("text") or part.get("refusal") or ""
-        if part.get("type") not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
+        if not _is_text(part):
             raise ApiError(400, TEXT_ONLY)
-        texts.append(text)
+        texts.append(part.get("text") or part.get("refusal") or "")
     return "\n".join(texts)
+
+
+def _is_text(part: object) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.get("type") in ("text", "input_text", "output_text", "refusal")
+        and isinstance(part.get("text") or part.get("refusal") or "", str)
+    )
+
+
+def _noted(part: object) -> str:
+    kind = str(part.get("type"))[:64] if isinstance(part, dict) else "part"
+    note_ignored(f"part of type {shown(kind)} in a tool's result")
+    return left_out(kind)
 
 
 def _image(part: Part) -> Part | None:
     """The image of an image_url (chat completions) or input_image (responses) part; None for other parts."""
-    if part.get("type") not in ("image_url", "input_image"):
+    if not isinstance(part, dict) or part.get("type") not in ("image_url", "input_image"):
         return None
     url = part.get("image_url")
     return image_part_of_url(url.get("url") if isinstance(url, dict) else url)

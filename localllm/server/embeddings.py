@@ -14,6 +14,7 @@ from gguf_io.tokenizer.pairs import Pairs
 from localllm.engine.loaded_model import LoadProgress
 from localllm.engine.text_encoders import bytes_beside_weights, open_text_encoder
 from localllm.server.errors import ApiError
+from localllm.server.limits import MAX_EMBED_TEXTS
 from localllm.server.served import Embedder
 from localllm.settings import Settings
 
@@ -124,7 +125,12 @@ class EmbeddingModel:
 async def embed_all(
     model: Embedder, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
 ) -> tuple[NDArray[np.float32], int]:
-    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after this batch."""
+    """Embed texts or token ids; returns the vectors and the number of tokens. Cancelling stops after this batch.
+
+    Raises ApiError 400 for too many texts.
+    """
+    if len(texts) > MAX_EMBED_TEXTS:
+        raise ApiError(400, f"input has {len(texts)} texts; at most {MAX_EMBED_TEXTS} are embedded in one request")
 
     def work(batch: slice) -> tuple[NDArray[np.float32], int]:
         return model.embed(texts[batch], truncate=truncate, dimensions=dimensions)

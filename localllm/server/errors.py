@@ -1,9 +1,10 @@
 """Errors and their HTTP status. Each protocol has its own format for them: see `ProtocolRoute.error_body`."""
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpu_offload.errors import LlamaCppMemoryError, PictureError
+from gpu_offload.errors import LlamaCppMemoryError, LlamaCppMissingError, PictureError
 from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, RequestError, TemplateError, TokenizerError
 from localllm.library.errors import LibraryError, PullError
 from localllm.remote.connection import RemoteError
@@ -11,7 +12,18 @@ from localllm.remote.openai import unavailable
 
 # Statuses of a remote server that concern the client. Others, such as 401 for our own key, become 502.
 _PASSED_ON = frozenset({400, 404, 413, 422, 429, 501, 503})
+_STATUSES = (
+    ((PullError,), 502),
+    ((RequestError, TemplateError, TokenizerError, LibraryError, PictureError), 400),
+    ((LlamaCppMissingError,), 501),
+    ((QueueFullError, OutOfMemoryError, LlamaCppMemoryError), 503),
+)
 LONGEST_MESSAGE = 4000
+
+# An absolute path's folders; sentences; and a flag of the command line.
+_FOLDER = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+")
+_SENTENCE = re.compile(r".+?(?:[.!?](?=\s|$)|$)\s*", re.DOTALL)
+_FLAG = re.compile(r"(?<!\w)--[a-z]")
 
 T = TypeVar("T")
 
@@ -47,13 +59,7 @@ def status_of(error: LocalLLMError) -> int:
         return error.status
     if isinstance(error, RemoteError):
         return error.status if error.status in _PASSED_ON else 502
-    if isinstance(error, PullError):
-        return 502
-    if isinstance(error, RequestError | TemplateError | TokenizerError | LibraryError | PictureError):
-        return 400
-    if isinstance(error, QueueFullError | OutOfMemoryError | LlamaCppMemoryError):
-        return 503
-    return 500
+    return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 500)
 
 
 def known(value: T | None, what: str) -> T:
@@ -64,12 +70,23 @@ def known(value: T | None, what: str) -> T:
 
 
 def message_of(error: LocalLLMError) -> str:
-    """The error's message. Long ones are cut in the middle: some quote a client or a template."""
-    message = str(error)
+    """The error's message for a client, without the folders of files and the flags of this program.
+
+    Long ones are cut in the middle: some quote a client or a template.
+    """
+    if isinstance(error, LlamaCppMissingError):
+        return "this server has no llama.cpp, which this request needs; `localllm doctor` says how to install it there"
+    message = str(error) if isinstance(error, ApiError | RemoteError) else _for_clients(str(error))
     if len(message) <= LONGEST_MESSAGE:
         return message
     half = LONGEST_MESSAGE // 2
     return f"{message[:half]} ... {message[-half:]}"
+
+
+def _for_clients(message: str) -> str:
+    message = _FOLDER.sub("", message)
+    sentences = [sentence for sentence in _SENTENCE.findall(message) if not _FLAG.search(sentence)]
+    return "".join(sentences).strip() or message
 
 
 def kind_of(status: int, kinds: dict[int, str]) -> str:

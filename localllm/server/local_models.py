@@ -4,12 +4,16 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
+from anyio import to_thread
+
 from localllm.answer.local import LocalModel
 from localllm.engine.engine import EngineStats
 from localllm.engine.loaded_model import LoadedModel
+from localllm.errors import LocalLLMError
 from localllm.library.entry import LibraryModel, Source
-from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, ranks
+from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, generates, ranks
 from localllm.server.embeddings import EmbeddingModel
+from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener
 from localllm.server.models_manager import ModelManager, Slot
 from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
@@ -47,6 +51,8 @@ class LocalModels:
     async def lease(
         self, entry: CatalogEntry, keep_alive_s: float | None, listener: LoadListener | None
     ) -> AsyncIterator[Lease[ServedModel]]:
+        if not await to_thread.run_sync(_may_generate, entry):
+            raise ApiError(400, f'"{entry.name}" does not support chat: it is a model for embeddings or for ranking')
         async with self._manager.lease(entry, keep_alive_s, listener=listener) as held:
             model = LocalModel(entry.name, cast("LoadedModel", held.model), entry.behaviour)
             yield Lease(model, held.load_s, lambda: self._manager.discard(held.slot))
@@ -75,6 +81,13 @@ class LocalModels:
             for slot in self._manager.slots()
             if isinstance(slot.model, LoadedModel)
         }
+
+
+def _may_generate(entry: CatalogEntry) -> bool:
+    """Whether a model can chat; a file that cannot be read may be loaded already, or the load says what is wrong."""
+    with contextlib.suppress(OSError, LocalLLMError):
+        return generates(entry)
+    return True
 
 
 def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:

@@ -23,6 +23,19 @@ from localllm.server.options import ServerOptions
 
 # Routes that need no API key.
 OPEN_PATHS = frozenset({"/health"})
+# Names that are not in the public DNS: RFC 6761, RFC 6762, and ICANN's for private use (host.docker.internal).
+LOCAL_NAMES = (".localhost", ".local", ".internal")
+# Programs of this machine: pages of its own servers, desktop programs, editors and browser extensions.
+LOCAL_ORIGINS = (
+    *(
+        f"{scheme}://{host}{port}"
+        for scheme in ("http", "https")
+        for host in ("localhost", "127.0.0.1", "[[]::1]")
+        for port in ("", ":*")
+    ),
+    *(f"{scheme}://*" for scheme in ("app", "tauri", "vscode-webview", "vscode-file")),
+    *(f"{scheme}://*" for scheme in ("chrome-extension", "moz-extension", "safari-web-extension")),
+)
 UPLOADS = "/api/blobs/"
 
 _TOO_LARGE = (413, f"the body is larger than {MAX_BODY_BYTES} bytes")
@@ -84,27 +97,27 @@ class Gate:
         return None
 
     def _knows_host(self, header: str, scope: Scope) -> bool:
-        """Whether Host is a name or an address of this machine. Other names could be rebound, addresses cannot."""
+        """Whether Host is an address of a private network or a name that no stranger can own, and so not rebind."""
         if not header:
             return True  # HTTP/1.0 without it; browsers always send one
         host = _host_of(header)
         if host is None:
             return False
-        if host in self._hosts or host == "localhost" or host.endswith(".localhost"):
+        if host in self._hosts or host == "localhost" or host.endswith(LOCAL_NAMES):
             return True
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
         server = scope.get("server") or ("", 0)
-        return address.is_loopback or str(address) == server[0]
+        return address.is_private or str(address) == server[0]
 
     def _knows_origin(self, origin: str, host: str) -> bool:
-        """Whether the page is from this server itself, or one that the user has allowed."""
+        """Whether the page is from this server itself, of a program of this machine, or one that the user allowed."""
         origin = origin.lower().rstrip("/")
         if host and origin in (f"http://{host.lower()}", f"https://{host.lower()}"):
             return True
-        return any(fnmatchcase(origin, pattern) for pattern in self._origins)
+        return any(fnmatchcase(origin, pattern) for pattern in (*LOCAL_ORIGINS, *self._origins))
 
     def _admits(self, scope: Scope, headers: dict[bytes, str]) -> bool:
         """Whether the request has a key if one is needed. Writes its user's cache namespace into the scope."""

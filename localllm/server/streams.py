@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from localllm.errors import LocalLLMError
+from localllm.server import limits
 from localllm.server.errors import ApiError, ClientGoneError
 from localllm.server.load_watch import LoadListener, LoadState
 
@@ -61,14 +62,42 @@ async def streamed(
     lines: AsyncGenerator[bytes, None],
     error_line: Callable[[LocalLLMError], bytes],
     media_type: str,
+    alive_line: Callable[[], bytes] | None = None,
 ) -> Response:
-    """Stream lines, without empty ones. Errors before the first line set the status; later ones become a line."""
+    """Stream lines, without empty ones. Errors before the first line set the status; later ones become a line.
+
+    alive_line: what is sent whenever there was nothing to send for KEEP_ALIVE_SECONDS; None for nothing.
+    """
+    if alive_line:
+        lines = kept_alive(lines, alive_line, limits.KEEP_ALIVE_SECONDS)
     try:
         first = await connected(request, _next(lines))
     except BaseException:
         await lines.aclose()
         raise
     return _ClosingStream(_with_errors(first, lines, error_line), lines, media_type)
+
+
+async def kept_alive(
+    lines: AsyncGenerator[bytes, None], alive_line: Callable[[], bytes], seconds: float
+) -> AsyncGenerator[bytes, None]:
+    """The lines, and alive_line whenever none came for so many seconds."""
+    coming: asyncio.Task[bytes | None] | None = None
+    async with contextlib.aclosing(lines):
+        try:
+            while True:
+                coming = coming or asyncio.create_task(_next_or_none(lines))
+                done, _ = await asyncio.wait({coming}, timeout=seconds)
+                if not done:
+                    yield alive_line()
+                    continue
+                line, coming = coming.result(), None
+                if line is None:
+                    return
+                yield line
+        finally:
+            if coming:
+                await _end(coming)
 
 
 async def held_lines(
@@ -106,6 +135,10 @@ async def _comes_first(event: asyncio.Event, task: "asyncio.Task[Any]") -> bool:
     await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     return not task.done()
+
+
+async def _next_or_none(lines: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(lines, None)
 
 
 async def _next(lines: AsyncGenerator[bytes, None]) -> bytes:

@@ -10,6 +10,7 @@ from localllm.server.load_watch import LoadState
 
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
+SSE_COMMENT = b": keep-alive\n\n"  # which clients of server-sent events skip
 
 # Next line, line separator, paragraph separator; JSON itself escapes all other line ends.
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}

@@ -1,16 +1,20 @@
 """From a user's JSON mode, schema, regex or grammar to a constraint, within bounds of size and time."""
 
 import json
+import logging
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 
 from localllm.engine.constraint.constraint import Constraint, reason
-from localllm.engine.constraint.json_schema import check_schema
+from localllm.engine.constraint.json_schema import NOT_ENFORCED, enforceable
 from localllm.engine.constraint.vocabulary import ConstraintVocabulary
 from localllm.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 MAX_SOURCE_CHARACTERS = 256 * 1024
 
@@ -31,8 +35,10 @@ ANSWER = "answer"
 
 JSON_MARKS = b'{}[]":,'
 
-# Between JSON's tokens. Bounded, since a model that has lost its way may write blanks without end.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# Between JSON's tokens: a space, or new lines and an indent, as llama.cpp's grammars have it. Weak models write blanks
+# wherever they may.
+WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
+LONGEST_NOTE = 1000  # characters of a log line
 
 
 class ConstraintKind(StrEnum):
@@ -50,10 +56,11 @@ def compile_constraint(
 ) -> Constraint:
     """Return a constraint at its beginning.
 
-    JSON Schema is that of draft 2020-12, with a property order fixed by the schema. after: the texts that open and
+    JSON Schema is that of draft 2020-12, with a property order fixed by the schema; keywords that no grammar can keep
+    are left out and logged (`json_schema`), and a oneOf that cannot be kept is an anyOf. after: the texts that open and
     close a section of free text, such as reasoning, which comes first; an opening of "" means that the prompt has
-    opened it already. Raises RequestError, saying what and where, on a source that is malformed, too large,
-    unsatisfiable or asks for what cannot be enforced.
+    opened it already. Raises RequestError, saying what and where, on a source that is malformed, too large or
+    unsatisfiable.
     """
     if len(source) > MAX_SOURCE_CHARACTERS:
         raise RequestError(
@@ -66,9 +73,8 @@ def compile_constraint(
     matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise RequestError(f"The {kind} constraint cannot be used: {reason(matcher)}")
-    warnings = matcher.get_grammar_warnings()
-    if warnings:
-        raise RequestError(f"The {kind} constraint cannot be enforced as it is: {'; '.join(warnings)}")
+    if warnings := matcher.get_grammar_warnings():
+        note_once(f"a {kind} constraint is not enforced in full: {'; '.join(warnings)}"[:LONGEST_NOTE])
     constraint = Constraint(matcher, vocabulary.vocab_size)
     needed = JSON_MARKS if kind in (ConstraintKind.JSON, ConstraintKind.JSON_SCHEMA) else constraint.forced_text()
     if lacking := vocabulary.unwritable(needed):
@@ -83,6 +89,12 @@ def compile_constraint(
     return constraint
 
 
+@lru_cache(maxsize=256)
+def note_once(text: str) -> None:
+    """Log a warning, once as long as it is among the last ones."""
+    log.warning(text)
+
+
 def _grammar(kind: ConstraintKind, source: str) -> str:
     if kind == ConstraintKind.REGEX:
         return str(LLMatcher.grammar_from_regex(source))
@@ -90,10 +102,13 @@ def _grammar(kind: ConstraintKind, source: str) -> str:
         return str(LLMatcher.grammar_from_lark(source))
     if kind == ConstraintKind.GBNF:
         return str(LLMatcher.grammar_from_lark(_lark_from_gbnf(source)))
-    schema = {"type": "object"} if kind == ConstraintKind.JSON else check_schema(source)
+    schema, loosened = ({"type": "object"}, []) if kind == ConstraintKind.JSON else enforceable(source)
+    if loosened:
+        keywords = sorted({place.split()[0] for place in loosened if place.split()[0] in NOT_ENFORCED})
+        note_once(f"a JSON Schema has keywords that are not enforced: {', '.join(keywords) or 'unknown ones'}")
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
-    overrides = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITESPACE}
+    overrides = {"lenient": False, "coerce_one_of": True, "whitespace_pattern": WHITESPACE}
     try:
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
     except ValueError as error:

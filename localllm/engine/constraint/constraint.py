@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 from localllm.errors import RequestError
 
 REWORDED = {
-    # The advice concerns an option that would loosen the schema, which is never done here.
-    "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf instead.",
     "NoExtensionBias": "no token of this model's vocabulary can write what must come next",
 }
 

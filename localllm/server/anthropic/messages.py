@@ -3,11 +3,10 @@
 import json
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
 
 from localllm.answer.event import Answer, AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
@@ -15,11 +14,10 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
-from localllm.server.bodies import Body, Extensions, Object, keep_alive_s
-from localllm.server.contents import TEXT_ONLY, image_part, image_part_of_url, plain, text_part
-from localllm.server.errors import ApiError, kind_of, known, message_of, status_of
+from localllm.server.anthropic.requests import CountBody, MessagesBody, conversation, messages_request
+from localllm.server.bodies import Object, keep_alive_s
+from localllm.server.errors import kind_of, known, message_of, status_of
 from localllm.server.json_body import ProtocolRoute
-from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
 from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import connected
 from localllm.server.wire import SSE, sse
@@ -45,42 +43,6 @@ class AnthropicRoute(ProtocolRoute):
 router = APIRouter(route_class=AnthropicRoute, tags=["Anthropic"])
 
 
-class Message(Body):
-    """A message. content: text or blocks."""
-
-    role: Literal["user", "assistant"]
-    content: str | list[Object]
-
-
-class Tool(Body):
-    """A tool that the model may call."""
-
-    name: str
-    description: str | None = None
-    input_schema: Object = Field(default_factory=dict)
-
-
-class CountBody(Body):
-    """/v1/messages/count_tokens; also a part of /v1/messages."""
-
-    model: str
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[Object] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Object | None = None
-    thinking: Object | None = None
-
-
-class MessagesBody(CountBody, Extensions):
-    """/v1/messages."""
-
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
-    stream: bool = False
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
-
-
 @router.post("/v1/messages")
 async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
@@ -91,7 +53,7 @@ async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Re
         body.model,
         [request],
         _Writer(body),
-        stream=body.stream,
+        stream=bool(body.stream),
         progress=body.progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
     )
@@ -104,95 +66,10 @@ async def count_tokens(body: CountBody, http: Request, service: ServiceDep) -> O
 
 
 async def _count(body: CountBody, service: Service) -> int:
-    request = AnswerRequest(**await to_thread.run_sync(_conversation, body))
+    request = AnswerRequest(**await to_thread.run_sync(conversation, body))
     async with service.lease(body.model) as lease:
         prompt = await to_thread.run_sync(lease.model.prepare, request)
         return len(known(prompt.tokens, "the number of tokens"))
-
-
-def messages_request(body: MessagesBody) -> AnswerRequest:
-    """Convert a body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
-    fields = body.request_fields(body.stop_sequences) | {"max_tokens": body.max_tokens}
-    return AnswerRequest(**_conversation(body), **fields, tool_choice=_tool_choice(body.tool_choice))
-
-
-def _conversation(body: CountBody) -> Object:
-    """The fields of an AnswerRequest that count_tokens has too."""
-    found: list[Object] = [{"role": "system", "content": _text(body.system)}] if body.system else []
-    for message in body.messages:
-        found += _messages(message)
-    thinking = (body.thinking or {}).get("type")
-    think = True if thinking in ("enabled", "adaptive") else False if thinking == "disabled" else None
-    offers = (body.tool_choice or {}).get("type") != "none"
-    return {"messages": found, "tools": [_tool(tool) for tool in body.tools or []] if offers else [], "think": think}
-
-
-def _tool(tool: Tool) -> Object:
-    about = {"description": tool.description} if tool.description else {}
-    return {"type": "function", "function": {"name": tool.name, **about, "parameters": tool.input_schema}}
-
-
-def _tool_choice(choice: Object | None) -> str | None:
-    """The tool that must be called; "" is any of them, None lets the model decide. Raises ApiError 400."""
-    kind = (choice or {}).get("type", "auto")
-    if kind in ("auto", "none"):
-        return None
-    if kind == "any":
-        return ""
-    name = (choice or {}).get("name")
-    if kind != "tool" or not isinstance(name, str):
-        raise ApiError(400, "tool_choice must be of type auto, any, none, or tool with a name")
-    return name
-
-
-def _messages(message: Message) -> list[Object]:
-    """A message as chat templates expect it. Tool results become messages of their own, before the rest."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
-    parts: list[Object] = []
-    results: list[Object] = []
-    fields: Object = {"role": message.role}
-    for block in message.content:
-        kind = block.get("type")
-        if kind == "text":
-            parts.append(text_part(_string(block, "text")))
-        elif kind == "image" and message.role == "user":
-            parts.append(_image(block.get("source")))
-        elif kind == "thinking":
-            fields["reasoning_content"] = _string(block, "thinking")
-        elif kind == "tool_use":
-            call = {"name": _string(block, "name"), "arguments": block.get("input") or {}}
-            calls = fields.setdefault("tool_calls", [])
-            calls.append({"id": _string(block, "id"), "type": "function", "function": call})
-        elif kind == "tool_result":
-            content = _text(block.get("content") or "")
-            results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id"), "content": content})
-        elif kind != "redacted_thinking":
-            raise ApiError(400, TEXT_ONLY)
-    rest = [{**fields, "content": plain(parts)}] if parts or "tool_calls" in fields or not results else []
-    return [*results, *rest]
-
-
-def _image(source: Any) -> Object:
-    """A block's image. Raises ApiError 400 for a URL to fetch: nothing is fetched."""
-    if not isinstance(source, dict) or source.get("type") != "base64":
-        return image_part_of_url(source.get("url") if isinstance(source, dict) else None)
-    return image_part(source.get("data"))
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not all(isinstance(b, dict) and b.get("type") == "text" for b in content):
-        raise ApiError(400, TEXT_ONLY)
-    return "\n".join(_string(block, "text") for block in content)
-
-
-def _string(block: Object, key: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise ApiError(400, f"a block of type {str(block.get('type'))[:32]} needs {key} as text")
-    return value
 
 
 class _Writer:
@@ -212,6 +89,9 @@ class _Writer:
 
     def progress(self, progress: Object) -> bytes:
         return _event("ping", progress=progress)
+
+    def alive(self) -> bytes:
+        return _event("ping")
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         for part in event.parts:

@@ -30,7 +30,7 @@ from localllm.server.json_body import ProtocolRoute
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
 from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import connected, interruptible
-from localllm.server.wire import SSE, sse, usage
+from localllm.server.wire import SSE, SSE_COMMENT, sse, usage
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 501: "not_supported_error", 503: "unavailable_error"}
 
@@ -213,6 +213,9 @@ class _InfillWriter:
 
     def progress(self, progress: Object) -> bytes:
         return sse({"content": "", "stop": False, "progress": progress})
+
+    def alive(self) -> bytes:
+        return SSE_COMMENT
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         if event.content:

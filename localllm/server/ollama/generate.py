@@ -117,6 +117,9 @@ class _Writer:
     def progress(self, progress: Object) -> bytes:
         return ndjson(wire.line(self._body.model, self._empty, progress=progress))
 
+    def alive(self) -> bytes:
+        return ndjson(wire.line(self._body.model, self._empty))
+
     def event(self, _run: Run, _index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
         if event.parts or event.logprobs:
             yield ndjson(wire.line(self._body.model, self._content(event, len(before.calls))))

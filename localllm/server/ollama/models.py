@@ -32,6 +32,7 @@ router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
 
 Object = dict[str, Any]
 
+OLLAMA_VERSION = "0.13.5"
 _LIST_SECONDS = 2.0  # for reading the capabilities of models in one list; they are cached for the next list
 _NEVER = datetime(2318, 1, 1, tzinfo=UTC)  # the expiry of a model that stays
 
@@ -46,8 +47,8 @@ async def root() -> str:
 @router.get("/api/version")
 @router.head("/api/version", include_in_schema=False)
 async def server_version() -> dict[str, str]:
-    """localllm's version."""
-    return {"version": version("localllm")}
+    """The version of Ollama whose protocol is spoken, which clients look at, and localllm's own."""
+    return {"version": OLLAMA_VERSION, "localllm": version("localllm")}
 
 
 @router.get("/api/tags")

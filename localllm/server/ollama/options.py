@@ -7,7 +7,7 @@ from typing import Any
 
 from localllm.answer.request import UNLIMITED
 from localllm.engine.request import SamplingParams
-from localllm.server.bodies import stop_strings
+from localllm.server.bodies import note_ignored, shown, stop_strings
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_ADAPTERS, MAX_INT
 
@@ -34,7 +34,7 @@ LONGEST_NAME = 64
 
 
 def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of an AnswerRequest. Raises ApiError 400 for an unknown name or a value of the wrong type."""
+    """Fields of an AnswerRequest. Unknown names are logged once. Raises ApiError 400 for a value of the wrong type."""
     sampling: dict[str, Any] = {}
     fields: dict[str, Any] = {"sampling": sampling, "defaults": DEFAULTS}
     for name, value in (given or {}).items():
@@ -54,7 +54,7 @@ def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
         elif name in _LIMITS:
             fields |= _limit(name, _integer(name, value))
         else:
-            raise ApiError(400, f"unknown option {name[:LONGEST_NAME]!r}{_hint(name[:LONGEST_NAME])}")
+            note_ignored(f"unknown option {shown(name)}{_hint(name[:LONGEST_NAME])}")
     return fields
 
 

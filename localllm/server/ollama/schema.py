@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field
 
 from localllm.server.bodies import Body, Tokens, Tools
-from localllm.server.limits import MAX_EMBED_TEXTS, MAX_IMAGES, MAX_INT, MAX_MESSAGES, MAX_TOP_LOGPROBS
+from localllm.server.limits import MAX_IMAGES, MAX_INT, MAX_MESSAGES, MAX_TOP_LOGPROBS
 
 ModelName = Annotated[str, Field(validation_alias=AliasChoices("model", "name"), max_length=1024)]
 KeepAlive = Annotated[float, Field(allow_inf_nan=False)] | str | None
@@ -78,7 +78,7 @@ class EmbedBody(Body):
     """/api/embed."""
 
     model: ModelName = ""
-    input: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_EMBED_TEXTS)] | None = None
+    input: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
     options: dict[str, Any] | None = None

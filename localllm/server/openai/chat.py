@@ -8,18 +8,20 @@ from fastapi import APIRouter, Request, Response
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.server.answering import answer
-from localllm.server.bodies import keep_alive_s, offered_tools
+from localllm.server.bodies import keep_alive_s
 from localllm.server.contents import openai_message
+from localllm.server.errors import ApiError
 from localllm.server.openai.schema import ChatBody
+from localllm.server.openai.tools import toolbox, with_choice
 from localllm.server.openai.wire import (
     ChunkWriter,
     Object,
     OpenAIRoute,
+    constraint_of,
     finish_reason,
-    format_of,
+    function_of,
     think_of,
     tool_calls,
-    tool_choice_of,
 )
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import logprob_entries, sse
@@ -36,7 +38,7 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
         service,
         body.model,
         [request],
-        _Writer(body, "chatcmpl", "chat.completion.chunk"),
+        _Writer(body),
         stream=bool(body.stream),
         progress=body.progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
@@ -46,22 +48,41 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
 
 def chat_request(body: ChatBody) -> AnswerRequest:
     """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
-    effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
-    switch = body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None
     wanted = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None
     return AnswerRequest(
         messages=[openai_message(message) for message in body.messages],
-        tools=[] if body.tool_choice == "none" else offered_tools(body.tools),
-        tool_choice=tool_choice_of(body.tool_choice),
-        think=switch if effort is None else think_of(effort),
-        format=format_of(body.response_format),
+        **with_choice(toolbox(_tools(body)), body.tool_choice or body.function_call),
+        one_call=body.parallel_tool_calls is False or body.functions is not None,
+        **_thinking(body),
+        **constraint_of(body),
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         **body.request_fields(body.stop, wanted),
     )
 
 
+def _tools(body: ChatBody) -> list[Object]:
+    return [*(body.tools or []), *({"type": "function", "function": one} for one in body.functions or [])]
+
+
+def _thinking(body: ChatBody) -> Object:
+    """The fields `think` and `template_arguments` of an AnswerRequest. Raises ApiError 400."""
+    more = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
+    effort = more.pop("reasoning_effort", None) if effort is None else effort
+    switches = [more.pop(name, None) for name in ("enable_thinking", "thinking")]
+    switch = next((value for value in switches if value is not None), None)
+    if not isinstance(switch, bool | None) or not isinstance(effort, str | None):
+        raise ApiError(400, "chat_template_kwargs: enable_thinking must be true or false, reasoning_effort a text")
+    return {"think": switch if effort is None else think_of(effort), "template_arguments": more}
+
+
 class _Writer(ChunkWriter):
     """See answering.Writer."""
+
+    def __init__(self, body: ChatBody) -> None:
+        super().__init__(body, "chatcmpl", "chat.completion.chunk")
+        self._tools = toolbox(_tools(body))
+        self._is_older = bool(body.functions)  # calls are written as `function_call`
 
     def begin(self, run: Run) -> Iterator[bytes]:
         for index in range(len(run.streams)):
@@ -69,44 +90,48 @@ class _Writer(ChunkWriter):
 
     def event(self, _run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
         if event.parts or event.logprobs:
-            yield self._chunk(index, _delta(event, len(before.calls)), logprobs=_logprobs(event))
+            yield self._chunk(index, self._delta(event, len(before.calls)), logprobs=_logprobs(event))
         if event.finish_reason is not None:
-            reason = finish_reason(event, bool(before.calls or event.calls))
-            yield self._chunk(index, {}, finish_reason=reason)
+            yield self._chunk(index, {}, finish_reason=self._reason(event, bool(before.calls or event.calls)))
 
     def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
-        choices = [_choice(index, answer) for index, answer in enumerate(answers)]
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage(answers)}
 
     def _chunk(self, index: int, delta: Object, **more: object) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         return sse({**self._head, "choices": [choice]})
 
+    def _choice(self, index: int, answer: Answer) -> Object:
+        message: Object = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
+        if answer.reasoning:
+            message["reasoning"] = answer.reasoning
+        if answer.calls and self._is_older:
+            message["function_call"] = function_of(answer.calls[0])
+        elif answer.calls:
+            message["tool_calls"] = tool_calls(answer, self._tools)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": _logprobs(answer),
+            "finish_reason": self._reason(answer.last, bool(answer.calls)),
+        }
 
-def _choice(index: int, answer: Answer) -> Object:
-    message: Object = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
-    if answer.reasoning:
-        message["reasoning"] = answer.reasoning
-    if answer.calls:
-        message["tool_calls"] = tool_calls(answer)
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": _logprobs(answer),
-        "finish_reason": finish_reason(answer.last, bool(answer.calls)),
-    }
+    def _delta(self, event: AnswerEvent, calls_before: int) -> Object:
+        delta: Object = {}
+        if event.content:
+            delta["content"] = event.content
+        if event.reasoning:
+            delta["reasoning"] = event.reasoning
+        if event.calls and self._is_older:
+            delta["function_call"] = function_of(event.calls[0])
+        elif event.calls:
+            calls = enumerate(tool_calls(event, self._tools), start=calls_before)
+            delta["tool_calls"] = [{"index": index, **call} for index, call in calls]
+        return delta
 
-
-def _delta(event: AnswerEvent, calls_before: int) -> Object:
-    delta: Object = {}
-    if event.content:
-        delta["content"] = event.content
-    if event.reasoning:
-        delta["reasoning"] = event.reasoning
-    if event.calls:
-        calls = enumerate(tool_calls(event), start=calls_before)
-        delta["tool_calls"] = [{"index": index, **call} for index, call in calls]
-    return delta
+    def _reason(self, last: AnswerEvent, calls: bool) -> str:
+        return "function_call" if calls and self._is_older else finish_reason(last, calls)
 
 
 def _logprobs(part: AnswerEvent | Answer) -> Object | None:

@@ -12,7 +12,7 @@ from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
-from localllm.server.openai.wire import ChunkWriter, Object, OpenAIRoute, finish_reason
+from localllm.server.openai.wire import ChunkWriter, Object, OpenAIRoute, constraint_of, finish_reason
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import finite, sse
 
@@ -48,7 +48,7 @@ def completion_requests(body: CompletionBody) -> list[AnswerRequest]:
     several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
     if several and not prompt:
         raise ApiError(400, "prompt is empty")
-    fields = body.request_fields(body.stop, body.logprobs) | {"max_tokens": body.max_tokens}
+    fields = body.request_fields(body.stop, body.logprobs) | {"max_tokens": body.max_tokens} | constraint_of(body)
     prompts = prompt if several else [prompt]
     return [AnswerRequest(prompt=one, suffix=body.suffix or None, **fields) for one in prompts]
 

@@ -1,8 +1,8 @@
-"""/v1/responses, stateless: a request has the whole conversation, its answer is a list of items."""
+"""/v1/responses: a request has the conversation as items, or names earlier ones; its answer is a list of items."""
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from anyio import to_thread
@@ -15,12 +15,15 @@ from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
-from localllm.server.contents import TEXT_ONLY, openai_content, openai_text
 from localllm.server.errors import ApiError, message_of, status_of
+from localllm.server.keys import namespace_of
+from localllm.server.openai.items import conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
-from localllm.server.openai.wire import Object, OpenAIRoute, arguments_of, format_of, think_of, tool_choice_of
+from localllm.server.openai.stored import StoredItems
+from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
+from localllm.server.openai.wire import Object, OpenAIRoute, arguments_of, format_of, think_of
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, sse
+from localllm.server.wire import SSE, SSE_COMMENT, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -29,109 +32,71 @@ _ITEMS = {
     PartKind.REASONING: ("reasoning", "rs", "reasoning_text"),
     PartKind.CONTENT: ("message", "msg", "output_text"),
 }
-_SAID = ("content", "reasoning_content", "tool_calls")
-STATEFUL = ("previous_response_id", "conversation", "background")
+# Reasoning where a summary is asked for, which is then the reasoning itself.
+_SUMMARY = ("reasoning", "rs", "summary_text")
+# Calls: the type of an item, the prefix of its id, the field of its text, and its events.
+_FUNCTION_CALL = ("function_call", "fc", "arguments", "function_call_arguments")
+_CUSTOM_CALL = ("custom_tool_call", "ctc", "input", "custom_tool_call_input")
+UNSUPPORTED = ("conversation", "background")
 
 
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
-    request = await to_thread.run_sync(responses_request, body)
+    stored: StoredItems = http.app.state.stored_items
+    user = namespace_of(http.scope) or ""
+    items = stored.expanded(user, given_items(body), body.previous_response_id)
+    request = await to_thread.run_sync(responses_request, body, items)
+
+    def keep(response: Object) -> None:
+        if body.store is not False:
+            stored.keep(user, response["id"], items, response["output"])
+
     return await answer(
         http,
         service,
         body.model,
         [request],
-        _Writer(body),
+        _Writer(body, keep),
         stream=bool(body.stream),
         progress=body.progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
     )
 
 
-def responses_request(body: ResponsesBody) -> AnswerRequest:
-    """Convert a body. Decodes images: call it off the event loop.
+def given_items(body: ResponsesBody) -> list[Object]:
+    """The items of a body."""
+    if isinstance(body.input, str):
+        return [{"role": "user", "content": body.input}] if body.input else []
+    return body.input
 
-    Raises ApiError 400, also for stateful requests, and PictureError.
+
+def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerRequest:
+    """Convert a body, whose conversation is these items. Decodes images: call it off the event loop.
+
+    Raises ApiError 400, also for requests that want to be worked on later, and PictureError.
     """
-    for name in STATEFUL:
+    for name in UNSUPPORTED:
         if getattr(body, name):
-            raise ApiError(400, f"{name} is not supported: responses are not stored; send the whole conversation")
-    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    messages += _joined([_message(item) for item in given])
-    if not given or given == [{"role": "user", "content": ""}]:
+            raise ApiError(400, f"{name} is not supported; send the conversation or a previous_response_id")
+    messages = conversation_of(items)
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    if not messages:
         raise ApiError(400, "input is empty")
     fields = body.request_fields(None)
     if body.truncation == "auto":
         fields["policy"] = ContextPolicy.DROP_MESSAGES
     return AnswerRequest(
         messages=messages,
-        tools=[] if body.tool_choice == "none" else [_tool(tool) for tool in body.tools or []],
-        tool_choice=tool_choice_of(body.tool_choice),
+        **with_choice(toolbox(body.tools or []), body.tool_choice),
+        one_call=body.parallel_tool_calls is False,
         think=think_of(body.reasoning.effort if body.reasoning else None),
+        may_skip_thinking=True,
         format=format_of((body.text or {}).get("format")),
         max_tokens=body.max_output_tokens,
         **fields,
     )
-
-
-def _joined(messages: list[Object]) -> list[Object]:
-    """Join an assistant's items of one turn (reasoning, text, calls) into one message."""
-    found: list[Object] = []
-    for message in messages:
-        before = found[-1] if found else {}
-        same_turn = message["role"] == before.get("role") == "assistant"
-        if not same_turn or (message["content"] and (before["content"] or "tool_calls" in before)):
-            found.append(message)
-            continue
-        before["content"] = before["content"] or message["content"]
-        for key in ("reasoning_content", "tool_calls"):
-            if key in message:
-                before[key] = before[key] + message[key] if key in before else message[key]
-    return [message for message in found if message["role"] != "assistant" or any(map(message.get, _SAID))]
-
-
-def _message(item: Object) -> Object:
-    """An input item as a message."""
-    kind = item.get("type", "message")
-    if kind == "message":
-        content, role = item.get("content"), item.get("role")
-        if not isinstance(role, str) or not isinstance(content, str | list):
-            raise ApiError(400, "an input message needs a role and content")
-        if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
-            raise ApiError(400, TEXT_ONLY)
-        return {"role": role, "content": openai_content(content, role)}
-    if kind == "function_call":
-        function = {"name": _string(item, "name"), "arguments": _string(item, "arguments")}
-        call = {"id": _string(item, "call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if kind == "function_call_output":
-        output = item.get("output")
-        parts = output if isinstance(output, list) else []
-        if not isinstance(output, str | list) or not all(isinstance(part, dict) for part in parts):
-            raise ApiError(400, "an item of type function_call_output needs output as text")
-        return {"role": "tool", "tool_call_id": _string(item, "call_id"), "content": openai_text(output)}
-    if kind == "reasoning":
-        parts = item.get("content") or []
-        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-        reasoning = "\n".join(text for text in texts if isinstance(text, str))
-        return {"role": "assistant", "content": "", "reasoning_content": reasoning}
-    raise ApiError(400, f"input items of type {str(kind)[:32]!r} are not supported")
-
-
-def _tool(tool: Object) -> Object:
-    if tool.get("type") != "function":
-        raise ApiError(400, "only tools of type function are supported")
-    kept = {key: tool[key] for key in ("description", "parameters") if tool.get(key)}
-    return {"type": "function", "function": {"name": _string(tool, "name"), **kept}}
-
-
-def _string(item: Object, key: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise ApiError(400, f"an item of type {str(item.get('type'))[:32]} needs {key} as text")
-    return value
 
 
 class _Writer:
@@ -139,8 +104,15 @@ class _Writer:
 
     media_type = SSE
 
-    def __init__(self, body: ResponsesBody) -> None:
+    def __init__(self, body: ResponsesBody, keep: Callable[[Object], None]) -> None:
+        """keep: called with the response when it is complete."""
+        self._keep = keep
         self._response = _begun(body)
+        self._tools: Toolbox = toolbox(body.tools or [])
+        self._kinds = dict(_ITEMS)
+        if body.reasoning and body.reasoning.summary:
+            self._kinds[PartKind.REASONING] = _SUMMARY
+        self._seals = "reasoning.encrypted_content" in (body.include or ())
         self._items: list[Object] = []
         self._open: PartKind | None = None
         self._text = ""
@@ -155,6 +127,9 @@ class _Writer:
     def progress(self, progress: Object) -> bytes:
         """See answering.Writer. The event is our addition."""
         return b"".join([*self.begin(), self._event("localllm.progress", progress=progress)])
+
+    def alive(self) -> bytes:
+        return SSE_COMMENT
 
     def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
         for part in event.parts:
@@ -190,13 +165,16 @@ class _Writer:
         if self._open is not part.kind:
             lines = [*self._close(), *self._begin_item(part.kind)]
         self._text += part.text
-        kind = _ITEMS[part.kind][2]
-        delta = self._event(f"response.{kind}.delta", **self._at(), delta=part.text, **_logprobs(part.kind))
-        return [*lines, delta]
+        return [*lines, self._delta(part)]
+
+    def _delta(self, part: AnswerPart) -> bytes:
+        kind = self._kinds[part.kind][2]
+        name = f"reasoning_{kind}" if kind == "summary_text" else kind
+        return self._event(f"response.{name}.delta", **self._at(), delta=part.text, **_logprobs(part.kind))
 
     def _begin_item(self, kind: PartKind) -> list[bytes]:
         self._open, self._text = kind, ""
-        name, prefix, _ = _ITEMS[kind]
+        name, prefix, part_kind = self._kinds[kind]
         item: Object = {
             "type": name,
             "id": f"{prefix}_{secrets.token_hex(12)}",
@@ -205,9 +183,10 @@ class _Writer:
             **({"role": "assistant"} if kind is PartKind.CONTENT else {"summary": []}),
         }
         self._items.append(item)
+        added = "reasoning_summary_part" if part_kind == "summary_text" else "content_part"
         return [
             self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item)),
-            self._event("response.content_part.added", **self._at(), part=_content_part(kind, "")),
+            self._event(f"response.{added}.added", **self._at(), part=_content_part(part_kind, "")),
         ]
 
     def _close(self) -> list[bytes]:
@@ -215,42 +194,56 @@ class _Writer:
         kind, self._open = self._open, None
         if kind is None:
             return []
-        part, item = _content_part(kind, self._text), self._items[-1]
-        item |= {"content": [part], "status": "completed"}
+        part, item = _content_part(self._kinds[kind][2], self._text), self._items[-1]
+        is_summary = part["type"] == "summary_text"
+        item |= {"summary" if is_summary else "content": [part], "status": "completed"}
+        if kind is PartKind.REASONING and self._seals:
+            item["encrypted_content"] = sealed(self._text)
+        text, whole = (part["type"], "content_part")
+        if is_summary:
+            text, whole = ("reasoning_summary_text", "reasoning_summary_part")
         return [
-            self._event(f"response.{part['type']}.done", **self._at(), text=self._text, **_logprobs(kind)),
-            self._event("response.content_part.done", **self._at(), part=part),
+            self._event(f"response.{text}.done", **self._at(kind), text=self._text, **_logprobs(kind)),
+            self._event(f"response.{whole}.done", **self._at(kind), part=part),
             self._event("response.output_item.done", output_index=len(self._items) - 1, item=item),
         ]
 
     def _call(self, call: ToolCall) -> list[bytes]:
         lines = self._close()
-        arguments = arguments_of(call)
+        tool = self._tools.client_tool(call)
+        kind, prefix, field, delta = _CUSTOM_CALL if tool.is_custom else _FUNCTION_CALL
+        text = custom_input(call) if tool.is_custom else arguments_of(call)
         item: Object = {
-            "type": "function_call",
-            "id": f"fc_{secrets.token_hex(12)}",
+            "type": kind,
+            "id": f"{prefix}_{secrets.token_hex(12)}",
             "call_id": f"call_{secrets.token_hex(12)}",
-            "name": call.name,
-            "arguments": arguments,
+            "name": tool.name,
+            **({"namespace": tool.namespace} if tool.namespace else {}),
+            field: text,
             "status": "completed",
         }
         self._items.append(item)
         at = {"item_id": item["id"], "output_index": len(self._items) - 1}
-        begun = {**item, "arguments": "", "status": "in_progress"}
+        begun = {**item, field: "", "status": "in_progress"}
+        named = {} if tool.is_custom else {"name": tool.name}
         return [
             *lines,
             self._event("response.output_item.added", output_index=at["output_index"], item=begun),
-            self._event("response.function_call_arguments.delta", **at, delta=arguments),
-            self._event("response.function_call_arguments.done", **at, name=call.name, arguments=arguments),
+            self._event(f"response.{delta}.delta", **at, delta=text),
+            self._event(f"response.{delta}.done", **at, **named, **{field: text}),
             self._event("response.output_item.done", output_index=at["output_index"], item=item),
         ]
 
-    def _at(self) -> Object:
-        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
+    def _at(self, kind: PartKind | None = None) -> Object:
+        """Where a part is: of the open item, or of the last one, which was of this kind."""
+        kind = kind or self._open
+        is_summary = kind is not None and self._kinds[kind] is _SUMMARY
+        index = {"summary_index" if is_summary else "content_index": 0}
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, **index}
 
     def _ended(self, answer: Answer) -> Object:
         cut, counts = answer.last.finish_reason is FinishReason.LENGTH, answer.last.counts
-        return {
+        response = {
             **self._response,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -263,6 +256,8 @@ class _Writer:
                 "total_tokens": counts.prompt + counts.generated,
             },
         }
+        self._keep(response)
+        return response
 
 
 def _begun(body: ResponsesBody) -> Object:
@@ -278,9 +273,9 @@ def _begun(body: ResponsesBody) -> Object:
         "max_output_tokens": body.max_output_tokens,
         "model": body.model,
         "output": [],
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "store": False,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": body.text or {"format": {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
@@ -291,9 +286,9 @@ def _begun(body: ResponsesBody) -> Object:
     }
 
 
-def _content_part(kind: PartKind, text: str) -> Object:
-    more: Object = {"annotations": [], "logprobs": []} if kind is PartKind.CONTENT else {}
-    return {"type": _ITEMS[kind][2], "text": text, **more}
+def _content_part(kind: str, text: str) -> Object:
+    more: Object = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    return {"type": kind, "text": text, **more}
 
 
 def _logprobs(kind: PartKind) -> Object:

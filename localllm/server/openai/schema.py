@@ -4,41 +4,53 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from localllm.server.bodies import Body, Count, Extensions, Messages, Number, Object, Sampled, Tokens, Tools
-from localllm.server.limits import MAX_EMBED_TEXTS, MAX_INT, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS, MAX_TOP_LOGPROBS
+from localllm.server.bodies import Body, Count, Extensions, Limit, Messages, Number, Object, Sampled, Tokens
+from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_PROMPTS, MAX_TOOLS, MAX_TOP_LOGPROBS
 
 # Passed on to the chat template.
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
 class Reasoning(Body):
-    """effort: how much to reason."""
+    """effort: how much to reason. summary: of any kind, asks for reasoning as a summary."""
 
     effort: Effort | None = None
+    summary: str | None = None
 
 
-class TemplateArguments(Body):
-    """The chat template argument that a request may set, as in vLLM, SGLang and llama.cpp."""
+class Constrained(Sampled):
+    """What the answer must fit, at most one of them.
 
-    enable_thinking: bool | None = None
+    grammar (GBNF) and json_schema are llama.cpp's, guided_* vLLM's.
+    """
+
+    response_format: Object | None = None
+    json_schema: Object | None = None
+    grammar: str | None = None
+    guided_json: Object | str | None = None
+    guided_grammar: str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)] | None = None
 
 
-class ChatBody(Sampled):
-    """/v1/chat/completions."""
+class ChatBody(Constrained):
+    """/v1/chat/completions. functions and function_call are the older form of tools and tool_choice."""
 
     messages: Messages
-    max_completion_tokens: Count | None = None
-    response_format: Object | None = None
-    tools: Tools | None = None
+    max_completion_tokens: Limit | None = None
+    tools: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | Object | None = None
+    functions: Annotated[list[Object], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: str | Object | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
-    chat_template_kwargs: TemplateArguments | None = None
+    chat_template_kwargs: Object | None = None
 
 
-class CompletionBody(Sampled):
+class CompletionBody(Constrained):
     """/v1/completions. prompt: a text, a list of token ids, or a list of either."""
 
     prompt: (
@@ -60,8 +72,8 @@ class EmbeddingsBody(Extensions):
     input: (
         str
         | Annotated[Tokens, Field(min_length=1)]
-        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_EMBED_TEXTS)]
-        | Annotated[list[Tokens], Field(fail_fast=True, min_length=1, max_length=MAX_EMBED_TEXTS)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1)]
+        | Annotated[list[Tokens], Field(fail_fast=True, min_length=1)]
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
@@ -78,9 +90,12 @@ class ResponsesBody(Extensions):
     stream: bool | None = None
     temperature: Number | None = None
     top_p: Number | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: Limit | None = None
     reasoning: Reasoning | None = None
     text: Object | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     previous_response_id: str | None = None
     conversation: Any = None

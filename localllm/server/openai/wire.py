@@ -13,8 +13,10 @@ from localllm.errors import LocalLLMError
 from localllm.server.bodies import Sampled
 from localllm.server.errors import ApiError, kind_of, message_of, status_of
 from localllm.server.json_body import ProtocolRoute
+from localllm.server.openai.schema import Constrained
+from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
 from localllm.server.service import Run
-from localllm.server.wire import SSE, sse, usage
+from localllm.server.wire import SSE, SSE_COMMENT, sse, usage
 
 Object = dict[str, Any]
 
@@ -50,6 +52,9 @@ class ChunkWriter:
     def progress(self, progress: Object) -> bytes:
         return sse({**self._head, "choices": [], "progress": progress})
 
+    def alive(self) -> bytes:
+        return SSE_COMMENT
+
     def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
         if self._includes_usage:
             yield sse({**self._head, "choices": [], "usage": self._usage(answers)})
@@ -72,16 +77,20 @@ class ChunkWriter:
         return found | details
 
 
-def tool_calls(answer: Answer | AnswerEvent) -> list[Object]:
-    """Tool calls with new ids, their arguments as JSON text."""
-    return [
-        {
-            "id": f"call_{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": arguments_of(call)},
-        }
-        for call in answer.calls
-    ]
+def tool_calls(answer: Answer | AnswerEvent, tools: Toolbox) -> list[Object]:
+    """Tool calls with new ids: arguments as JSON text, or a custom tool's input."""
+    return [{"id": f"call_{secrets.token_hex(12)}", **_called(call, tools.client_tool(call))} for call in answer.calls]
+
+
+def _called(call: ToolCall, tool: ClientTool) -> Object:
+    if tool.is_custom:
+        return {"type": "custom", "custom": {"name": tool.name, "input": custom_input(call)}}
+    return {"type": "function", "function": function_of(call)}
+
+
+def function_of(call: ToolCall) -> Object:
+    """A call of a function."""
+    return {"name": call.name, "arguments": arguments_of(call)}
 
 
 def arguments_of(call: ToolCall) -> str:
@@ -101,27 +110,55 @@ def think_of(effort: str | None) -> bool | str | None:
     return False if effort == "none" else effort
 
 
+def constraint_of(body: Constrained) -> Object:
+    """The fields `format` and `grammar` of an AnswerRequest. Raises ApiError 400."""
+    guided = body.guided_json
+    given = {
+        "response_format": format_of(body.response_format),
+        "json_schema": None if body.response_format else body.json_schema,  # some clients send both
+        "guided_json": _parsed(guided) if isinstance(guided, str) else guided,
+        "grammar": _grammar("gbnf", body.grammar or body.guided_grammar),
+        "guided_regex": _grammar("regex", body.guided_regex),
+        "guided_choice": _grammar("gbnf", _choices(body.guided_choice) if body.guided_choice else None),
+    }
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) > 1:
+        raise ApiError(400, f"{' and '.join(found)} exclude each other; send one of them")
+    for value in found.values():
+        return {"grammar": value} if isinstance(value, tuple) else {"format": value}
+    return {}
+
+
+def _grammar(kind: str, source: str | None) -> tuple[str, str] | None:
+    return (kind, source) if source else None
+
+
+def _choices(texts: Sequence[str]) -> str:
+    return f"root ::= {' | '.join(map(json.dumps, texts))}"
+
+
+def _parsed(schema: str) -> Any:
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"guided_json is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ApiError(400, "guided_json must be a JSON Schema")
+    return parsed
+
+
 def format_of(response_format: Object | None) -> Any:
-    """The format of a `response_format`, or of the `text.format` of responses. Raises ApiError 400."""
+    """The format of a `response_format`, or of the `text.format` of responses. Raises ApiError 400.
+
+    A schema beside type json_object is llama.cpp's form.
+    """
     kind = (response_format or {}).get("type", "text")
     if response_format is None or kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object" and response_format.get("schema") is None:
         return "json"
     holder = response_format.get("json_schema", response_format)
-    if kind != "json_schema" or not isinstance(holder, dict) or not isinstance(holder.get("schema"), dict):
+    is_schema = kind in ("json_schema", "json_object") and isinstance(holder, dict)
+    if not is_schema or not isinstance(holder.get("schema"), dict):
         raise ApiError(400, "response_format must be of type text, json_object, or json_schema with a schema")
     return holder["schema"]
-
-
-def tool_choice_of(choice: str | Object | None) -> str | None:
-    """The tool that must be called; "" is any of them, None lets the model decide. Raises ApiError 400."""
-    if choice in (None, "auto", "none"):
-        return None
-    if choice == "required":
-        return ""
-    if isinstance(choice, dict):
-        function = choice.get("function", choice)
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            return str(function["name"])
-    raise ApiError(400, 'tool_choice must be "none", "auto", "required" or name a function')

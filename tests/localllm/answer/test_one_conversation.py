@@ -15,13 +15,13 @@ from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
 from localllm.engine.stream import GenerationStream
 from localllm.library.behaviour import Behaviour
-from localllm.server.anthropic.messages import MessagesBody, messages_request
+from localllm.server.anthropic.requests import MessagesBody, messages_request
 from localllm.server.ollama.generate import chat_request as ollama_chat_request
 from localllm.server.ollama.generate import generate_request
 from localllm.server.ollama.schema import ChatBody as OllamaChatBody
 from localllm.server.ollama.schema import GenerateBody
 from localllm.server.openai.chat import chat_request as openai_chat_request
-from localllm.server.openai.responses import responses_request
+from localllm.server.openai.responses import given_items, responses_request
 from localllm.server.openai.schema import ChatBody, ResponsesBody
 from localllm.settings import Settings
 from tests.localllm.answer.conversations import ASKED, CASES, PICTURE, TEMPLATE, Case
@@ -52,7 +52,8 @@ def by_protocol(case: Case) -> Iterator[tuple[str, AnswerRequest]]:
     if case.openai is not None:
         yield "openai", openai_chat_request(ChatBody(**shared, **case.sampling, **case.openai))
     if case.responses is not None:
-        yield "responses", responses_request(ResponsesBody(**shared, **case.sampling, **case.responses))
+        asked = ResponsesBody(**shared, **case.sampling, **case.responses)
+        yield "responses", responses_request(asked, given_items(asked))
     if case.anthropic is not None:
         body = MessagesBody(**shared, **case.sampling, **case.anthropic, max_tokens=9)
         yield "anthropic", messages_request(body)

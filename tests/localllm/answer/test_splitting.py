@@ -27,15 +27,23 @@ CUTS = st.lists(st.integers(0, 200), max_size=30)
 
 @given(CUTS)
 def test_sections_are_found_across_pieces(cuts: list[int]) -> None:
-    parts = split(f"\n<think>I <b> think</think>So: {CALL}done", cuts)
+    parts = split(f"\n<think>\nI <b> think\n\n</think>\n\nSo \n it is: \n{CALL}\n{CALL} done\n", cuts)
     assert [(part.kind.value, part.text) for part in parts] == [
-        ("content", "\n"),
         ("reasoning", "I <b> think"),
-        ("content", "So: "),
+        ("content", "So \n it is:"),
         ("tool_calls", CALL),
-        ("content", "done"),
+        ("tool_calls", CALL),
+        ("content", "done\n"),
     ]
-    assert parts[3].tool_calls == (ToolCall("add", {"a": 1}),)
+    assert parts[2].tool_calls == (ToolCall("add", {"a": 1}),)
+
+
+@given(CUTS)
+def test_white_space_stays_where_no_marker_is(cuts: list[int]) -> None:
+    assert split(" \n a \n\n b \n", cuts) == [AnswerPart(PartKind.CONTENT, " \n a \n\n b \n")]
+    assert split(" and so\n</think>\n", cuts, starts_in_reasoning=True) == [
+        AnswerPart(PartKind.REASONING, " and so"),
+    ]
 
 
 @given(CUTS)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import fuzz
 from gguf_io.errors import LocalLLMError
-from tests.models.synthetic import MODELS
+from tests.models.architecture_models import MODELS
 
 DIES = f"""
 import os

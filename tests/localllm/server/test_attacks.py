@@ -48,9 +48,7 @@ def test_names_of_this_machine_are_served(server: Any, host: str) -> None:
     assert httpx.get(server.url + "/api/version", headers={"Host": host}, timeout=PATIENCE_S).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "file://", "http://localhost.evil.example", "http://127.0.0.1:1"]
-)
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "file://", "http://localhost.evil.example"])
 def test_foreign_origin_is_refused(server: Any, origin: str) -> None:
     answer = post(server, "/api/generate", json=SHORT, headers={"Origin": origin})
     assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
@@ -155,7 +153,7 @@ def test_malformed_bodies_are_400(server: Any, body: bytes, path: str) -> None:
     [
         {"seed": 10**30}, {"num_predict": 10**12}, {"num_ctx": 10**400}, {"top_k": -5}, {"temperature": 1e308},
         {"top_p": -1}, {"repeat_penalty": 0}, {"stop": ["x"] * 1000}, {"stop": "x" * 10**5}, {"stop": [1]},
-        {"num_ctx": "8"}, {"num_ctx": 2.5}, {"num_ctx": True}, {"cache_prompt_path": "/tmp/x"}, {"numa2": 1},
+        {"num_ctx": "8"}, {"num_ctx": 2.5}, {"num_ctx": True}, 
     ],
 )  # fmt: skip
 def test_hostile_options_are_400(server: Any, options: dict[str, Any]) -> None:
@@ -174,11 +172,12 @@ def test_requests_pull_from_known_registries_only(server: Any, name: str) -> Non
 def test_no_request_brings_a_template_or_its_arguments(server: Any) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
     plain = post(server, "/v1/chat/completions", json=body).json()["choices"]
-    hostile = {"chat_template": "{{ 9**9**9 }}", "chat_template_kwargs": {"messages": [], "range": 10**9}}
+    hostile = {"chat_template": "{{ 9**9**9 }}"}
     for path, choices in (("/v1/chat/completions", plain), ("/apply-template", None)):
         answer = post(server, path, json={**body, **hostile})
         assert answer.status_code == 200 and answer.json().get("choices") == choices
-    assert post(server, "/v1/chat/completions", json={**body, "reasoning_effort": "{{ 7*7 }}"}).status_code == 400
+    for refused in ({"reasoning_effort": "{{ 7*7 }}"}, {"chat_template_kwargs": {"messages": [], "range": 10**9}}):
+        assert post(server, "/v1/chat/completions", json={**body, **refused}).status_code == 400
 
 
 def test_hostile_schemas_are_400(server: Any) -> None:

@@ -46,13 +46,38 @@ def status(options: ServerOptions, path: str = "/api/tags", **headers: str) -> i
         ("https://app.example", "https://app.example.evil", 403),
         ("", "https://app.example", 403),
         ("", "http://localhost", 200),
-        ("", "http://localhost:81", 403),
+        ("", "http://localhost:81", 200),
+        ("", "http://127.0.0.1:3000", 200),
+        ("", "http://[::1]:3000", 200),
+        ("", "http://localhost.evil", 403),
+        ("", "http://localhost.evil:81", 403),
+        ("", "app://obsidian.md", 200),
+        ("", "tauri://localhost", 200),
+        ("", "vscode-webview://12ab", 200),
+        ("", "chrome-extension://abcdef", 200),
         ("", "null", 403),
     ],
 )
 def test_origins(allowed: str, origin: str, expected: int) -> None:
     options = ServerOptions(origins=(allowed,) if allowed else ())
     assert status(options, origin=origin) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("host.docker.internal:11434", 200),
+        ("box.local", 200),
+        ("192.168.1.7:11434", 200),
+        ("10.0.0.2", 200),
+        ("[fd00::1]:11434", 200),
+        ("8.8.8.8", 403),
+        ("internal.evil.example", 403),
+        ("local", 403),
+    ],
+)
+def test_hosts(host: str, expected: int) -> None:
+    assert status(ServerOptions(), host=host) == expected
 
 
 def test_a_pattern_of_origins_opens_no_host() -> None:

@@ -1,0 +1,226 @@
+"""Bodies of Anthropic's requests, and the conversations that they mean.
+
+What of a request only a cloud can do (its own tools, files that are stored there) is left out and logged once. What a
+message has beside text that reaches no model is replaced by a note that the model reads.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from localllm.answer.request import AnswerRequest
+from localllm.server.bodies import Body, Extensions, Object, note_ignored, shown
+from localllm.server.contents import Part, image_part, image_part_of_url, left_out, plain, text_part
+from localllm.server.errors import ApiError
+from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
+
+# The first line of Claude Code's system text, which changes from session to session and says nothing to a model.
+BILLING = "x-anthropic-billing-header:"
+
+
+class Message(Body):
+    """A message. content: text or blocks. role: also "system", in place."""
+
+    role: str
+    content: str | list[Object]
+
+
+class Tool(Body):
+    """A tool that the model may call. type: other than "custom" for tools that Anthropic defines."""
+
+    name: str = ""
+    type: str | None = None
+    description: str | None = None
+    input_schema: Object | None = None
+
+
+class OutputConfig(Body):
+    """format: a JSON Schema that the answer must fit. effort: how much to reason."""
+
+    format: Object | None = None
+    effort: Annotated[str, Field(max_length=32)] | None = None
+
+
+class CountBody(Body):
+    """/v1/messages/count_tokens; also a part of /v1/messages."""
+
+    model: str = ""
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[Object] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Object | None = None
+    thinking: Object | None = None
+    output_config: OutputConfig | None = None
+    output_format: Object | None = None
+
+
+class MessagesBody(CountBody, Extensions):
+    """/v1/messages. output_format: the former name of output_config.format."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+
+
+def messages_request(body: MessagesBody) -> AnswerRequest:
+    """Convert a body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
+    fields = body.request_fields(body.stop_sequences) | {"max_tokens": body.max_tokens}
+    choice = body.tool_choice or {}
+    return AnswerRequest(
+        **conversation(body),
+        **fields,
+        tool_choice=_tool_choice(choice),
+        one_call=bool(choice.get("disable_parallel_tool_use")),
+        format=_format(body),
+    )
+
+
+def conversation(body: CountBody) -> Object:
+    """The fields of an AnswerRequest that count_tokens has too."""
+    system = _system(body.system)
+    found: list[Object] = [{"role": "system", "content": system}] if system else []
+    for message in body.messages:
+        found += _messages(message)
+    offers = (body.tool_choice or {}).get("type") != "none"
+    tools = [_tool(tool) for tool in body.tools or [] if _is_described(tool)] if offers else []
+    return {"messages": found, "tools": tools, **_thinking(body)}
+
+
+def _thinking(body: CountBody) -> Object:
+    """A wish to think is one that a model may not be able to fulfil: clients send it to every model."""
+    kind = (body.thinking or {}).get("type")
+    if kind == "disabled":
+        return {"think": False}
+    effort = body.output_config.effort if body.output_config else None
+    think = effort or (True if kind in ("enabled", "adaptive") else None)
+    return {"think": think, "may_skip_thinking": True}
+
+
+def _format(body: MessagesBody) -> Any:
+    given = (body.output_config.format if body.output_config else None) or body.output_format
+    if given is None:
+        return None
+    if given.get("type") != "json_schema" or not isinstance(given.get("schema"), dict):
+        raise ApiError(400, "output_config.format must be of type json_schema with a schema")
+    return given["schema"]
+
+
+def _system(system: str | list[Object] | None) -> str:
+    """The system text, without Claude Code's billing header."""
+    blocks = [text_part(system)] if isinstance(system, str) else system or []
+    return "\n".join(text for block in blocks if not (text := _string(block, "text")).startswith(BILLING))
+
+
+def _is_described(tool: Tool) -> bool:
+    """Whether a tool says its arguments; those of Anthropic's own that do not are known to its models alone."""
+    if tool.type in (None, "custom") or tool.input_schema is not None:
+        return True
+    note_ignored(f"tool of type {shown(tool.type)}, which has no input_schema")
+    return False
+
+
+def _tool(tool: Tool) -> Object:
+    about = {"description": tool.description} if tool.description else {}
+    return {"type": "function", "function": {"name": tool.name, **about, "parameters": tool.input_schema or {}}}
+
+
+def _tool_choice(choice: Object) -> str | None:
+    """The tool that must be called; "" is any of them, None lets the model decide. Raises ApiError 400."""
+    kind = choice.get("type", "auto")
+    if kind in ("auto", "none"):
+        return None
+    if kind == "any":
+        return ""
+    name = choice.get("name")
+    if kind != "tool" or not isinstance(name, str):
+        raise ApiError(400, "tool_choice must be of type auto, any, none, or tool with a name")
+    return name
+
+
+def _messages(message: Message) -> list[Object]:
+    """A message as chat templates expect it. Tool results become messages of their own, before the rest."""
+    role = message.role
+    if isinstance(message.content, str):
+        return [{"role": role, "content": message.content}]
+    parts: list[Part] = []
+    results: list[Object] = []
+    thoughts: list[str] = []
+    calls: list[Object] = []
+    for block in message.content:
+        kind = block.get("type")
+        if kind == "thinking":
+            thoughts.append(_string(block, "thinking"))
+        elif kind == "tool_use":
+            call = {"name": _string(block, "name"), "arguments": block.get("input") or {}}
+            calls.append({"id": _string(block, "id"), "type": "function", "function": call})
+        elif kind == "tool_result":
+            results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id"), "content": _result(block)})
+        elif kind == "image" and role == "user":
+            parts.append(_image(block.get("source")))
+        elif kind != "redacted_thinking":
+            parts.append(text_part(_text(block)))
+    fields: Object = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    if calls:
+        fields["tool_calls"] = calls
+    rest = [{"role": role, "content": plain(parts), **fields}] if parts or fields or not results else []
+    return [*results, *rest]
+
+
+def _image(source: Any) -> Part:
+    """A block's image. Raises ApiError 400 for a URL to fetch: nothing is fetched."""
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        return image_part_of_url(source.get("url") if isinstance(source, dict) else None)
+    return image_part(source.get("data"))
+
+
+def _result(block: Object) -> str:
+    """The text of a tool's result."""
+    text = _joined(block.get("content"))
+    return text or ("The tool failed without a message." if block.get("is_error") else "")
+
+
+def _joined(content: Any) -> str:
+    """The text of a content: a text, or blocks."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise ApiError(400, "content must be a text or a list of blocks")
+    return "\n".join(map(_text, content))
+
+
+def _text(block: Mapping[str, Any]) -> str:
+    """A block as text. What is no text becomes a note."""
+    kind = block.get("type")
+    if kind == "text":
+        return _string(block, "text")
+    title = block.get("title")
+    head = [title] if isinstance(title, str) else []
+    if kind == "search_result":
+        source = block.get("source")
+        return "\n".join([*head, *([source] if isinstance(source, str) else []), _joined(block.get("content"))])
+    if kind == "document":
+        return "\n".join([*head, _document(block.get("source"))])
+    if kind == "tool_reference":
+        return str(block.get("tool_name") or "")
+    note_ignored(f"block of type {shown(kind)}")
+    return left_out(str(kind)[:64])
+
+
+def _document(source: Any) -> str:
+    kind, data = (source.get("type"), source.get("data")) if isinstance(source, dict) else (None, None)
+    if kind == "text" and isinstance(data, str):
+        return data
+    if kind == "content" and isinstance(source, dict):
+        return _joined(source.get("content"))
+    note_ignored(f"document whose source is of type {shown(kind)}")
+    return left_out("document")
+
+
+def _string(block: Mapping[str, Any], key: str) -> str:
+    value = block.get(key)
+    if not isinstance(value, str):
+        raise ApiError(400, f"a block of type {str(block.get('type'))[:32]} needs {key} as text")
+    return value

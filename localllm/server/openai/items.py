@@ -1,0 +1,98 @@
+"""The input items of /v1/responses as a conversation."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+from localllm.server.bodies import Object, note_ignored, shown
+from localllm.server.contents import as_arguments, left_out, openai_content
+from localllm.server.errors import ApiError
+from localllm.server.openai.tools import INPUT, full_name
+
+_SAID = ("content", "reasoning_content", "tool_calls")
+_SEALED = "localllm:"  # before reasoning in encrypted_content
+
+
+def conversation_of(items: Sequence[Object]) -> list[Object]:
+    """The messages of a conversation. Items that no model reads are left out and logged once. Raises ApiError 400."""
+    return _joined([message for item in items if (message := _message(item)) is not None])
+
+
+def sealed(reasoning: str) -> str:
+    """Reasoning as an item's encrypted_content, for clients that send back nothing else. It is not secret."""
+    return base64.b64encode((_SEALED + reasoning).encode()).decode()
+
+
+def _joined(messages: list[Object]) -> list[Object]:
+    """Join an assistant's items of one turn (reasoning, text, calls) into one message."""
+    found: list[Object] = []
+    for message in messages:
+        before = found[-1] if found else {}
+        same_turn = message["role"] == before.get("role") == "assistant"
+        if not same_turn or (message["content"] and (before["content"] or "tool_calls" in before)):
+            found.append(message)
+            continue
+        before["content"] = before["content"] or message["content"]
+        for key in ("reasoning_content", "tool_calls"):
+            if key in message:
+                before[key] = before[key] + message[key] if key in before else message[key]
+    return [message for message in found if message["role"] != "assistant" or any(map(message.get, _SAID))]
+
+
+def _message(item: Object) -> Object | None:
+    """An item as a message."""
+    kind = str(item.get("type") or "message")
+    if kind == "message":
+        content, role = item.get("content"), item.get("role")
+        if not isinstance(role, str) or not isinstance(content, str | list):
+            raise ApiError(400, "an input message needs a role and content")
+        return {"role": role, "content": openai_content(content, role)}
+    if kind in ("function_call", "custom_tool_call"):
+        is_custom = kind == "custom_tool_call"
+        return _call(item, {INPUT: _string(item, "input")} if is_custom else as_arguments(_string(item, "arguments")))
+    if kind == "reasoning":
+        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
+    if kind.endswith("_output"):
+        return {"role": "tool", "tool_call_id": _string(item, "call_id"), "content": _output(item)}
+    note_ignored(f"input item of type {shown(kind)}")
+    return None
+
+
+def _output(item: Object) -> Any:
+    output = item.get("output")
+    if isinstance(output, str | list):
+        return openai_content(output, "tool")
+    if item["type"] in ("function_call_output", "custom_tool_call_output"):
+        raise ApiError(400, f"an item of type {item['type']} needs output as text")
+    note_ignored(f"input item of type {shown(item['type'])}")
+    return left_out(item["type"][:64])
+
+
+def _call(item: Object, arguments: str | Object) -> Object:
+    function = {"name": full_name(_string(item, "name"), item.get("namespace")), "arguments": arguments}
+    call = {"id": _string(item, "call_id"), "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _reasoning(item: Object) -> str:
+    """What an item reasons: sealed, in full, or its summary."""
+    try:
+        opened = base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()
+    except (binascii.Error, ValueError, TypeError):
+        opened = ""  # another server's
+    if opened.startswith(_SEALED):
+        return opened.removeprefix(_SEALED)
+    return _texts(item.get("content")) or _texts(item.get("summary"))
+
+
+def _texts(parts: Any) -> str:
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _string(item: Object, key: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise ApiError(400, f"an item of type {str(item.get('type'))[:32]} needs {key} as text")
+    return value

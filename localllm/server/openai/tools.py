@@ -1,0 +1,136 @@
+"""Tools of OpenAI's requests as functions, which is all that chat templates know.
+
+A custom tool, whose input is free text, is offered as a function of one text. A namespace is offered as its tools.
+Tools that OpenAI runs itself, such as web search, are left out and logged once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.answer.tool_calls import ToolCall
+from localllm.server.bodies import Object, note_ignored, shown
+from localllm.server.errors import ApiError
+
+INPUT = "input"  # the argument of a custom tool
+_INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+_KEPT = ("description", "parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A tool as its client knows it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The tools of a request. functions: for chat templates, in the request's order. known: by the functions' names."""
+
+    functions: Sequence[Object]
+    known: Mapping[str, ClientTool]
+
+    def client_tool(self, call: ToolCall) -> ClientTool:
+        """The tool that a model has called, whether or not it exists."""
+        return self.known.get(call.name) or ClientTool(call.name)
+
+
+def toolbox(tools: Sequence[Object]) -> Toolbox:
+    """The tools of /v1/responses, or of chat completions, whose definitions are one level deeper."""
+    functions: list[Object] = []
+    known: dict[str, ClientTool] = {}
+    for tool, function in _flattened(tools, None):
+        name = function["function"]["name"]
+        if name not in known:
+            known[name] = tool
+            functions.append(function)
+    return Toolbox(functions, known)
+
+
+def full_name(name: str, namespace: str | None) -> str:
+    """A function's name for the model."""
+    if not namespace:
+        return name
+    return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+
+
+def custom_input(call: ToolCall) -> str:
+    """The text for a custom tool; the arguments' JSON values if the model has named them otherwise."""
+    value = call.arguments.get(INPUT, "\n".join(map(str, call.arguments.values())))
+    return value if isinstance(value, str) else str(value)
+
+
+def with_choice(box: Toolbox, choice: str | Object | None) -> Object:
+    """The fields `tools` and `tool_choice` of an AnswerRequest. Raises ApiError 400."""
+    functions = list(box.functions)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        entries = allowed.get("tools") if isinstance(allowed, dict) else None
+        if not isinstance(entries, list):
+            raise ApiError(400, "tool_choice of type allowed_tools needs a list of tools")
+        names = {_chosen_name(entry) for entry in entries if isinstance(entry, dict)}
+        functions = [function for function in functions if function["function"]["name"] in names]
+        choice = allowed.get("mode", "auto")
+    if choice in (None, "auto"):
+        return {"tools": functions, "tool_choice": None}
+    if choice == "none":
+        return {"tools": [], "tool_choice": None}
+    if choice == "required":
+        return {"tools": functions, "tool_choice": ""}
+    name = _chosen_name(choice) if isinstance(choice, dict) else None
+    if name is None:
+        raise ApiError(400, 'tool_choice must be "none", "auto", "required", allowed_tools or name a tool')
+    return {"tools": functions, "tool_choice": name}
+
+
+def _chosen_name(choice: Object) -> str | None:
+    inner = choice.get("function") or choice.get("custom") or choice
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return full_name(name, choice.get("namespace")) if isinstance(name, str) else None
+
+
+def _flattened(tools: Sequence[Any], namespace: str | None) -> Iterator[tuple[ClientTool, Object]]:
+    for tool in tools:
+        if not isinstance(tool, dict):
+            raise ApiError(400, "tools must be objects")
+        kind = tool.get("type", "function")
+        inner = tool.get(kind) if kind in ("function", "custom") else None
+        about: Object = inner if isinstance(inner, dict) else tool
+        if kind == "namespace":
+            yield from _flattened(tool.get("tools") or [], _name_of(tool))
+        elif kind == "function":
+            name = _name_of(about)
+            fields = {key: about[key] for key in about if key not in ("type", "name")} if about is not tool else {}
+            fields = fields or {key: about[key] for key in _KEPT if about.get(key)}
+            function = {"name": full_name(name, namespace), **fields}
+            yield ClientTool(name, namespace), {"type": "function", "function": function}
+        elif kind == "custom":
+            name = _name_of(about)
+            function = {
+                "name": full_name(name, namespace),
+                "description": _custom_description(about),
+                "parameters": _INPUT_SCHEMA,
+            }
+            yield ClientTool(name, namespace, is_custom=True), {"type": "function", "function": function}
+        else:
+            note_ignored(f"tool of type {shown(kind)}, which only OpenAI runs")
+
+
+def _custom_description(about: Mapping[str, Any]) -> str:
+    """The tool's description, with the grammar of its input if it has one."""
+    text = str(about.get("description") or "")
+    given = about.get("format")
+    form = given.get("grammar", given) if isinstance(given, dict) else {}
+    if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
+        return text
+    return f"{text}\n\nThe input must fit this {form.get('syntax', 'lark')} grammar:\n{form['definition']}".strip()
+
+
+def _name_of(tool: Mapping[str, Any]) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str):
+        raise ApiError(400, f"a tool of type {str(tool.get('type', 'function'))[:32]} needs a name")
+    return name
