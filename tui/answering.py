@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from localllm.answer.event import AnswerEvent, AnswerStream, merged
 from localllm.engine.request import FinishReason
+from localllm.text import harmless
 from tui.conversation import Conversation
 from tui.sessions.database import SessionError
 from tui.status import Latency, SpeedMeter, Status
@@ -45,6 +46,17 @@ async def follow(
                 conversation.save(view.message)
             saved = time.monotonic()
         await asyncio.sleep(FLUSH_S)
+
+
+async def title_of(answer: AnswerStream) -> str:
+    """The title that an answer gives when it has ended; "" for none."""
+    events = answer.poll()
+    while not (events and events[-1].finish_reason is not None):
+        await asyncio.sleep(0.1)
+        events += answer.poll()
+    whole = merged(events)
+    title = " ".join(harmless(whole.content).split()).strip("\"'*#.")[:60]
+    return title if whole.finish_reason == FinishReason.STOP else ""
 
 
 def note_end(view: "AnswerView", last: AnswerEvent, unseen: Sequence[str] = ()) -> None:
