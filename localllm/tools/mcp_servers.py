@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 START_S = 30.0  # for a server to start and to list its tools
 CALL_S = 120.0
+CLOSE_S = 5.0  # for a server to end
 POLL_S = 0.05
 MAX_TOOLS = 128  # of a server
 MAX_DESCRIPTION = 1000  # characters
@@ -79,7 +80,8 @@ class McpServers:
                 "pip install 'localllm[mcp]'; or remove mcp.json."
             ) from error
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="MCP servers", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="MCP servers", daemon=True)
+        self._thread.start()
         for name, ready in [(name, self._start(name, server)) for name, server in servers.items()]:
             try:
                 self.tools += ready.result(START_S)
@@ -96,9 +98,16 @@ class McpServers:
             self._loop.call_soon_threadsafe(stop.set)
         for running in self._running:
             with contextlib.suppress(Exception):  # it failed long ago, or does not end: the process ends without it
-                running.result(timeout=5)
+                running.result(CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=CLOSE_S)
         self._running.clear()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
 
     def _start(self, name: str, server: Mapping[str, Any]) -> "Future[list[Tool]]":
         ready: Future[list[Tool]] = Future()

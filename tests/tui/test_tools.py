@@ -13,7 +13,6 @@ from textual.widgets import Collapsible, OptionList, Static
 
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
-from localllm.tools.action import MAX_ROUNDS
 from localllm.tools.approvals import approvals_path
 from localllm.tools.journal import Journal, journal_path
 from tests.fakes.fake_backend import FakeBackend, ended, said
@@ -83,11 +82,12 @@ async def asked(pilot: Pilot[None]) -> ApprovalScreen:
 
 async def decide(pilot: Pilot[None], wanted: str) -> None:
     """Choose by keys the option that begins so."""
-    options = (await asked(pilot)).query_one(OptionList)
+    screen = await asked(pilot)
+    options = screen.query_one(OptionList)
     prompts = [str(options.get_option_at_index(index).prompt) for index in range(options.option_count)]
     index = next(index for index, prompt in enumerate(prompts) if prompt.startswith(wanted))
     await pilot.press(*["down"] * (index + 1), "enter")
-    await until(pilot, lambda: not isinstance(pilot.app.screen, ApprovalScreen) or pilot.app.screen.query(OptionList))
+    await until(pilot, lambda: pilot.app.screen is not screen)
 
 
 def results(pilot: Pilot[None]) -> list[str]:
@@ -105,7 +105,7 @@ def test_reading_needs_no_approval_and_the_result_goes_back(
         assert (await answered(pilot)).content == "Done."
         views = chat_of(pilot).transcript.views
         folded = views[2].query_one(Collapsible)
-        assert folded.collapsed and str(folded.title) == "⚙ read_file · a.txt · 3 lines"
+        assert folded.collapsed and str(folded.title) == "⚙ read_file · 2 lines · a.txt"
         await pilot.press("ctrl+up", "ctrl+up", "ctrl+up", "ctrl+t")
         await until(pilot, lambda: not views[2].query_one(Collapsible).collapsed)
 
@@ -266,16 +266,19 @@ def test_a_malformed_call_is_asked_for_again_under_its_schema(play: Callable[[Fa
     assert [request.tool_choice for request in backend.requests[:3]] == [None, "read_file", None]
 
 
-def test_the_loop_stops_at_its_bound_and_goes_on_when_told(play: Callable[[FakeBackend, Flow], None]) -> None:
-    again = [calls(("list_files", {}))] * (MAX_ROUNDS + 1)
+def test_the_loop_stops_at_its_bound_and_goes_on_when_told(
+    play: Callable[[FakeBackend, Flow], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tui.screens.tools.MAX_ROUNDS", 2)
+    again = [calls(("list_files", {}))] * 3
     backend = model(*again, DONE)
 
     async def flow(pilot: Pilot[None]) -> None:
         chat = chat_of(pilot)
         await say(pilot, "Go")
         await until(pilot, lambda: chat.query(".note") and not chat.busy)
-        assert f"Stopped after {MAX_ROUNDS} rounds" in str(chat.query_one(".note", Static).content)
-        assert (len(backend.requests), len(results(pilot))) == (MAX_ROUNDS + 1, MAX_ROUNDS)
+        assert "Stopped after 2 rounds" in str(chat.query_one(".note", Static).content)
+        assert (len(backend.requests), len(results(pilot))) == (3, 2)
         await say(pilot, "/continue")
         await until(pilot, lambda: chat.conversation.messages[-1].content == "Done.")
 

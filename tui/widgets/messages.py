@@ -187,9 +187,9 @@ class ToolView(MessageView):
         failed = text.startswith("Error: ")
         changed = call.name == "edit_file" and not failed
         subject = next((str(value) for value in call.arguments.values() if isinstance(value, str)), "")
-        lines = text.count("\n") + 1
-        what = text.partition("\n")[0] if failed else f"{lines} line{'s' if lines > 1 else ''}"
-        title = " · ".join(part for part in (call.name, shortened(subject), shortened(what, 60)) if part)
+        lines = len(text.splitlines())
+        what = text.partition("\n")[0] if failed else f"{lines} line{'' if lines == 1 else 's'}"
+        title = " · ".join(part for part in (call.name, shortened(what, 40), shortened(subject)) if part)
         shown = preview(text.rstrip("\n"), is_diff=changed)
         yield Collapsible(Static(shown, markup=False), title=f"⚙ {title}", collapsed=not changed, classes="result")
 
