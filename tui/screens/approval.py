@@ -8,6 +8,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
 from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import Footer, OptionList, Static
@@ -16,6 +17,7 @@ from textual.widgets.option_list import Option
 from localllm.text import harmless
 from localllm.tools.action import Action
 from localllm.tools.approvals import rule_for
+from tui.status import MUTED
 from tui.widgets.frame import preview
 
 POLL_S = 0.1
@@ -47,8 +49,8 @@ class ApprovalScreen(ModalScreen[Decision]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "refuse", "Refuse", id="approval.refuse", priority=True),
         Binding("down", "options", "Choose", id="approval.choose", show=True),
-        Binding("pageup", "scroll(-1)", "Scroll", show=False, priority=True),
-        Binding("pagedown", "scroll(1)", "Scroll", show=False, priority=True),
+        Binding("pageup", "scroll(-1)", "Back", id="approval.up", show=False, priority=True),
+        Binding("pagedown", "scroll(1)", "More", id="approval.down", priority=True),
     ]
 
     def __init__(self, action: Action, stop: threading.Event, typed: Callable[[str], object]) -> None:
@@ -61,7 +63,10 @@ class ApprovalScreen(ModalScreen[Decision]):
     def compose(self) -> ComposeResult:
         """The question, what would be done, the choices."""
         with Vertical(classes="panel approval"):
-            yield Static(_QUESTIONS.get(self._action.tool, f"Call {self._action.tool}?"), classes="heading")
+            question = _QUESTIONS.get(self._action.tool, f"Call {harmless(self._action.tool)}?")
+            lines = len(self._action.preview.splitlines())
+            hint = f"  {lines} line{'' if lines == 1 else 's'} · ↓ and Enter choose"
+            yield Static(Content.assemble(question, (hint, MUTED)), classes="heading")
             yield self._preview
             yield self._options
             yield Footer(show_command_palette=False)
