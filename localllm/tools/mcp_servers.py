@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Future
@@ -76,8 +77,8 @@ class McpServers:
             import mcp  # noqa: F401 - without it there is no use in starting
         except ImportError as error:
             raise SettingsError(
-                "MCP servers need the extra `mcp`, which is not installed. Install it where localllm is: "
-                "pip install 'localllm[mcp]'; or remove mcp.json."
+                "The servers in mcp.json need the package mcp, which is not installed. Install it for this Python, or "
+                f"remove mcp.json:\n  \"{sys.executable}\" -m pip install 'mcp>=2.3'"
             ) from error
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="MCP servers", daemon=True)

@@ -150,3 +150,10 @@ def test_the_configuration_is_that_of_other_programs(tmp_path: Path) -> None:
         file.write_text(wrong)
         with pytest.raises(SettingsError, match=r"mcp\.json"):
             read_servers(file)
+
+
+def test_what_to_do_without_the_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(SettingsError, match=r"-m pip install 'mcp>="):
+        McpServers({"a": {"command": "x"}})
+    assert McpServers({}).tools == []  # without servers nothing is missing
