@@ -25,7 +25,6 @@ async def continue_answer(chat: ChatScreen, _argument: str) -> None:
     messages = chat.conversation.messages
     _require_idle(chat)
     if messages and messages[-1].role is Role.TOOL:  # the tools came to their bound, or the program ended
-        chat.tools.rounds = 0
         chat.begin_answer()
         return
     view = _answer(chat)

@@ -20,7 +20,7 @@ from textual.worker import Worker
 from localllm.answer.event import AnswerStream
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from tui.answering import FLUSH_S, follow, note_end, title_of
+from tui.answering import FLUSH_S, follow, make_title, note_end
 from tui.attachments import MissingFileError, find_attachments
 from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
@@ -78,8 +78,7 @@ class ChatScreen(Screen[None]):
         shown = (self.title_bar, self.transcript, self.status_line)
         self.loader = ModelLoader(backend, conversation, self, shown, remembered_as)
         self._pull = pull
-        parts = (self.transcript, self.status_line, self.prompt)
-        self.tools = ChatTools(folder, conversation, self, parts)
+        self.tools = ChatTools(folder, conversation, self, (self.transcript, self.status_line, self.prompt))
         self._answer: AnswerStream | None = None
         self._writing: Message | None = None
         self._begun = False
@@ -154,8 +153,6 @@ class ChatScreen(Screen[None]):
             self.prompt.focus()
             self.prompt.post_message(Paste(event.text))
 
-    # Sending and answering.
-
     def send(self, text: str) -> None:
         """Ask the model, if it can be asked now; else the text goes back into the prompt."""
         if self.busy:
@@ -178,7 +175,6 @@ class ChatScreen(Screen[None]):
 
     async def _send(self, text: str) -> None:
         editing, self.editing = self.editing, None
-        self.tools.rounds = 0
         try:
             known = [*(editing.attachments if editing else ()), *self.prompt.pasted.values()]
             counts = self.backend.count_tokens, self.backend.picture_tokens
@@ -237,16 +233,7 @@ class ChatScreen(Screen[None]):
 
     async def answer(self, view: AnswerView | None = None) -> None:
         """Let the model answer what is shown and call tools; with a view, continue its cut answer."""
-        begun = [view] if view else []
-
-        async def ask_model(tool_choice: str | None) -> Message | None:
-            return await self._answer_once(begun.pop() if begun else None, tool_choice)
-
-        try:
-            message = await self.tools.answer(ask_model, self._stopping)
-        except LocalLLMError as error:
-            self.show_error(str(error))
-            return
+        message = await self.tools.answer(self._answer_once, view, self._stopping)
         info = self.info
         if message and message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
             self.run_worker(self._make_title(), exclusive=True, group="title")
@@ -314,12 +301,8 @@ class ChatScreen(Screen[None]):
 
     async def _make_title(self) -> None:
         """Ask the model for a title. It stays the first prompt's words if anything is in the way."""
-        request, session_id = self.conversation.title_request(), self.conversation.session_id
-        if request is None or session_id is None:
-            return
         try:
-            if title := await title_of(await in_thread(lambda: self.backend.submit(request))):
-                self.conversation.store.rename(session_id, title)
+            await make_title(self.conversation, self.backend)
         except LocalLLMError as error:
             self.log.warning(str(error))
         self.title_bar.title = self.conversation.title
@@ -366,10 +349,8 @@ class ChatScreen(Screen[None]):
 
     def action_scroll(self, pages: int) -> None:
         """Scroll the messages from anywhere."""
-        if pages < 0:
-            self.transcript.scroll_page_up(animate=False)
-        else:
-            self.transcript.scroll_page_down(animate=False)
+        scroll = self.transcript.scroll_page_up if pages < 0 else self.transcript.scroll_page_down
+        scroll(animate=False)
 
     def action_select(self, step: int) -> None:
         """Give the focus to the next message up or down; past the last one it goes back to the prompt."""

@@ -24,14 +24,15 @@ from tui.conversation import Conversation
 from tui.screens.approval import ApprovalScreen, Decision
 from tui.sessions import Message
 from tui.widgets.frame import Note, StatusLine
+from tui.widgets.messages import AnswerView
 from tui.widgets.prompt import Prompt
 from tui.widgets.transcript import Transcript
 
 REFUSED = "The user refused this call."
 STOPPED = "The user stopped before this call."
 
-# Asks the model once, under a tool_choice; returns the saved answer, None if there is none.
-AskModel = Callable[[str | None], Awaitable[Message | None]]
+# Asks the model once, to continue the answer of a view or under a tool_choice; returns what was saved, if anything.
+AskModel = Callable[[AnswerView | None, str | None], Awaitable[Message | None]]
 
 
 class ChatTools:
@@ -50,7 +51,7 @@ class ChatTools:
         """folder: None is the current one."""
         self.folder = Folder(folder or _current_folder())
         self.problems: list[str] = []
-        self.rounds = 0  # of calls since the user spoke last
+        self.rounds = 0  # of calls since the user asked
         self._conversation, self._screen = conversation, screen
         self._transcript, self._status_line, self._prompt = shown
         self._lock = threading.Lock()
@@ -89,13 +90,21 @@ class ChatTools:
         if self._servers is not None:
             self._servers.close()
 
-    async def answer(self, ask_model: AskModel, stop: threading.Event) -> Message | None:
+    async def answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
         """Ask the model and carry out what it calls, until it calls nothing more or MAX_ROUNDS are reached.
 
-        A malformed call is repeated under the constraint of its tool's schema. Returns the last answer, None if it was
-        stopped or there is none.
+        A malformed call is repeated under the constraint of its tool's schema. What goes wrong is shown. Returns the
+        last answer, None if it was stopped or there is none.
         """
-        message = await ask_model(None)
+        self.rounds = 0
+        try:
+            return await self._answer(ask_model, view, stop)
+        except LocalLLMError as error:
+            self._transcript.show_error(str(error))
+            return None
+
+    async def _answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
+        message = await ask_model(view, None)
         while message is not None and self._calls(message):
             if self.rounds >= MAX_ROUNDS:
                 again = f"Stopped after {MAX_ROUNDS} rounds of tools. /continue allows {MAX_ROUNDS} more."
@@ -103,7 +112,7 @@ class ChatTools:
                 return None
             self.rounds += 1
             must_call = await self._answer_calls(message, stop)
-            message = None if stop.is_set() else await ask_model(must_call)
+            message = None if stop.is_set() else await ask_model(None, must_call)
         return message
 
     async def undo(self) -> str:
