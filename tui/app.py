@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -122,6 +123,14 @@ class ChatApp(App[None]):
         self._chat.prompt.text = typed
         self._interrupted = -LEAVE_S
         self.set_keymap(self.keys)
+
+    def begin_with(self, resume: bool, system: str | None) -> None:
+        """Before the run: open the chat used last, if there is one; set the system prompt. Raises SessionError."""
+        conversation = self._chat.conversation
+        if resume and (last := self.store.sessions(limit=1)):
+            conversation.open(last[0].id)
+        if system is not None:
+            conversation.set_parameters(replace(conversation.parameters, system=system))
 
     def on_mount(self) -> None:
         """Leave in order when the system asks: the terminal as it was, the answer as far as it has come."""
