@@ -49,6 +49,10 @@ class LlamaCppMissingError(LocalLLMError):
         super().__init__(f"llama.cpp is not available ({reason}). Install it for your device:\n{install_commands()}")
 
 
+# The package itself: pip may not find localllm, which can be installed from a folder.
+REQUIREMENT = "'llama-cpp-python>=0.3.36'"
+
+
 def install_commands(replaced: str = "") -> str:
     """Return the commands for the devices that this platform may have, a line each. replaced: see install_command."""
     return "\n".join(f"  {backend:7}{install_command(backend, replaced)}" for backend in _backends_here())
@@ -62,7 +66,7 @@ def install_command(backend: str, replaced: str = "") -> str:
     """
     arguments, flags = _BUILDS[backend]
     # Not from pip's cache, which may hold a wheel that was built for another device.
-    package = f"--force-reinstall --no-deps llama-cpp-python=={replaced}" if replaced else "'localllm[llama]'"
+    package = f"--force-reinstall --no-deps llama-cpp-python=={replaced}" if replaced else REQUIREMENT
     command = f"{_pip()} install --no-cache-dir {flags} {package}"
     if not arguments:
         return command

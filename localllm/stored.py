@@ -10,6 +10,7 @@ from localllm.errors import RequestError
 from localllm.files import TEMPORARY
 from localllm.library import places
 from localllm.settings import Settings, config_path, sessions_path
+from localllm.tools.journal import journal_path
 
 # A cache is a folder of folders with names of hexadecimal digits; the files in them that are ours by their names.
 _KERNELS = re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")
@@ -38,6 +39,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("kernels", _kernels(), size_of(_kernels()), "removed when unused for a month; localllm cache --free kernels"),
         ("kv", disk_cache_folder(), size_of(disk_cache_folder()), f"{limit}; localllm cache --free kv"),
         ("chats", chats, sum(map(size_of, chats.parent.glob("sessions.db*"))), "deleted in the chat"),
+        ("changes", journal_path(), size_of(journal_path()), "what tools changed; removed after 30 days"),
         ("settings", config_path(), size_of(config_path()), "yours"),
     )
     return [StoredPlace(*row) for row in found]

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from localllm.answer.event import AnswerEvent, AnswerStream, merged
 from localllm.engine.request import FinishReason
+from localllm.text import harmless
+from tui.backend import Backend
+from tui.background import in_thread
 from tui.conversation import Conversation
 from tui.sessions.database import SessionError
 from tui.status import Latency, SpeedMeter, Status
@@ -45,6 +48,22 @@ async def follow(
                 conversation.save(view.message)
             saved = time.monotonic()
         await asyncio.sleep(FLUSH_S)
+
+
+async def make_title(conversation: Conversation, backend: Backend) -> None:
+    """Ask the model for a title of a conversation that has none of its own. Raises LocalLLMError."""
+    request, session_id = conversation.title_request(), conversation.session_id
+    if request is None or session_id is None:
+        return
+    answer = await in_thread(lambda: backend.submit(request))
+    events = answer.poll()
+    while not (events and events[-1].finish_reason is not None):
+        await asyncio.sleep(0.1)
+        events += answer.poll()
+    whole = merged(events)
+    title = " ".join(harmless(whole.content).split()).strip("\"'*#.")[:60]
+    if whole.finish_reason == FinishReason.STOP and title:
+        conversation.store.rename(session_id, title)
 
 
 def note_end(view: "AnswerView", last: AnswerEvent, unseen: Sequence[str] = ()) -> None:

@@ -6,6 +6,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
@@ -96,11 +98,12 @@ class ChatApp(App[None]):
         light: bool = False,
         plain_colours: bool = False,
         typed: str = "",
+        folder: Path | None = None,
     ) -> None:
         """model "" is the one used last, and without one the user chooses. keys: binding id -> key, in place of the
         default. remembered_as: under which name the store keeps the model that was loaded last. light: the terminal's
         background is, which matters until a theme is chosen. plain_colours: the terminal has few, or NO_COLOR is set.
-        typed: what the user wrote before there was a prompt.
+        typed: what the user wrote before there was a prompt. folder: for tools; None is the current one.
         """
         super().__init__(ansi_color=True if plain_colours else None)
         self.backend = backend
@@ -115,11 +118,19 @@ class ChatApp(App[None]):
         conversation = Conversation(store, wanted, parameters or Parameters())
         commands = [(command.name, command.argument, command.title) for command in COMMANDS]
         self._chat = ChatScreen(
-            conversation, backend, remembered_as, pull=bool(model), keys=self.keys, commands=commands
+            conversation, backend, remembered_as, pull=bool(model), keys=self.keys, commands=commands, folder=folder
         )
         self._chat.prompt.text = typed
         self._interrupted = -LEAVE_S
         self.set_keymap(self.keys)
+
+    def begin_with(self, resume: bool, system: str | None) -> None:
+        """Before the run: open the chat used last, if there is one; set the system prompt. Raises SessionError."""
+        conversation = self._chat.conversation
+        if resume and (last := self.store.sessions(limit=1)):
+            conversation.open(last[0].id)
+        if system is not None:
+            conversation.set_parameters(replace(conversation.parameters, system=system))
 
     def on_mount(self) -> None:
         """Leave in order when the system asks: the terminal as it was, the answer as far as it has come."""

@@ -45,6 +45,8 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     kv_type_v: KVTypeV = None,
     remote: Remote = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ask a server, localllm's or Ollama's.")] = None,
+    resume: Annotated[bool, typer.Option("--continue", help="Go on with the chat used last.")] = False,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -60,7 +62,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     go_on_watched()
     from tui.start import run_chat
 
-    raise typer.Exit(run_chat(model, flags, sessions, host))
+    raise typer.Exit(run_chat(model, flags, sessions, host, resume, system))
 
 
 command_line.app.command(cls=PlainCommand, epilog=examples("chat"))(chat)

@@ -1,9 +1,11 @@
 """The conversation on the screen, without its widgets: messages, variants, requests to the model."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm.answer.event import function_object
 from localllm.answer.request import AnswerRequest, changed
+from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import ContextPolicy, FinishReason
 from tui.backend import Recipe
 from tui.parameters import NAMES, Parameters
@@ -12,6 +14,7 @@ from tui.sessions import Attachment, Message, Role, SessionStore
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
 TITLE_INPUT_CHARS = 2000  # of each message, for a title
+NOT_RUN = "Error: this call was not carried out."
 
 
 class Conversation:
@@ -64,6 +67,17 @@ class Conversation:
         """Append an empty answer, which the caller fills and saves."""
         return self._append(Role.ASSISTANT)
 
+    def add_result(self, call: ToolCall, result: str) -> Message:
+        """Append the result of a tool call."""
+        return self._append(Role.TOOL, result, calls=(call,))
+
+    def unanswered_calls(self, message: Message) -> tuple[ToolCall, ...]:
+        """The calls of an answer that have no result yet."""
+        index = next(place for place, shown in enumerate(self.messages) if shown.id == message.id)
+        following = self.messages[index + 1 :]
+        results = next((n for n, one in enumerate(following) if one.role is not Role.TOOL), len(following))
+        return message.calls[results:]
+
     def edit(self, message: Message, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
         """Replace a message of the user's and all that follow; the old path stays as a variant."""
         self._cut_before(message)
@@ -102,14 +116,29 @@ class Conversation:
         """The names of all pictures."""
         return tuple(dict.fromkeys(name for message in self.messages for name in message.picture_names))
 
-    def request(self, continues: bool = False, sees: bool = True) -> AnswerRequest:
+    def request(
+        self,
+        continues: bool = False,
+        sees: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | None = None,
+    ) -> AnswerRequest:
         """The request for the last message's answer.
 
         continues: it continues a partial answer; otherwise the last message is empty and not sent. sees: whether the
-        model reads pictures; if not, their names are sent instead.
+        model reads pictures; if not, their names are sent instead. tools, tool_choice: as in AnswerRequest.
         """
         shown = self.messages if continues else self.messages[:-1]
-        messages = [_message(message, sees) for message in shown]
+        messages: list[dict[str, Any]] = []
+        waiting: list[ToolCall] = []  # calls whose results have not come
+        for message in shown:
+            if message.role is Role.TOOL:
+                del waiting[:1]
+            else:
+                messages += [_result(call, NOT_RUN) for call in waiting]
+                waiting = list(message.calls)
+            messages.append(_message(message, sees))
+        messages += [_result(call, NOT_RUN) for call in waiting]
         parameters = self.parameters
         if parameters.system:
             messages.insert(0, {"role": "system", "content": parameters.system})
@@ -122,6 +151,8 @@ class Conversation:
             max_tokens=parameters.max_tokens,
             context_limit=parameters.ctx,
             policy=ContextPolicy.DROP_MESSAGES,
+            tools=tools,
+            tool_choice=tool_choice,
         )
 
     def recipe(self) -> Recipe:
@@ -135,7 +166,9 @@ class Conversation:
             if ours in NAMES and getattr(now, ours) not in (None, getattr(usual, ours))
         }
         messages = [
-            {"role": str(message.role), "content": message.for_model()} for message in self.messages if message.content
+            {"role": str(message.role), "content": message.for_model()}
+            for message in self.messages
+            if message.content and message.role is not Role.TOOL
         ]
         return Recipe(now.system, changed, messages)
 
@@ -159,12 +192,18 @@ class Conversation:
             if message.role is Role.ASSISTANT and message.finish_reason is None:
                 message.finish_reason = FinishReason.CANCELLED
 
-    def _append(self, role: Role, content: str = "", attachments: tuple[Attachment, ...] = ()) -> Message:
+    def _append(
+        self,
+        role: Role,
+        content: str = "",
+        attachments: tuple[Attachment, ...] = (),
+        calls: tuple[ToolCall, ...] = (),
+    ) -> Message:
         if self.session_id is None:
             self.session_id = self.store.create(self.model, self.parameters.stored())
         parent = self.messages[-1].id if self.messages else None
         model = self.model if role is Role.ASSISTANT else ""
-        message = Message(0, self.session_id, parent, role, content, attachments=attachments, model=model)
+        message = Message(0, self.session_id, parent, role, content, attachments=attachments, model=model, calls=calls)
         self.messages.append(self.store.add(message))
         return message
 
@@ -178,8 +217,14 @@ class Conversation:
             self.store.set_parameters(self.session_id, self.model, self.parameters.stored())
 
 
+def _result(call: ToolCall, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_name": call.name, "content": text}
+
+
 def _message(message: Message, sees: bool) -> dict[str, Any]:
     """A message for the model, pictures before text."""
+    if message.role is Role.TOOL:
+        return _result(message.calls[0], message.content)
     text = message.for_model(sees)
     pictures = [{"type": "image", "data": data} for data in message.pictures()] if sees else []
     fields: dict[str, Any] = {

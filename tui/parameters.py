@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 class Parameters:
     """Names and meanings are those of `Settings` and `SamplingParams`; None leaves it to the model.
 
-    think None is the model's own habit. rivals is how many alternatives of each token are noted; 0 notes none.
+    tools: whether the model is offered tools. think None is the model's own habit. rivals is
+    how many alternatives of each token are noted; 0 notes none.
     """
 
     system: str = ""
@@ -40,6 +41,7 @@ class Parameters:
     seed: int | None = None
     think: bool | None = None
     rivals: int = 0
+    tools: bool = False
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Parameters":

@@ -21,13 +21,18 @@ from tui.terminal import light_background
 
 
 def run_chat(
-    model: str | None, flags: Mapping[str, object], sessions: Path | None = None, host: str | None = None
+    model: str | None,
+    flags: Mapping[str, object],
+    sessions: Path | None = None,
+    host: str | None = None,
+    resume: bool = False,
+    system: str | None = None,
 ) -> int:
     """Run the chat until the user leaves, and return its exit code.
 
     model None takes the one used last. flags are settings by name, as in load_settings. host is the address of a server
-    that answers in place of an engine in here. Raises SessionError where sessions cannot be kept, SettingsError for
-    wrong settings or keys, RequestError for a terminal that draws nothing.
+    that answers in place of an engine in here. resume, system: see ChatApp.begin_with. Raises SessionError where
+    sessions cannot be kept, SettingsError for wrong settings or keys, RequestError for a terminal that draws nothing.
     """
     if os.environ.get("TERM") == "dumb":
         raise RequestError(
@@ -56,6 +61,7 @@ def run_chat(
         light, typed = (False, "") if chosen and not plain else light_background()
         parameters = Parameters.from_settings(settings)
         app = ChatApp(backend, store, model or "", parameters, keys, remembered_as, light, plain, typed)
+        app.begin_with(resume, system)
         app.run()
         return app.return_code or 0
 

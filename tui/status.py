@@ -35,6 +35,7 @@ class Status:
     speed: float = 0.0
     silent_s: float = 0.0
     unsaved: bool = False
+    tool: str = ""  # the call that is being carried out
 
     def recall(self, stats: dict[str, Any]) -> None:
         """Show the context that a past answer took, by its stats; none of the live figures."""
@@ -47,6 +48,8 @@ class Status:
         if self.activity:
             what, share = self.activity
             segments.append((0, f"{bar(share)} {share:.0%} {what}", "$accent"))
+        elif self.tool:
+            segments.append((0, f"⚙ {self.tool}", "$accent"))
         elif self.answering and self.progress:
             segments.append((0, self._prefill(), "$accent"))
         elif self.answering and self.silent_s >= STALL_S:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 
-from localllm.answer.event import AnswerEvent, AnswerStream, PartKind
+from localllm.answer.event import AnswerEvent, AnsweringModel, AnswerStream, PartKind
+from localllm.answer.request import AnswerRequest
+from localllm.answer.tool_calls import ToolCall
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.engine.backends import BackendChoice
 from localllm.text import human_bytes
@@ -15,20 +17,27 @@ from localllm.text import human_bytes
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An answer in progress, its backend, and the seconds that loading took."""
+    """An answer in progress, its backend, the seconds that loading took, what was asked of which model."""
 
     stream: AnswerStream
     backend: BackendChoice
     load_s: float
+    request: AnswerRequest
+    model: AnsweringModel
 
 
 @dataclass(slots=True)
 class Printed:
-    """An answer as text, with reasoning in <think> and </think>, the markers of most models."""
+    """An answer as text, with reasoning in <think> and </think>, the markers of most models.
+
+    shows_calls: whether the text has the source of tool calls, as the model wrote it.
+    """
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     last: AnswerEvent = field(default_factory=AnswerEvent)
+    shows_calls: bool = True
     _thinking: bool = False
     _thought: bool = False  # reasoning has ended, content has not begun
 
@@ -45,11 +54,13 @@ class Printed:
                 if self._thought:
                     text += "" if part.text.startswith("\n") else "\n\n"
                     self._thought = False
-            text += part.text
+            if self.shows_calls or part.kind is not PartKind.TOOL_CALLS:
+                text += part.text
         if event.finish_reason is not None:
             text += self._close(text)
         self.text.append(text)
         self.token_ids += event.token_ids
+        self.calls += event.calls
         self.last = event
         return text
 
@@ -77,12 +88,12 @@ def interrupt_cancels(stream: AnswerStream) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool) -> Printed:
+def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool, shows_calls: bool = True) -> Printed:
     """Read an answer to its end. Unless silent, stream its text to stdout, with a final newline.
 
-    status: shows the progress of prefill.
+    status: shows the progress of prefill. shows_calls: see Printed.
     """
-    printed, written = Printed(), ""
+    printed, written = Printed(shows_calls=shows_calls), ""
     for event in events:
         _show_progress(event, status)
         text = printed.add(event)
@@ -122,18 +133,26 @@ def write_json(printed: Printed, model: str, backend: BackendChoice, load_s: flo
 
 
 def write_stats(last: AnswerEvent, backend: BackendChoice, load_s: float) -> None:
-    """Write backend, speed and memory to stderr. Speeds: prefill of uncached tokens, decode after the first token."""
+    """Write backend, speed and memory to stderr. Speeds: prefill of uncached tokens, decode after the first token.
+
+    A remote server may send many tokens at once, so its speed is that of the whole request as seen from here.
+    """
     import psutil
 
     counts, timings = last.counts, last.timings
+    seed = "" if last.seed is None else f", seed {last.seed}"
+    head = (
+        f"{backend}\nprompt {counts.prompt} tokens ({counts.cached} cached), answer {counts.generated} tokens, "
+        f"ended by {last.finish_reason}{seed}\n"
+    )
+    if backend.backend == "remote":
+        took = timings.prefill_s + timings.decode_s
+        note(f"{head}TTFT {timings.ttft_s:.3f} s, whole request {took:.3f} s, {_speed(counts.generated, took)}")
+        return
     prefill = _speed(counts.prompt - counts.cached, timings.prefill_s)
     decode = _speed(counts.generated - 1, timings.decode_s)
-    memory = "" if backend.backend == "remote" else f", memory {human_bytes(psutil.Process().memory_info().rss)}"
-    note(
-        f"{backend}\nprompt {counts.prompt} tokens ({counts.cached} cached), answer {counts.generated} tokens, "
-        f"ended by {last.finish_reason}, seed {last.seed}\n"
-        f"load {load_s:.2f} s, TTFT {timings.ttft_s:.3f} s, prefill {prefill}, decode {decode}{memory}"
-    )
+    memory = human_bytes(psutil.Process().memory_info().rss)
+    note(f"{head}load {load_s:.2f} s, TTFT {timings.ttft_s:.3f} s, prefill {prefill}, decode {decode}, memory {memory}")
 
 
 def _speed(tokens: int, seconds: float) -> str:

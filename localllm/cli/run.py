@@ -83,6 +83,14 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     kv_type_v: KVTypeV = None,
     remote: Remote = None,
     draft: Annotated[str | None, typer.Option(metavar="MODEL", help="Draft model for speculative decoding.")] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="Let the model call a tool in this folder unasked, e.g. read_file, 'edit_file src/*', "
+            "'run_command git status *'; may be repeated.",
+        ),
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not use the disk cache.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-sequence token.")] = False,
     as_json: AsJson = False,
@@ -97,6 +105,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
     from localllm.cli.prompt import check_text, read_image, read_prompt
+    from localllm.cli.tools import answer_with_tools, opened_tools
     from localllm.engine.request import FinishReason, SamplingParams
     from localllm.engine.sampling.validation import check_ranges
     from localllm.errors import RequestError
@@ -123,25 +132,32 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     for argument in (system or "", *(stop or ())):
         check_text(argument)
     images = [read_image(path) for path in image or ()]
-    for name, value in (("system", system), ("image", images or None)):
+    for name, value in (("system", system), ("image", images or None), ("tools", tools)):
         if raw and value is not None:
             raise RequestError(f"--{name} cannot be used with --raw.")
     request = AnswerRequest(
         messages=[] if raw else _messages(text, system, images),
         prompt=text if raw else None,
-        continues_text=True,
+        continues_text=not tools,
         stop=tuple(stop) if stop else None,
         ignore_eos=ignore_eos,
         persist_from=KEPT_PROMPT_TOKENS + 1,
     )
-    with (
-        terminal.StatusLine() as status,
-        _remotely(model, request, settings, flags)
-        if settings.remote
-        else _here(model, request, flags, status.share) as started,
-    ):
-        with generation.interrupt_cancels(started.stream):
-            printed = generation.read(started.stream, status, silent=as_json)
+    with terminal.StatusLine() as status, contextlib.ExitStack() as stack:
+        allowed = stack.enter_context(opened_tools(tools)) if tools else None
+        if allowed:
+            request = replace(request, tools=allowed.toolbox.offered())
+        begin = (
+            _remotely(model, request, settings, flags)
+            if settings.remote
+            else _here(model, request, flags, status.share)
+        )
+        started = stack.enter_context(begin)
+        if allowed:
+            printed = answer_with_tools(started, allowed, status, silent=as_json)
+        else:
+            with generation.interrupt_cancels(started.stream):
+                printed = generation.read(started.stream, status, silent=as_json)
         last = printed.last
         if last.finish_reason is FinishReason.ERROR:
             terminal.fail(last.error or "the engine stopped without a reason")
@@ -187,8 +203,9 @@ def _here(
     began = monotonic()
     with load_model(found.path, settings, progress, behaviour.template) as loaded:
         load_s = monotonic() - began
-        prompt = LocalModel(model, loaded, replace(behaviour, settings={})).prepare(request)
-        yield generation.Started(prompt.submit(), loaded.backend, load_s)
+        answering = LocalModel(model, loaded, replace(behaviour, settings={}))
+        prompt = answering.prepare(request)
+        yield generation.Started(prompt.submit(), loaded.backend, load_s, request, answering)
 
 
 @contextlib.contextmanager
@@ -214,8 +231,9 @@ def _remotely(
     )
     assert settings.remote is not None
     server = OpenAIServer.at(settings.remote, settings)
-    stream = server.model(model).prepare(request).submit()
+    answering = server.model(model)
+    stream = answering.prepare(request).submit()
     try:
-        yield generation.Started(stream, BackendChoice("remote", str(server.endpoint)), 0.0)
+        yield generation.Started(stream, BackendChoice("remote", str(server.endpoint)), 0.0, request, answering)
     finally:
         stream.cancel()

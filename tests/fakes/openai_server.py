@@ -13,6 +13,7 @@ class ScriptedOpenAI:
 
     def __init__(self) -> None:
         self.pieces: list[dict[str, Any]] = []
+        self.turns: list[list[dict[str, Any]]] = []  # pieces of the first answers, before `pieces`
         self.ending = b"data: [DONE]\n\n"
         self.refusal: tuple[int, Any] | None = None
         self.models: list[dict[str, Any]] = [
@@ -65,7 +66,7 @@ def openai_server() -> Iterator[ScriptedOpenAI]:
             self.send_response(200)
             self.end_headers()
             try:
-                for piece in script.pieces:
+                for piece in script.turns.pop(0) if script.turns else script.pieces:
                     event = piece if piece.keys() & {"choices", "error", "usage"} else {"choices": [{"delta": piece}]}
                     self.wfile.write(b": still here\n\ndata: " + json.dumps(event).encode() + b"\n\n")
                     self.wfile.flush()

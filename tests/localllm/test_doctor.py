@@ -119,7 +119,11 @@ def test_it_says_how_llama_cpp_is_installed_for_a_gpu(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("gpu_offload.devices.gpus", missing)
     absent = doctor.check_gpu()
-    assert absent.state is State.GOOD and "'localllm[llama]'" in absent.advice and "reinstall" not in absent.advice
+    assert (
+        absent.state is State.GOOD
+        and "'llama-cpp-python>=0.3.36'" in absent.advice
+        and "reinstall" not in absent.advice
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -16,14 +16,16 @@ from pytest_textual_snapshot import normalize_svg
 from textual.pilot import Pilot
 from textual.widgets import OptionList
 
-from localllm.answer.event import PartKind
+from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
+from localllm.answer.tool_calls import ToolCall
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
 from localllm.library.suggestions import SUGGESTIONS
 from tests.fakes.fake_backend import FakeBackend, ended, said
-from tests.tui.chatting import ask, chat_of, loaded, say, until
+from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.backend import ModelChoice
 from tui.choices import to_pull
+from tui.screens.approval import ApprovalScreen
 from tui.screens.inspector import InspectorScreen
 from tui.screens.models import ModelsScreen
 from tui.screens.parameters import ParametersScreen
@@ -49,6 +51,12 @@ roots cannot replace.
 def is_bare(month: int) -> bool:
     return month in (12, 1, 2)
 ```
+"""
+
+OLD = "def is_bare(month: int) -> bool:\n    return month in (12, 1, 2)\n"
+NEW = """\
+    winter = (12, 1, 2) if north else (6, 7, 8)
+    return month in winter
 """
 
 SNAPSHOT = EngineSnapshot(
@@ -143,6 +151,32 @@ async def inspector(pilot: Pilot[None]) -> None:
     await until(pilot, lambda: "share" in str(picture.render()))
 
 
+async def approval(pilot: Pilot[None]) -> None:
+    """The question whether a file may be changed."""
+    chat = chat_of(pilot)
+    folder = chat.tools.folder.root
+    (folder / "leaves.py").write_text(OLD, encoding="utf-8")
+    edit = {"path": "leaves.py", "old_text": "    return month in (12, 1, 2)\n", "new_text": NEW}
+    calls = (ToolCall("edit_file", edit),)
+    machine = cast("Machine", chat.app.backend)
+    machine.scripts[0] = [AnswerEvent((AnswerPart(PartKind.TOOL_CALLS, "", calls),)), ended()]
+    machine.converses = True
+    await loaded(pilot)
+    await say(pilot, "/set tools on")
+    await say(pilot, "Say it for the south too.")
+    await until(pilot, lambda: isinstance(pilot.app.screen, ApprovalScreen) and pilot.app.screen.focused)
+    chat.notice.display = False
+
+
+async def tool_result(pilot: Pilot[None]) -> None:
+    """The change and its result, after it was allowed."""
+    await approval(pilot)
+    cast("Machine", chat_of(pilot).app.backend).scripts.append([said("It asks for the hemisphere now."), ended()])
+    await pilot.press("down", "enter")
+    await until(pilot, lambda: len(chat_of(pilot).conversation.messages) == 4)
+    await answered(pilot)
+
+
 async def become(pilot: Pilot[None], stored: Path) -> None:
     """Wait until the screen is the stored picture: it is painted in several steps, and no event tells of the last one.
 
@@ -159,7 +193,11 @@ async def become(pilot: Pilot[None], stored: Path) -> None:
         await pilot.pause(0.05)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+SIZES = {"80x24": (80, 24), "120x40": (120, 40)}
+SMALL = {"60x20": (60, 20), **SIZES}
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize(
     ("flow", "model", "theme"),
     [
@@ -194,6 +232,39 @@ def test_a_screen(
     app = make_app(Machine(), model, plain_colours=theme == "no colour")
     if theme != "no colour":
         app.theme = theme
+
+    async def flow_and_picture(pilot: Pilot[None]) -> None:
+        await flow(pilot)
+        await become(pilot, PICTURES / f"{request.node.name}.svg")
+
+    assert snap_compare(app, terminal_size=size, run_before=flow_and_picture)
+
+
+@pytest.mark.parametrize("size", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize(
+    ("flow", "theme"),
+    [
+        pytest.param(approval, "localllm", id="approval"),
+        pytest.param(approval, "localllm-light", id="approval-light"),
+        pytest.param(tool_result, "localllm", id="tool-result"),
+    ],
+)
+def test_a_screen_of_tools(
+    flow: Flow,
+    theme: str,
+    size: tuple[int, int],
+    make_app: MakeApp,
+    snap_compare: Compare,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    app = make_app(Machine(), "qwen3:0.6b", folder=folder)
+    app.theme = theme
 
     async def flow_and_picture(pilot: Pilot[None]) -> None:
         await flow(pilot)

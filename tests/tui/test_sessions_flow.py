@@ -212,3 +212,25 @@ def test_export_writes_and_never_replaces(make_app: MakeApp, tmp_path: Path) -> 
     asyncio.run(flow())
     assert markdown.read_text(encoding="utf-8") == "# Question\n\n## You\n\nQuestion\n\n## tiny\n\nOne.\n"
     assert [message["content"] for message in json.loads(as_json.read_text())["messages"]] == ["Question", "One."]
+
+
+def test_the_last_chat_goes_on_with_another_system_prompt(make_app: MakeApp, store: SessionStore) -> None:
+    backend = FakeBackend([said("One."), ended()], [said("Two."), ended()])
+
+    async def first() -> None:
+        async with make_app(backend).run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "First")
+
+    async def again() -> None:
+        app = make_app(backend)
+        app.begin_with(resume=True, system="Be brief.")
+        async with app.run_test() as pilot:
+            await loaded(pilot)
+            await ask(pilot, "Second")
+
+    asyncio.run(first())
+    asyncio.run(again())
+    said_before = [(one["role"], one["content"]) for one in backend.requests[1].messages]
+    assert said_before == [("system", "Be brief."), ("user", "First"), ("assistant", "One."), ("user", "Second")]
+    assert len(store.sessions()) == 1

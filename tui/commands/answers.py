@@ -6,7 +6,7 @@ from typing import cast
 from localllm.errors import RequestError
 from tui.screens.chat import ChatScreen
 from tui.sessions import Role
-from tui.widgets.messages import AnswerView, MessageView
+from tui.widgets.messages import AnswerView, MessageView, ToolView
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -22,8 +22,12 @@ async def regenerate(chat: ChatScreen, _argument: str) -> None:
 
 async def continue_answer(chat: ChatScreen, _argument: str) -> None:
     """Continue the last answer where it was cut."""
-    view = _answer(chat)
+    messages = chat.conversation.messages
     _require_idle(chat)
+    if messages and messages[-1].role is Role.TOOL:  # the tools came to their bound, or the program ended
+        chat.begin_answer()
+        return
+    view = _answer(chat)
     if view.message is not chat.conversation.messages[-1]:
         raise RequestError("Only the last answer can be continued. Fork the chat at this message first.")
     chat.begin_answer(view)
@@ -68,8 +72,12 @@ async def copy_code(chat: ChatScreen, _argument: str) -> None:
 
 
 async def toggle_thinking(chat: ChatScreen, _argument: str) -> None:
-    """Show or hide an answer's thinking."""
-    _answer(chat).toggle_thinking()
+    """Show or hide an answer's thinking, or the result of the selected tool call."""
+    view = chat.transcript.selected()
+    if isinstance(view, ToolView) and view is chat.focused:
+        view.toggle()
+    else:
+        _answer(chat).toggle_thinking()
 
 
 def _selected(chat: ChatScreen, role: Role) -> MessageView:

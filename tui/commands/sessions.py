@@ -4,10 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from textual.content import Content
+
 from localllm.errors import RequestError
 from localllm.files import user_path
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role
+from tui.widgets.frame import preview
 
 
 async def new(chat: ChatScreen, _argument: str) -> None:
@@ -69,9 +72,13 @@ async def delete(chat: ChatScreen, _argument: str) -> None:
 
 
 async def undo(chat: ChatScreen, _argument: str) -> None:
-    """Bring back the chat that was deleted last."""
+    """Bring back the chat that was deleted last, else take back the last change of a file."""
     if chat.deleted is None:
-        raise RequestError("No chat was deleted since the start. F3 lists chats; Ctrl+Z there undoes.")
+        if chat.busy:
+            raise RequestError("An answer is on its way. Esc stops it.")
+        if text := await chat.tools.undo():
+            chat.show_note(Content.assemble("Taken back:\n", preview(text, is_diff=True)))
+        return
     chat.conversation.store.restore(chat.deleted)
     await open_session(chat, chat.deleted)
     chat.deleted = None
@@ -109,6 +116,10 @@ def as_markdown(title: str, messages: Sequence[Message]) -> str:
     """The conversation to read: reasoning folded, attached files in fences that their text cannot close."""
     parts = [f"# {title}\n"]
     for message in messages:
+        if message.role is Role.TOOL:
+            fence = "`" * max(3, _longest_run(message.content) + 1)
+            parts.append(f"### {message.calls[0].name}\n\n{fence}\n{message.content}\n{fence}\n")
+            continue
         parts.append("## You\n" if message.role is Role.USER else f"## {message.model or 'Assistant'}\n")
         for file in message.attachments:
             if file.picture:

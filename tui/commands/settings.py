@@ -74,6 +74,24 @@ async def edit_parameters(chat: ChatScreen, _argument: str) -> None:
     chat.app.push_screen(ParametersScreen(chat.conversation.parameters, chat.conversation.defaults), changed)
 
 
+async def use_tools(chat: ChatScreen, argument: str) -> None:
+    """Let the model use tools in this chat, or not; without an argument, show them and what they may do."""
+    if argument:
+        await set_parameter(chat, f"tools {argument}")
+    tools = chat.tools
+    names = (await in_thread(tools.open)).names
+    rules = tools.approvals.rules
+    state = "on" if chat.conversation.parameters.tools else "off: /tools on"
+    rows = [
+        ("tools", state, ""),
+        ("folder", str(tools.folder.root), ""),
+        ("offered", ", ".join(names), ""),
+        *[("allowed" if not number else "", rule, "") for number, rule in enumerate(rules)],
+        *[("problem", problem, "") for problem in tools.problems],
+    ]
+    chat.show_note(aligned(rows))
+
+
 async def inspect(chat: ChatScreen, _argument: str) -> None:
     """Watch the engine at work."""
     from tui.screens.inspector import InspectorScreen

@@ -1,9 +1,11 @@
 """The chat: messages above, the prompt below, and what the machine does in one line."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, cast
 
 from textual.app import ComposeResult
@@ -15,16 +17,16 @@ from textual.screen import Screen
 from textual.widgets import Footer
 from textual.worker import Worker
 
-from localllm.answer.event import AnswerStream, merged
+from localllm.answer.event import AnswerStream
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from localllm.text import harmless
-from tui.answering import FLUSH_S, follow, note_end
+from tui.answering import FLUSH_S, follow, make_title, note_end
 from tui.attachments import MissingFileError, find_attachments
 from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
 from tui.conversation import Conversation
 from tui.screens.loading import ModelLoader
+from tui.screens.tools import ChatTools
 from tui.sessions import Message
 from tui.status import Latency, joined
 from tui.widgets.frame import Note, Notice, StatusLine, TitleBar
@@ -55,9 +57,11 @@ class ChatScreen(Screen[None]):
         pull: bool = False,
         keys: Mapping[str, str] | None = None,
         commands: Sequence[Suggestion] = (),
+        folder: Path | None = None,
     ) -> None:
         """remembered_as: under which name the store keeps the model that was loaded last. pull: whether the first model
         is pulled where it is not here. keys: the user's own, by binding. commands: what the prompt completes.
+        folder: the one that tools act on; None for the current one.
         """
         super().__init__()
         self.conversation = conversation
@@ -74,9 +78,11 @@ class ChatScreen(Screen[None]):
         shown = (self.title_bar, self.transcript, self.status_line)
         self.loader = ModelLoader(backend, conversation, self, shown, remembered_as)
         self._pull = pull
+        self.tools = ChatTools(folder, conversation, self, (self.transcript, self.status_line, self.prompt))
         self._answer: AnswerStream | None = None
         self._writing: Message | None = None
-        self._begun = self._stopping = False
+        self._begun = False
+        self._stopping = threading.Event()
         self._heard_at = 0.0  # when the answer on its way last said something
         self._missing = ""  # a text that names files which do not exist, refused once
         self._work: Worker[None] | None = None
@@ -111,6 +117,8 @@ class ChatScreen(Screen[None]):
         """Leave nothing behind: the load ends, the answer is kept as far as it has come."""
         self.loader.shut()
         self.keep_answer()
+        self._stopping.set()
+        self.tools.close()
 
     @property
     def info(self) -> ModelInfo | None:
@@ -144,8 +152,6 @@ class ChatScreen(Screen[None]):
         if self.focused is not self.prompt:
             self.prompt.focus()
             self.prompt.post_message(Paste(event.text))
-
-    # Sending and answering.
 
     def send(self, text: str) -> None:
         """Ask the model, if it can be asked now; else the text goes back into the prompt."""
@@ -202,12 +208,13 @@ class ChatScreen(Screen[None]):
                 self._begun = False
                 self.refresh_bindings()
 
-        self._begun, self._stopping = True, False
+        self._begun = True
+        self._stopping.clear()
         self._work = self.run_worker(whole)
 
     async def stop(self) -> None:
         """Stop the answer on its way and wait until it is saved; one that waits for its model waits no longer."""
-        self._stopping = True
+        self._stopping.set()
         if self._answer:
             self._answer.cancel()
         if self._work:
@@ -221,11 +228,18 @@ class ChatScreen(Screen[None]):
         elif self.loader.busy:
             self.loader.stop()
         else:
-            self._stopping = True
+            self._stopping.set()
         return at_work
 
     async def answer(self, view: AnswerView | None = None) -> None:
-        """Let the model answer what is shown; with a view, continue its cut answer."""
+        """Let the model answer what is shown and call tools; with a view, continue its cut answer."""
+        message = await self.tools.answer(self._answer_once, view, self._stopping)
+        info = self.info
+        if message and message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
+            self.run_worker(self._make_title(), exclusive=True, group="title")
+
+    async def _answer_once(self, view: AnswerView | None, tool_choice: str | None = None) -> Message | None:
+        """One answer of the model; returns it once it is saved."""
         facts = self.status_line.facts
         facts.answering, facts.speed, facts.progress = True, 0.0, None
         self._heard()
@@ -236,11 +250,12 @@ class ChatScreen(Screen[None]):
                 view = cast("AnswerView", await self.transcript.append(self.conversation.begin_answer()))
             view.message.finish_reason = None
             self._writing = view.message
-            sees = (await self._model_loaded()).sees
-            unseen = () if sees else self.conversation.picture_names
-            request = self.conversation.request(continues, sees)
+            info = await self._model_loaded()
+            unseen = () if info.sees else self.conversation.picture_names
+            tools = await self.tools.offered(info)
+            request = self.conversation.request(continues, info.sees, tools, tool_choice)
             self._answer = await in_thread(lambda: self.backend.submit(request))
-            if self._stopping:
+            if self._stopping.is_set():
                 self._answer.cancel()
             update = await follow(self._answer, view, self.conversation, facts, self.latency, self._heard)
             note_end(view, update, unseen)
@@ -249,7 +264,7 @@ class ChatScreen(Screen[None]):
         except LocalLLMError as error:
             if view is None:
                 self.show_error(str(error))
-                return
+                return None
             view.message.error = str(error)
             view.message.finish_reason = FinishReason.ERROR
         finally:
@@ -259,7 +274,7 @@ class ChatScreen(Screen[None]):
             facts.answering, facts.progress = False, None
             self._heard()
             self.refresh_bindings()
-        await self._end_answer(view)
+        return await self._end_answer(view)
 
     def _heard(self) -> None:
         """The answer on its way has said something."""
@@ -268,39 +283,26 @@ class ChatScreen(Screen[None]):
 
     async def _model_loaded(self) -> ModelInfo:
         """Wait for a model that is being loaded. Raises RequestError if it does not come or the answer was stopped."""
-        while self.loader.busy and not self._stopping:
+        while self.loader.busy and not self._stopping.is_set():
             await asyncio.sleep(FLUSH_S)
         if self.info is None:
             raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
         return self.info
 
-    async def _end_answer(self, view: AnswerView) -> None:
+    async def _end_answer(self, view: AnswerView) -> Message | None:
         await view.finish()
         try:
             self.conversation.save(view.message)
             view.show_end(self.conversation.variant(view.message))
         except LocalLLMError as error:
             self.show_error(str(error))
-            return
-        info = self.info
-        if view.message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
-            self.run_worker(self._make_title(), exclusive=True, group="title")
+            return None
+        return view.message
 
     async def _make_title(self) -> None:
         """Ask the model for a title. It stays the first prompt's words if anything is in the way."""
-        request, session_id = self.conversation.title_request(), self.conversation.session_id
-        if request is None or session_id is None:
-            return
         try:
-            answer = await in_thread(lambda: self.backend.submit(request))
-            events = answer.poll()
-            while not (events and events[-1].finish_reason is not None):
-                await asyncio.sleep(0.1)
-                events += answer.poll()
-            update = merged(events)
-            title = " ".join(harmless(update.content).split()).strip("\"'*#.")[:60]
-            if update.finish_reason == FinishReason.STOP and title:
-                self.conversation.store.rename(session_id, title)
+            await make_title(self.conversation, self.backend)
         except LocalLLMError as error:
             self.log.warning(str(error))
         self.title_bar.title = self.conversation.title
@@ -347,10 +349,8 @@ class ChatScreen(Screen[None]):
 
     def action_scroll(self, pages: int) -> None:
         """Scroll the messages from anywhere."""
-        if pages < 0:
-            self.transcript.scroll_page_up(animate=False)
-        else:
-            self.transcript.scroll_page_down(animate=False)
+        scroll = self.transcript.scroll_page_up if pages < 0 else self.transcript.scroll_page_down
+        scroll(animate=False)
 
     def action_select(self, step: int) -> None:
         """Give the focus to the next message up or down; past the last one it goes back to the prompt."""

@@ -29,6 +29,7 @@ _HINTS = {
     "seed": "makes answers reproducible",
     "think": "on, off or default",
     "rivals": "alternatives noted per token",
+    "tools": "on: files and commands of this folder",
 }
 
 

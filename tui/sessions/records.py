@@ -14,6 +14,7 @@ class Role(StrEnum):
 
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Message:
     """One node of a conversation's tree: messages with one parent are variants of each other.
 
     stats are an answer's figures as `tui.answering` notes them: counts, timings and speed. calls are the tools that it
-    asks for.
+    asks for. A tool's message has the one call whose result it is.
     """
 
     id: int

@@ -22,6 +22,9 @@ LOGO = """\
 _HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a command"), ("Ctrl+D", "leave"))
 
 
+_DIFF_COLOURS = {"+": "$success", "-": "$error", "@": "$accent"}
+
+
 class TitleBar(Horizontal):
     """The conversation's title and the model's name."""
 
@@ -139,3 +142,11 @@ def aligned(rows: Sequence[tuple[str, str, str]]) -> Content:
 def key_names(keys: str) -> str:
     """Keys as people write them: "ctrl+j,f1" is "Ctrl+J, F1"."""
     return ", ".join("+".join(part.capitalize() for part in key.strip().split("+")) for key in keys.split(",") if key)
+
+
+def preview(text: str, is_diff: bool) -> Content:
+    """A diff in colours, or plain text; control characters are replaced."""
+    if not is_diff:
+        return Content(harmless(text))
+    lines = [(harmless(line), _DIFF_COLOURS.get(line[:1], "")) for line in text.split("\n")]
+    return Content("\n").join(Content.styled(line, style) if style else Content(line) for line, style in lines)

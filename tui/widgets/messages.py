@@ -11,13 +11,15 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
-from localllm.text import harmless, human_seconds
+from localllm.text import harmless, human_seconds, shortened
 from tui.sessions import Message, Role
+from tui.widgets.frame import preview
 
 if TYPE_CHECKING:
     from textual.widgets.markdown import MarkdownStream
 
 MAX_NAMED = 3
+MAX_ARGUMENTS = 300  # characters of a call's arguments; the question for approval shows all of them
 
 
 class MessageView(Vertical, can_focus=True, can_focus_children=False):
@@ -145,12 +147,12 @@ class AnswerView(MessageView):
             self._reasoning.update(harmless(self.message.reasoning.strip()))
 
     def _show_calls(self) -> None:
-        """The tool calls of the answer; the chat does not run them."""
+        """The tool calls of the answer; where they run, their results follow it."""
         self._calls.display = bool(self.message.calls)
         lines = [
             Content.assemble(
                 (f"⚙ {harmless(call.name)} ", "bold $secondary"),
-                harmless(json.dumps(call.arguments, ensure_ascii=False)),
+                shortened(json.dumps(call.arguments, ensure_ascii=False), MAX_ARGUMENTS),
             )
             for call in self.message.calls
         ]
@@ -175,6 +177,28 @@ class AnswerView(MessageView):
         return Content.assemble((f"Answered without {what}: this model reads text only.", "$warning"), "\n", figures)
 
 
+class ToolView(MessageView):
+    """What a tool returned, folded; a change of a file is open."""
+
+    def compose(self) -> ComposeResult:
+        """A line that names the call, the result below it."""
+        (call,) = self.message.calls
+        text = self.message.content
+        failed = text.startswith("Error: ")
+        changed = call.name == "edit_file" and not failed
+        subject = next((str(value) for value in call.arguments.values() if isinstance(value, str)), "")
+        lines = len(text.splitlines())
+        what = text.partition("\n")[0] if failed else f"{lines} line{'' if lines == 1 else 's'}"
+        title = " · ".join(part for part in (call.name, shortened(what, 40), shortened(subject)) if part)
+        shown = preview(text.rstrip("\n"), is_diff=changed)
+        yield Collapsible(Static(shown, markup=False), title=f"⚙ {title}", collapsed=not changed, classes="result")
+
+    def toggle(self) -> None:
+        """Fold or unfold the result."""
+        folded = self.query_one(Collapsible)
+        folded.collapsed = not folded.collapsed
+
+
 def without(pictures: Sequence[str]) -> str:
     """Pictures by their names, or how many where that would be long."""
     return harmless(", ".join(pictures)) if len(pictures) <= MAX_NAMED else f"{len(pictures)} pictures"
@@ -182,4 +206,5 @@ def without(pictures: Sequence[str]) -> str:
 
 def view_of(message: Message, variant: tuple[int, int]) -> MessageView:
     """The widget that shows a message."""
-    return UserView(message, variant) if message.role is Role.USER else AnswerView(message, variant)
+    kinds = {Role.USER: UserView, Role.ASSISTANT: AnswerView, Role.TOOL: ToolView}
+    return kinds[message.role](message, variant)

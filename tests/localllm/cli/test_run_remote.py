@@ -44,7 +44,9 @@ def test_the_answer_comes_as_from_here(
     out, err = capsys.readouterr()
     assert out == "Hello\n"
     assert f"remote: {script.address}/v1\n" in err
-    assert "prompt 9 tokens" in err and "memory" not in err
+    assert "prompt 9 tokens" in err and "whole request" in err
+    # What this machine does not know is not shown: its memory, the server's seed, a decoding speed without bursts.
+    assert not [word for word in ("memory", "seed", "decode", "load") if word in err]
     asked = script.asked[0]
     assert [turn["role"] for turn in asked["messages"]] == ["system", "user"]
     assert (asked["seed"], asked["stop"]) == (3, ["END"])
@@ -84,3 +86,57 @@ def test_errors_and_what_a_server_cannot_follow(
     assert "--ctx, --n-cpu-moe cannot be followed with --remote" in capsys.readouterr().err
     assert run("tiny", "Hi", "--raw", "--system", "x") == 2
     assert len(script.asked) == 1
+
+
+def calls_of(*calls: tuple[str, dict[str, object]]) -> list[dict[str, object]]:
+    """The pieces of an answer that calls tools."""
+    deltas = [
+        {"index": index, "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    return [{"tool_calls": deltas}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    made = tmp_path / "project"
+    made.mkdir()
+    (made / "a.txt").write_text("one\n")
+    monkeypatch.chdir(made)
+    return made
+
+
+def test_tools_run_only_as_the_command_line_allows(
+    run: Callable[..., int], script: ScriptedOpenAI, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit = {"path": "a.txt", "old_text": "one", "new_text": "two"}
+    script.turns = [
+        calls_of(("read_file", {"path": "a.txt"}), ("run_command", {"command": "touch made"}), ("edit_file", edit)),
+        calls_of(("read_file", {"file": "a.txt"})),
+    ]
+    script.says("Done.")
+    assert run("tiny", "Go", "--tools", "read_file", "--tools", "run_command git *") == 0
+    out, err = capsys.readouterr()
+    assert out == "Done.\n" and "read_file" in err
+    assert [tool["function"]["name"] for tool in script.asked[0]["tools"]] == ["read_file", "run_command"]
+    results = [turn["content"] for turn in script.asked[1]["messages"] if turn["role"] == "tool"]
+    assert results[0] == "one\n"
+    assert "not allowed" in results[1] and "There is no tool 'edit_file'" in results[2]
+    assert ((folder / "a.txt").read_text(), (folder / "made").exists()) == ("one\n", False)
+    # The malformed call is repeated under its schema.
+    assert [asked.get("tool_choice") for asked in script.asked] == [None, None, "required"]
+    assert [tool["function"]["name"] for tool in script.asked[2]["tools"]] == ["read_file"]
+
+
+def test_tools_that_are_unknown_or_go_on_for_ever(
+    run: Callable[..., int], script: ScriptedOpenAI, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("tiny", "Go", "--tools", "delete_all") == 2
+    assert "there is no tool 'delete_all'" in capsys.readouterr().err
+    assert not script.asked
+    script.pieces = calls_of(("list_files", {}))
+    assert run("tiny", "Go", "--tools", "list_files") == 0
+    assert "Stopped after 16 rounds of tools." in capsys.readouterr().err
+    assert len(script.asked) == 17

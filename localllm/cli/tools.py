@@ -1,0 +1,98 @@
+"""localllm run --tools: the model calls tools that the command line allows, and nobody is asked."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localllm.answer.event import AnswerStream, function_object
+from localllm.answer.request import Message
+from localllm.answer.tool_calls import ToolCall
+from localllm.cli import generation
+from localllm.cli.terminal import StatusLine, note
+from localllm.engine.request import FinishReason
+from localllm.errors import RequestError
+from localllm.text import harmless, shortened
+from localllm.tools.action import MAX_ROUNDS, MalformedCallError, Toolbox, ToolError, failure
+from localllm.tools.approvals import Approvals
+from localllm.tools.builtin import builtin_tools
+from localllm.tools.folder import Folder
+from localllm.tools.journal import Journal, journal_path
+from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
+
+OWNER = "localllm run"  # of changes in the journal
+
+
+@dataclass(frozen=True, slots=True)
+class RunTools:
+    """The tools that rules name, and the rules, without which nothing runs."""
+
+    toolbox: Toolbox
+    approvals: Approvals
+
+    def result(self, call: ToolCall) -> tuple[str, str | None]:
+        """Carry out a call if a rule covers it; returns the model's text, and the tool of a malformed call."""
+        try:
+            action = self.toolbox.plan(call)
+            if not self.approvals.covers(action):
+                raise ToolError(f"This call is not allowed. Allowed: {'; '.join(self.approvals.rules)}.")
+            return action.result(threading.Event()), None
+        except MalformedCallError as error:
+            return failure(error), self.toolbox.must_call(call)
+        except ToolError as error:
+            return failure(error), None
+
+
+@contextmanager
+def opened_tools(rules: Sequence[str]) -> Iterator[RunTools]:
+    """The tools of the current folder and of MCP servers that rules name. Raises RequestError for an unknown tool."""
+    folder = Folder(Path.cwd())
+    tools = builtin_tools(folder, Journal(journal_path(), folder.root, OWNER))
+    names = {rule.partition(" ")[0] for rule in rules}
+    known = {tool.name for tool in tools}
+    servers = McpServers(read_servers(servers_path()) if names - known else {})
+    try:
+        for problem in servers.problems:
+            note(problem)
+        tools += servers.tools
+        if unknown := names - {tool.name for tool in tools}:
+            there = ", ".join(tool.name for tool in tools)
+            raise RequestError(f"--tools: there is no tool {min(unknown)!r}. There are: {there}.")
+        allowed = Toolbox([tool for tool in tools if tool.name in names])
+        yield RunTools(allowed, Approvals(folder.root, given=rules))
+    finally:
+        servers.close()
+
+
+def answer_with_tools(
+    started: generation.Started, tools: RunTools, status: StatusLine, silent: bool
+) -> generation.Printed:
+    """Read an answer, carry out its calls and ask again, until nothing is called or MAX_ROUNDS are reached.
+
+    Returns the last answer. What is called goes to stderr.
+    """
+    request, stream = started.request, started.stream
+    messages: list[Message] = list(request.messages)
+    for left in reversed(range(MAX_ROUNDS + 1)):
+        printed = _read(stream, status, silent)
+        if not printed.calls or printed.last.finish_reason is not FinishReason.STOP:
+            return printed
+        if not left:
+            break
+        content = "".join(printed.text)
+        messages.append({"role": "assistant", "content": content, "tool_calls": [*map(function_object, printed.calls)]})
+        must_call = None
+        for call in printed.calls:
+            text, malformed = tools.result(call)
+            must_call = must_call or malformed
+            note(harmless(f"{call.name} {shortened(str(call.arguments))}: {shortened(text)}"))
+            messages.append({"role": "tool", "tool_name": call.name, "content": text})
+        stream = started.model.prepare(replace(request, messages=messages, tool_choice=must_call)).submit()
+    note(f"Stopped after {MAX_ROUNDS} rounds of tools.")
+    return printed
+
+
+def _read(stream: AnswerStream, status: StatusLine, silent: bool) -> generation.Printed:
+    with generation.interrupt_cancels(stream):
+        return generation.read(stream, status, silent, shows_calls=False)

@@ -1,0 +1,122 @@
+"""Tools and the actions that their calls become, which are shown before they run."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.answer.tool_calls import ToolCall
+from localllm.errors import LocalLLMError
+
+MAX_RESULT_CHARS = 16_000  # of a result that goes to the model
+MAX_ROUNDS = 16  # answers with calls, before the user is asked to go on
+
+
+class ToolError(LocalLLMError):
+    """A call that failed or was refused. The message goes to the model and to the user."""
+
+
+class MalformedCallError(ToolError):
+    """A call of an unknown tool, or with arguments that do not fit its schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A checked call. run: carries it out and returns the result's text; setting the event ends it early.
+
+    subject: what a rule's pattern is matched against, e.g. the path. preview: what the user is shown, a unified diff if
+    is_diff. asks: whether it needs approval. pattern: offered for rules that cover similar calls; None if a pattern
+    must not cover this call.
+    """
+
+    tool: str
+    subject: str
+    preview: str
+    run: Callable[[threading.Event], str]
+    asks: bool = True
+    pattern: str | None = None
+    is_diff: bool = False
+
+    def result(self, stop: threading.Event) -> str:
+        """The text for the model: the result, or what went wrong."""
+        try:
+            return shortened_result(self.run(stop))
+        except ToolError as error:
+            return failure(error)
+        except OSError as error:
+            return failure(ToolError(f"{self.subject}: {error.strerror or error}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """parameters: the JSON Schema of the arguments. plan: checks a call's arguments; may raise ToolError or OSError."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    plan: Callable[[dict[str, Any]], Action]
+
+
+class Toolbox:
+    """The tools that a model is offered."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+
+    @property
+    def names(self) -> list[str]:
+        """The tools' names."""
+        return list(self._tools)
+
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools in OpenAI's format, for AnswerRequest.tools."""
+        return [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+            }
+            for tool in self._tools.values()
+        ]
+
+    def plan(self, call: ToolCall) -> Action:
+        """Check a call against its tool's schema and what the tool may touch. Changes nothing. Raises ToolError."""
+        tool = self._tools.get(call.name)
+        if tool is None:
+            raise MalformedCallError(f"There is no tool {call.name[:64]!r}. There are: {', '.join(self._tools)}.")
+        _check(call.arguments, tool)
+        try:
+            return tool.plan(call.arguments)
+        except OSError as error:
+            raise ToolError(f"{error.filename or call.name}: {error.strerror or error}") from error
+
+    def must_call(self, call: ToolCall) -> str | None:
+        """The tool_choice under which a malformed call is repeated: constrained to the schema. None: unknown tool."""
+        return call.name if call.name in self._tools else None
+
+
+def _check(arguments: dict[str, Any], tool: Tool) -> None:
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    # An empty registry: a server's schema must not fetch anything.
+    validator = Draft202012Validator(tool.parameters, registry=Registry())
+    try:
+        wrong = next(validator.iter_errors(arguments), None)
+    except Unresolvable as error:
+        raise ToolError(f"{tool.name}: its schema refers to something that is not in it: {error}") from error
+    if wrong is not None:
+        raise MalformedCallError(f"The arguments do not fit the schema of {tool.name}: {wrong.message[:300]}")
+
+
+def failure(error: ToolError) -> str:
+    """What a model reads of a call that failed."""
+    return shortened_result(f"Error: {error}")
+
+
+def shortened_result(text: str) -> str:
+    """The beginning and the end of a long text, with a line between them that says how much is missing."""
+    if len(text) <= MAX_RESULT_CHARS:
+        return text
+    half = MAX_RESULT_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

@@ -1,0 +1,87 @@
+"""What the user has allowed: rules for this chat, and rules that are kept for a folder.
+
+A rule is a tool's name, alone for all its calls, or followed by a pattern for what it acts on: `edit_file src/*.py`,
+`run_command git status *`. A * stands for anything. Rules come from the user alone; nothing that a model or a tool
+writes is read as one.
+"""
+
+import fnmatch
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from localllm.errors import SettingsError
+from localllm.files import write_whole
+from localllm.settings import config_path
+from localllm.tools.action import Action
+
+
+def approvals_path() -> Path:
+    """Where lasting rules are kept, e.g. ~/.config/localllm/approvals.json. It need not exist."""
+    return config_path().parent / "approvals.json"
+
+
+class Approvals:
+    """The rules for one folder. given: rules that hold for this chat or this run."""
+
+    def __init__(self, folder: Path, file: Path | None = None, given: Sequence[str] = ()) -> None:
+        """file: of the lasting rules; None for none. Raises SettingsError if it is damaged."""
+        self.rules = list(given)
+        self._folder, self._file = str(Path(os.path.realpath(folder))), file
+        if file is not None:
+            self.rules += _read(file).get(self._folder, [])
+
+    def allow(self, action: Action) -> bool:
+        """Whether the action may run without asking."""
+        return not action.asks or self.covers(action)
+
+    def covers(self, action: Action) -> bool:
+        """Whether a rule covers the action."""
+        return any(_covers(rule, action) for rule in self.rules)
+
+    def add(self, action: Action, lasting: bool) -> None:
+        """Allow what the action's pattern covers. Raises SettingsError if a lasting rule cannot be kept."""
+        rule = rule_for(action)
+        assert rule is not None
+        self.rules.append(rule)
+        if not lasting or self._file is None:
+            return
+        kept = _read(self._file)
+        kept[self._folder] = sorted({*kept.get(self._folder, []), rule})
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(self._file, json.dumps(kept, indent=2).encode())
+        except OSError as error:
+            raise SettingsError(f"{self._file}: the rule cannot be kept: {error.strerror}.") from error
+
+
+def rule_for(action: Action) -> str | None:
+    """The rule that the user is offered; None if only this one call can be allowed."""
+    return None if action.pattern is None else f"{action.tool} {action.pattern}".strip()
+
+
+def _covers(rule: str, action: Action) -> bool:
+    tool, _, pattern = rule.partition(" ")
+    if tool != action.tool:
+        return False
+    if not pattern:
+        return action.pattern is not None or action.tool == "run_command"
+    if action.pattern is None:
+        return False
+    # "git status *" covers "git status" too.
+    return fnmatch.fnmatchcase(action.subject, pattern) or pattern == f"{action.subject} *"
+
+
+def _read(file: Path) -> dict[str, list[str]]:
+    try:
+        kept = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{file}: cannot be read: {error}. Mend it or move it away.") from error
+    if not isinstance(kept, dict) or not all(
+        isinstance(rules, list) and all(isinstance(rule, str) for rule in rules) for rules in kept.values()
+    ):
+        raise SettingsError(f"{file}: is not an object of lists of rules. Mend it or move it away.")
+    return kept

@@ -1,0 +1,103 @@
+"""The tool that runs a command in the folder's shell."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+from localllm.tools.action import MAX_RESULT_CHARS, Action, Tool, ToolError
+from localllm.tools.folder import Folder
+
+LIMIT_S = 120
+MAX_OUTPUT_BYTES = 16 * 2**20  # written by a command; then it is ended
+POLL_S = 0.05
+
+# Only commands without quotes, variables, wildcards or several parts may be covered by a pattern.
+_PLAIN = re.compile(r"[\w./:=@%+,-]+(?: [\w./:=@%+,-]+)*")
+_WORD = re.compile(r"\w[\w./-]*")
+
+
+def command_tool(folder: Folder) -> Tool:
+    """run_command. A command runs with the user's rights; approval is what protects the machine."""
+    return Tool(
+        "run_command",
+        f"Run a shell command in the folder and return what it prints. It gets no input and {LIMIT_S} s. "
+        "The user sees the command and decides.",
+        {
+            "type": "object",
+            "properties": {"command": {"type": "string", "minLength": 1}},
+            "required": ["command"],
+            "additionalProperties": False,
+        },
+        lambda arguments: _plan(folder, arguments),
+    )
+
+
+def _plan(folder: Folder, arguments: dict[str, Any]) -> Action:
+    command: str = arguments["command"].strip()
+    if not command or "\0" in command:
+        raise ToolError("The command is empty or has a NUL character.")
+
+    def run(stop: threading.Event) -> str:
+        return _run(command, folder, stop)
+
+    return Action("run_command", command, command, run, pattern=pattern_of(command))
+
+
+def pattern_of(command: str) -> str | None:
+    """Covers the same command, with any arguments after a subcommand; None if a pattern must not cover it."""
+    words = command.split(" ")
+    if not _PLAIN.fullmatch(command) or "=" in words[0]:
+        return None
+    return f"{words[0]} {words[1]} *" if len(words) > 1 and _WORD.fullmatch(words[1]) else command
+
+
+def _run(command: str, folder: Folder, stop: threading.Event) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCALLLM_")}
+    with tempfile.TemporaryFile() as output:
+        # In a session of its own: it has no terminal, and all that it starts can be ended together.
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            cwd=folder.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        ended = ""
+        until = time.monotonic() + LIMIT_S
+        try:
+            while process.poll() is None and not ended:
+                if stop.wait(POLL_S):
+                    ended = "stopped by the user"
+                elif time.monotonic() > until:
+                    ended = f"ended after {LIMIT_S} s"
+                elif os.fstat(output.fileno()).st_size > MAX_OUTPUT_BYTES:
+                    ended = f"ended after {MAX_OUTPUT_BYTES} bytes of output"
+        finally:
+            _end(process)
+        size = os.fstat(output.fileno()).st_size
+        output.seek(0)
+        text = output.read(MAX_RESULT_CHARS).decode("utf-8", "replace")
+        if size > MAX_RESULT_CHARS:
+            output.seek(-min(MAX_RESULT_CHARS, size - MAX_RESULT_CHARS), os.SEEK_END)
+            text += output.read().decode("utf-8", "replace")
+    return f"{text}\n[{ended or f'exit status {process.returncode}'}]"
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End the command and what it started, and wait for it."""
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        with contextlib.suppress(ProcessLookupError):  # all of it has ended
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,94 @@
+"""The tool that changes files: one text in place of another, or a new file."""
+
+import difflib
+import glob
+import threading
+from pathlib import PurePosixPath
+from typing import Any
+
+from localllm.tools.action import Action, Tool, ToolError
+from localllm.tools.folder import Folder, read_bytes
+from localllm.tools.journal import Journal
+
+
+def editing_tool(folder: Folder, journal: Journal) -> Tool:
+    """edit_file. Every change is in the journal before it is made."""
+    text = {"type": "string"}
+    return Tool(
+        "edit_file",
+        "Change a text file: old_text, which must occur exactly once, is replaced by new_text. "
+        "An empty old_text makes a new file with new_text. The user sees the change and decides.",
+        {
+            "type": "object",
+            "properties": {"path": text, "old_text": text, "new_text": text},
+            "required": ["path", "old_text", "new_text"],
+            "additionalProperties": False,
+        },
+        lambda arguments: _plan(folder, journal, arguments),
+    )
+
+
+def _plan(folder: Folder, journal: Journal, arguments: dict[str, Any]) -> Action:
+    path = folder.resolve_for_writing(arguments["path"])
+    name = folder.name(path)
+    before = read_bytes(path) if path.exists() else None
+    after = _edited(name, before, arguments["old_text"], arguments["new_text"])
+    if after == before:
+        raise ToolError(f"{name}: old_text and new_text are the same; nothing would change.")
+    preview = diff(name, before, after)
+
+    def run(stop: threading.Event) -> str:
+        if stop.is_set():
+            raise ToolError("Stopped by the user.")
+        # Resolved again: a folder on the way may have become a link since the user looked.
+        if folder.resolve_for_writing(arguments["path"]) != path:
+            raise ToolError(f"{name}: leads to another file now; nothing was changed.")
+        journal.write(path, before, after)
+        return f"Changed:\n{preview}"
+
+    pattern = None if folder.is_hidden(path) else _pattern(name)
+    return Action("edit_file", name, preview, run, pattern=pattern, is_diff=True)
+
+
+def _edited(name: str, before: bytes | None, old: str, new: str) -> bytes:
+    if before is None:
+        if old:
+            raise ToolError(f"{name}: there is no such file. An empty old_text makes it.")
+        return _encoded(new)
+    try:
+        text = before.decode()
+    except UnicodeDecodeError as error:
+        raise ToolError(f"{name}: is not UTF-8 text.") from error
+    if not old:
+        raise ToolError(f"{name}: exists already. Give the old_text to replace.")
+    if "\r\n" in text and "\r\n" not in old:  # models write line ends of one character
+        old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+    count = text.count(old)
+    if count != 1:
+        raise ToolError(f"{name}: old_text occurs {count} times; it must occur exactly once. Read the file first.")
+    return _encoded(text.replace(old, new))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ToolError("new_text has characters that cannot be written as UTF-8.") from error
+
+
+def diff(name: str, before: bytes | None, after: bytes | None) -> str:
+    """A unified diff; None is a file that does not exist."""
+    old, new = ([] if data is None else data.decode("utf-8", "replace").splitlines() for data in (before, after))
+    source, target = ("/dev/null" if data is None else name for data in (before, after))
+    lines = list(difflib.unified_diff(old, new, source, target, lineterm=""))
+    if not lines:  # line ends alone, or an empty file
+        what = "new file, empty" if before is None else "removed" if after is None else "only line ends differ"
+        lines = [f"--- {source}", f"+++ {target}", f"({what})"]
+    return "\n".join(lines)
+
+
+def _pattern(name: str) -> str:
+    """Covers the files of the same folder and kind."""
+    path = PurePosixPath(name)
+    folder = "" if path.parent == PurePosixPath(".") else f"{glob.escape(path.parent.as_posix())}/"
+    return f"{folder}*{glob.escape(path.suffix)}" if path.suffix else glob.escape(name)

@@ -1,0 +1,76 @@
+"""The folder that tools are confined to, and reading files in it."""
+
+import os
+import stat
+from pathlib import Path, PurePath
+
+from localllm.files import TEMPORARY
+from localllm.settings import config_path, sessions_path
+from localllm.tools.action import ToolError
+
+MAX_FILE_BYTES = 4 * 2**20  # of a file that is read or edited
+
+
+class Folder:
+    """A folder. Paths outside it are refused, also through .. and symbolic links."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.realpath(root))
+
+    def resolve(self, text: str) -> Path:
+        """The real path of a name relative to the folder. It need not exist. Raises ToolError if it is outside."""
+        if "\0" in text:
+            raise ToolError("A path cannot contain a NUL character.")
+        path = Path(os.path.realpath(self.root / text))
+        if path != self.root and self.root not in path.parents:
+            raise ToolError(f"{text}: is outside the folder {self.root}. Tools reach this folder only.")
+        return path
+
+    def name(self, path: Path) -> str:
+        """A path as users and models see it: relative to the folder, with slashes."""
+        return path.relative_to(self.root).as_posix()
+
+    def is_hidden(self, path: Path) -> bool:
+        """Whether a part of the path begins with a dot; such files often hold secrets or settings."""
+        return is_hidden(path.relative_to(self.root))
+
+    def resolve_for_writing(self, text: str) -> Path:
+        """`resolve`, for a file to change. Raises ToolError for files that Git or localllm act upon."""
+        path = self.resolve(text)
+        own = [Path(os.path.realpath(place.parent)) for place in (config_path(), sessions_path())]
+        if ".git" in (part.lower() for part in path.parts) or any(place in path.parents for place in own):
+            raise ToolError(f"{text}: files of Git's and of localllm's own are not changed by tools.")
+        if path == self.root or path.is_dir():
+            raise ToolError(f"{text}: is a folder. Name a file.")
+        return path
+
+
+def is_hidden(path: PurePath) -> bool:
+    """Whether a part of a relative path begins with a dot."""
+    return any(part.startswith(".") for part in path.parts)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A regular file's content. Raises ToolError for other kinds and for large files, OSError if it cannot be read."""
+    # Without waiting for the writer of a pipe; the path is real, so a link is one that was put there since.
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ToolError(f"{path.name}: is not a regular file.")
+        if status.st_size > MAX_FILE_BYTES:
+            raise ToolError(f"{path.name}: has {status.st_size} bytes; tools take files up to {MAX_FILE_BYTES}.")
+        return file.read(MAX_FILE_BYTES + 1)
+
+
+def read_text(path: Path) -> str:
+    """A text file's content, line ends as they are. Raises what read_bytes does, and ToolError if it is not UTF-8."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ToolError(f"{path.name}: is not UTF-8 text.") from error
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file is one of localllm's unfinished ones."""
+    return name.startswith(TEMPORARY)

@@ -1,0 +1,172 @@
+"""The journal of changes: what a file was is stored before it is changed, so that every change can be taken back.
+
+It survives a process that is killed at any moment: a change is in the journal before the file is touched, files are
+replaced in one step, and taking back looks at what the file is now.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.files import TEMPORARY, sync_folder
+from localllm.settings import sessions_path
+from localllm.tools.action import ToolError
+from localllm.tools.folder import read_bytes
+
+APPLICATION_ID = int.from_bytes(b"lllj", "big")
+KEPT_S = 30 * 24 * 3600
+BUSY_S = 5.0
+NEW_FILE_MODE = 0o666  # less the umask
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a file. before: its content, None if there was no file. owner: the chat that made it."""
+
+    id: int
+    owner: str
+    path: Path
+    before: bytes | None
+    after: bytes
+    at: float
+
+
+def journal_path() -> Path:
+    """Where changes are journalled, e.g. ~/.local/share/localllm/changes.db. It need not exist."""
+    return sessions_path().parent / "changes.db"
+
+
+class Journal:
+    """The changes made in one folder. owner: who makes them from now on. Thread-safe; methods raise ToolError."""
+
+    def __init__(self, file: Path, folder: Path, owner: str = "") -> None:
+        self.file = file
+        self.folder = Path(os.path.realpath(folder))
+        self.owner = owner
+
+    def write(self, path: Path, before: bytes | None, after: bytes) -> None:
+        """Change a file from one content to another, both in the journal first. Folders are made where needed.
+
+        Raises ToolError, and changes nothing, if the file is not as it was or the journal cannot be written; OSError if
+        the file cannot be written.
+        """
+        if _content(path) != before:
+            raise ToolError(f"{path.name}: has changed since the call was shown; nothing was changed.")
+        mode = NEW_FILE_MODE & ~_umask() if before is None else path.stat().st_mode & 0o7777
+        temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
+        made = [str(parent) for parent in path.parents if not parent.exists()]
+        row = (str(self.folder), self.owner, str(path), before, after, mode, str(temporary), json.dumps(made))
+        with self._open() as db:
+            db.execute("DELETE FROM change WHERE at < ?", (time.time() - KEPT_S,))
+            columns = "folder, owner, path, before, after, mode, temporary, made, at"
+            db.execute(f"INSERT INTO change ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, time.time()))
+        try:
+            for folder in reversed(made):
+                Path(folder).mkdir()
+            _replace(path, after, mode, temporary)
+        except OSError:
+            with self._open() as db:
+                db.execute("DELETE FROM change WHERE temporary = ?", (str(temporary),))
+            raise
+
+    def newest(self) -> Change | None:
+        """The last change in the folder, whoever made it."""
+        with self._open() as db:
+            row = db.execute(
+                "SELECT id, owner, path, before, after, at FROM change WHERE folder = ? ORDER BY id DESC LIMIT 1",
+                (str(self.folder),),
+            ).fetchone()
+        return None if row is None else Change(row[0], row[1], Path(row[2]), row[3], row[4], row[5])
+
+    def undo(self, change: Change) -> bool:
+        """Make the file what it was, content and mode, and forget the change; False if it was never made.
+
+        Raises ToolError, and changes nothing, if the file was changed by something else since.
+        """
+        with self._open() as db:
+            row = db.execute("SELECT mode, temporary, made FROM change WHERE id = ?", (change.id,)).fetchone()
+        if row is None:
+            raise ToolError(f"{change.path}: this change has been taken back already.")
+        mode, temporary, made = row[0], Path(row[1]), json.loads(row[2])
+        if Path(os.path.realpath(change.path)) != change.path:
+            raise ToolError(f"{change.path}: a folder on the way is a link now. Nothing was changed.")
+        now = _content(change.path)
+        if now not in (change.before, change.after):
+            raise ToolError(f"{change.path}: was changed by something else since. Nothing was changed.")
+        try:
+            if now != change.before and change.before is not None:
+                _replace(change.path, change.before, mode, temporary)
+            elif now is not None and change.before is None:
+                change.path.unlink()
+                sync_folder(change.path.parent)
+            temporary.unlink(missing_ok=True)  # left by a process that was killed
+            for folder in made:
+                with contextlib.suppress(OSError):  # something else is in it by now, or it was never made
+                    Path(folder).rmdir()
+        except OSError as error:
+            raise ToolError(f"{change.path}: cannot be taken back: {error.strerror}.") from error
+        with self._open() as db:
+            db.execute("DELETE FROM change WHERE id = ?", (change.id,))
+        return now != change.before
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """The database, in one transaction that is on disk when the block is left."""
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.file.touch(mode=0o600)
+            with contextlib.closing(sqlite3.connect(self.file, timeout=BUSY_S, isolation_level=None)) as db:
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute("BEGIN IMMEDIATE")
+                (known,) = db.execute("PRAGMA application_id").fetchone()
+                (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                if tables and known != APPLICATION_ID:
+                    raise ToolError(f"{self.file}: is not localllm's journal of changes. Move it away.")
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.execute(
+                    "CREATE TABLE IF NOT EXISTS change (id INTEGER PRIMARY KEY AUTOINCREMENT, folder TEXT NOT NULL, "
+                    "owner TEXT NOT NULL, path TEXT NOT NULL, before BLOB, after BLOB NOT NULL, mode INTEGER NOT NULL, "
+                    "temporary TEXT NOT NULL, made TEXT NOT NULL, at REAL NOT NULL)"
+                )
+                yield db
+                db.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            raise ToolError(f"{self.file}: changes cannot be journalled: {error}. Nothing was changed.") from error
+
+
+def _content(path: Path) -> bytes | None:
+    """A file's content; None if there is none."""
+    try:
+        return read_bytes(path)
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: Path, data: bytes, mode: int, temporary: Path) -> None:
+    """Replace a file in one step; the temporary file is in the journal, should the process be killed."""
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        temporary.chmod(mode)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,127 @@
+"""Tools that read: a file, the names in a folder, the lines that contain a text."""
+
+import fnmatch
+import glob
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from localllm.tools.action import Action, Tool, ToolError
+from localllm.tools.folder import Folder, is_temporary, read_text
+
+LINES = 400  # read at once unless the call says otherwise
+MAX_NAMES = 500
+MAX_HITS = 100
+MAX_SEARCHED = 20_000  # files
+HIT_CHARS = 240
+
+_TEXT = {"type": "string"}
+
+
+def reading_tools(folder: Folder) -> list[Tool]:
+    """read_file, list_files and search_files. Files with a dot at the front are read only with approval."""
+    return [
+        Tool(
+            "read_file",
+            f"Read a text file. Long files come in parts of {LINES} lines; `start` is the first line, from 1.",
+            _schema({"path": _TEXT, "start": {"type": "integer", "minimum": 1}}, "path"),
+            lambda arguments: _plan_read(folder, arguments),
+        ),
+        Tool(
+            "list_files",
+            "List the files below a folder. `pattern` limits them, for example *.py. Hidden files are left out.",
+            _schema({"path": _TEXT, "pattern": _TEXT}),
+            lambda arguments: _plan_list(folder, arguments),
+        ),
+        Tool(
+            "search_files",
+            "Find the lines that contain a text, whatever its case, in the files below a folder. "
+            "`pattern` limits the files, for example *.py. Hidden files are left out.",
+            _schema({"text": {"type": "string", "minLength": 1}, "path": _TEXT, "pattern": _TEXT}, "text"),
+            lambda arguments: _plan_search(folder, arguments),
+        ),
+    ]
+
+
+def _schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def _action(folder: Folder, tool: str, path: Path, run: Any, preview: str) -> Action:
+    """An action on a path; it asks where the path is hidden."""
+    hidden = folder.is_hidden(path)
+    name = folder.name(path)
+    return Action(tool, name, preview, run, asks=hidden, pattern=None if hidden else glob.escape(name))
+
+
+def _plan_read(folder: Folder, arguments: dict[str, Any]) -> Action:
+    path, start = folder.resolve(arguments["path"]), arguments.get("start", 1)
+
+    def run(_stop: threading.Event) -> str:
+        lines = read_text(folder.resolve(arguments["path"])).splitlines(keepends=True)
+        part = lines[start - 1 : start - 1 + LINES]
+        if not part:
+            return f"[no line {start}: the file has {len(lines)} lines]"
+        whole = len(part) == len(lines)
+        return "".join(part) + ("" if whole else f"\n[lines {start} to {start + len(part) - 1} of {len(lines)}]")
+
+    return _action(folder, "read_file", path, run, f"read {folder.name(path)}")
+
+
+def _plan_list(folder: Folder, arguments: dict[str, Any]) -> Action:
+    path, pattern = folder.resolve(arguments.get("path", ".")), arguments.get("pattern", "*")
+
+    def run(stop: threading.Event) -> str:
+        found: list[str] = []
+        for file in _files(folder, path, pattern, stop):
+            if len(found) == MAX_NAMES:
+                return "\n".join([*found, f"[more than {MAX_NAMES} files: name a folder or a pattern]"])
+            found.append(folder.name(file))
+        return "\n".join(found) or "[no files]"
+
+    return _action(folder, "list_files", path, run, f"list {pattern} in {folder.name(path)}")
+
+
+def _plan_search(folder: Folder, arguments: dict[str, Any]) -> Action:
+    path, pattern = folder.resolve(arguments.get("path", ".")), arguments.get("pattern", "*")
+    wanted = arguments["text"].casefold()
+
+    def run(stop: threading.Event) -> str:
+        hits: list[str] = []
+        for number, file in enumerate(_files(folder, path, pattern, stop)):
+            if number == MAX_SEARCHED:
+                return "\n".join([*hits, f"[stopped after {MAX_SEARCHED} files: name a folder or a pattern]"])
+            try:
+                text = read_text(file)
+            except (ToolError, OSError):  # no text, too large, or gone: there are no lines to find
+                continue
+            for line, words in enumerate(text.splitlines(), 1):
+                if wanted in words.casefold():
+                    if len(hits) == MAX_HITS:
+                        return "\n".join([*hits, f"[more than {MAX_HITS} lines: search for something longer]"])
+                    hits.append(f"{folder.name(file)}:{line}: {words.strip()[:HIT_CHARS]}")
+        return "\n".join(hits) or "[not found]"
+
+    return _action(folder, "search_files", path, run, f"search {arguments['text']!r} in {folder.name(path)}")
+
+
+def _files(folder: Folder, path: Path, pattern: str, stop: threading.Event) -> Iterator[Path]:
+    """The regular files below a path, in order, without hidden ones. Links are not followed. Raises ToolError."""
+    if path.is_file():
+        yield path
+        return
+    if not path.is_dir():
+        raise ToolError(f"{folder.name(path)}: there is no such folder.")
+    for parent, folders, files in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if stop.is_set():
+                raise ToolError("Stopped by the user.")
+            file = Path(parent, name)
+            if name.startswith(".") or is_temporary(name) or file.is_symlink() or not file.is_file():
+                continue
+            relative = file.relative_to(path).as_posix()
+            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(relative, pattern):
+                yield file

@@ -1,0 +1,115 @@
+"""The question whether a tool may do what a model asks for. It shows all of it; nothing but the user answers it."""
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.events import Key
+from textual.screen import ModalScreen
+from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
+
+from localllm.text import harmless
+from localllm.tools.action import Action
+from localllm.tools.approvals import rule_for
+from tui.status import MUTED
+from tui.widgets.frame import preview
+
+POLL_S = 0.1
+_QUESTIONS = {
+    "run_command": "Run this command?",
+    "edit_file": "Make this change?",
+    "read_file": "Show this hidden file to the model?",
+    "list_files": "Show this hidden folder to the model?",
+    "search_files": "Search this hidden folder?",
+    "undo": "Take back this change? Another chat made it.",
+}
+
+
+class Decision(StrEnum):
+    """What the user decided: to refuse, or to allow this call, what its rule covers in this chat, or always."""
+
+    REFUSE = "refuse"
+    ONCE = "once"
+    CHAT = "chat"
+    ALWAYS = "always"
+
+
+class ApprovalScreen(ModalScreen[Decision]):
+    """Returns the decision. What is typed goes to the prompt behind it.
+
+    Nothing is marked at first, so that an Enter meant for the prompt approves nothing.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "refuse", "Refuse", id="approval.refuse", priority=True),
+        Binding("down", "options", "Choose", id="approval.choose", show=True),
+        Binding("pageup", "scroll(-1)", "Back", id="approval.up", show=False, priority=True),
+        Binding("pagedown", "scroll(1)", "More", id="approval.down", priority=True),
+    ]
+
+    def __init__(self, action: Action, stop: threading.Event, typed: Callable[[str], object]) -> None:
+        """stop: refuses when it is set. typed: gets what is typed."""
+        super().__init__()
+        self._action, self._stop, self._typed = action, stop, typed
+        self._preview = VerticalScroll(Static(preview(action.preview, action.is_diff), markup=False), id="preview")
+        self._options = OptionList(*self._choices(), id="choices", markup=False)
+
+    def compose(self) -> ComposeResult:
+        """The question, what would be done, the choices."""
+        with Vertical(classes="panel approval"):
+            question = _QUESTIONS.get(self._action.tool, f"Call {harmless(self._action.tool)}?")
+            lines = len(self._action.preview.splitlines())
+            hint = f"  {lines} line{'' if lines == 1 else 's'} · ↓ and Enter choose"
+            yield Static(Content.assemble(question, (hint, MUTED)), classes="heading")
+            yield self._preview
+            yield self._options
+            yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Mark nothing, and look whether the chat was stopped."""
+        self._options.highlighted = None
+        self._options.focus()
+        self.set_interval(POLL_S, self._look)
+
+    def _choices(self) -> list[Option]:
+        rule = rule_for(self._action)
+        found = [Option("Allow once", Decision.ONCE)]
+        if rule is not None:
+            found.append(Option(f"Allow in this chat: {harmless(rule)}", Decision.CHAT))
+            found.append(Option(f"Always allow in this folder: {harmless(rule)}", Decision.ALWAYS))
+        return [*found, Option("Refuse", Decision.REFUSE)]
+
+    def _look(self) -> None:
+        if self._stop.is_set() and self.is_current:
+            self.dismiss(Decision.REFUSE)
+
+    def on_key(self, event: Key) -> None:
+        """Typing goes on in the prompt."""
+        if event.is_printable and event.character:
+            event.stop()
+            self._typed(event.character)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Return the decision."""
+        self.dismiss(Decision(str(event.option_id)))
+
+    def action_refuse(self) -> None:
+        """Refuse this call."""
+        self.dismiss(Decision.REFUSE)
+
+    def action_options(self) -> None:
+        """Go to the choices."""
+        self._options.focus()
+
+    def action_scroll(self, pages: int) -> None:
+        """Scroll what would be done."""
+        if pages < 0:
+            self._preview.scroll_page_up(animate=False)
+        else:
+            self._preview.scroll_page_down(animate=False)

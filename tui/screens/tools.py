@@ -1,0 +1,188 @@
+"""The tools of a chat: asking the user, and the rounds in which a model calls them."""
+
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from textual.screen import Screen
+
+from localllm.answer.tool_calls import ToolCall
+from localllm.engine.request import FinishReason
+from localllm.errors import LocalLLMError, RequestError
+from localllm.tools.action import MAX_ROUNDS, Action, MalformedCallError, Toolbox, ToolError, failure
+from localllm.tools.approvals import Approvals, approvals_path
+from localllm.tools.builtin import builtin_tools
+from localllm.tools.editing import diff
+from localllm.tools.folder import Folder
+from localllm.tools.journal import Journal, journal_path
+from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
+from tui.backend import ModelInfo
+from tui.background import in_thread
+from tui.conversation import Conversation
+from tui.screens.approval import ApprovalScreen, Decision
+from tui.sessions import Message
+from tui.widgets.frame import Note, StatusLine
+from tui.widgets.messages import AnswerView
+from tui.widgets.prompt import Prompt
+from tui.widgets.transcript import Transcript
+
+REFUSED = "The user refused this call."
+STOPPED = "The user stopped before this call."
+
+# Asks the model once, to continue the answer of a view or under a tool_choice; returns what was saved, if anything.
+AskModel = Callable[[AnswerView | None, str | None], Awaitable[Message | None]]
+
+
+class ChatTools:
+    """The tools of a folder and of the MCP servers, opened when they are first needed. `close` ends the servers.
+
+    Methods that ask the user run in a worker. problems: what kept servers from starting.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        conversation: Conversation,
+        screen: Screen[None],
+        shown: tuple[Transcript, StatusLine, Prompt],
+    ) -> None:
+        """folder: None is the current one."""
+        self.folder = Folder(folder or _current_folder())
+        self.problems: list[str] = []
+        self.rounds = 0  # of calls since the user asked
+        self._conversation, self._screen = conversation, screen
+        self._transcript, self._status_line, self._prompt = shown
+        self._lock = threading.Lock()
+        self._servers: McpServers | None = None
+        self._toolbox: Toolbox | None = None
+        self._approvals: dict[int | None, Approvals] = {}
+        self._journal = Journal(journal_path(), self.folder.root)
+
+    @property
+    def approvals(self) -> Approvals:
+        """The rules for this chat. Raises SettingsError if the lasting ones cannot be read."""
+        session_id = self._conversation.session_id
+        if session_id not in self._approvals:
+            self._approvals[session_id] = Approvals(self.folder.root, approvals_path())
+        return self._approvals[session_id]
+
+    def open(self) -> Toolbox:
+        """The tools; starts the MCP servers. May block. Raises SettingsError for a wrong configuration."""
+        with self._lock:
+            if self._toolbox is None:
+                self._servers = McpServers(read_servers(servers_path()))
+                self.problems = self._servers.problems
+                self._toolbox = Toolbox([*builtin_tools(self.folder, self._journal), *self._servers.tools])
+            return self._toolbox
+
+    async def offered(self, info: ModelInfo) -> list[dict[str, Any]]:
+        """What the model is offered, nothing if tools are off. Raises RequestError if it calls none, SettingsError."""
+        if not self._conversation.parameters.tools:
+            return []
+        if not info.converses:
+            raise RequestError(f"{info.name} has no chat template, and calls no tools. /tools off answers without.")
+        return (await in_thread(self.open)).offered()
+
+    def close(self) -> None:
+        """End the servers. Idempotent."""
+        if self._servers is not None:
+            self._servers.close()
+
+    async def answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
+        """Ask the model and carry out what it calls, until it calls nothing more or MAX_ROUNDS are reached.
+
+        A malformed call is repeated under the constraint of its tool's schema. What goes wrong is shown. Returns the
+        last answer, None if it was stopped or there is none.
+        """
+        self.rounds = 0
+        try:
+            return await self._answer(ask_model, view, stop)
+        except LocalLLMError as error:
+            self._transcript.show_error(str(error))
+            return None
+
+    async def _answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
+        message = await ask_model(view, None)
+        while message is not None and self._calls(message):
+            if self.rounds >= MAX_ROUNDS:
+                again = f"Stopped after {MAX_ROUNDS} rounds of tools. /continue allows {MAX_ROUNDS} more."
+                await self._transcript.note(Note(again))
+                return None
+            self.rounds += 1
+            must_call = await self._answer_calls(message, stop)
+            message = None if stop.is_set() else await ask_model(None, must_call)
+        return message
+
+    async def undo(self) -> str:
+        """Take back the newest change of a file in the folder, asking first if another chat made it.
+
+        Returns its diff, "" if the user refuses. Raises RequestError if there is none, ToolError.
+        """
+        journal, chat = self._journal, self._owner
+        while change := await in_thread(journal.newest):
+            name = self.folder.name(change.path)
+            text = diff(name, change.after, change.before)
+            if change.owner != chat:
+                action = Action("undo", name, text, lambda _stop: "", is_diff=True)
+                if await self._ask(action, threading.Event()) is Decision.REFUSE:
+                    return ""
+            if await in_thread(lambda change=change: journal.undo(change)):  # type: ignore[misc]
+                return text
+        raise RequestError("There is nothing to take back: no chat was deleted, no file in this folder was changed.")
+
+    @property
+    def _owner(self) -> str:
+        return f"chat {self._conversation.session_id}"
+
+    def _calls(self, message: Message) -> bool:
+        ended = message.finish_reason == FinishReason.STOP
+        return ended and bool(message.calls) and self._conversation.parameters.tools
+
+    async def _answer_calls(self, message: Message, stop: threading.Event) -> str | None:
+        """Append a result for each call; returns the tool whose call was malformed, if there is one."""
+        facts, must_call = self._status_line.facts, None
+        toolbox = await in_thread(self.open)
+        self._journal.owner = self._owner
+        try:
+            for call in self._conversation.unanswered_calls(message):
+                facts.tool = f"{call.name[:32]}, round {self.rounds} of {MAX_ROUNDS}"
+                self._status_line.redraw()
+                try:
+                    result = await self._carried_out(toolbox, call, stop)
+                except MalformedCallError as error:
+                    must_call, result = toolbox.must_call(call), failure(error)
+                except ToolError as error:
+                    result = failure(error)
+                await self._transcript.append(self._conversation.add_result(call, result))
+        finally:
+            facts.tool = ""
+            self._status_line.redraw()
+        return must_call
+
+    async def _carried_out(self, toolbox: Toolbox, call: ToolCall, stop: threading.Event) -> str:
+        if stop.is_set():
+            raise ToolError(STOPPED)
+        action = await in_thread(lambda: toolbox.plan(call))
+        if not self.approvals.allow(action):
+            decision = await self._ask(action, stop)
+            if decision is Decision.REFUSE:
+                raise ToolError(STOPPED if stop.is_set() else REFUSED)
+            if decision is not Decision.ONCE:
+                try:
+                    self.approvals.add(action, lasting=decision is Decision.ALWAYS)
+                except LocalLLMError as error:
+                    self._transcript.show_error(str(error))
+        return await in_thread(lambda: action.result(stop))
+
+    async def _ask(self, action: Action, stop: threading.Event) -> Decision:
+        """Show an action and wait for the decision; it is refused if `stop` is set meanwhile."""
+        return await self._screen.app.push_screen_wait(ApprovalScreen(action, stop, self._prompt.insert))
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was removed; the chat works, and tools say that there is no such folder
+        return Path(os.environ.get("PWD", os.sep))
