@@ -37,6 +37,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
         "kernels": kept(home / "compiled/localllm-kernels" / ("ab" * 12) / "dot.kernel"),
         "kv": kept(home / "localllm/kv" / ("0f" * 16) / f"{'1' * 32}.{'2' * 32}.kv"),
         "chats": kept(home / "localllm/sessions.db"),
+        "speeds": kept(home / "localllm/speeds.json"),
         "settings": kept(home / "localllm/config.toml"),
     }
     strange = [kept(home / "compiled/localllm-kernels/mine/photo"), kept(home / "localllm/kv/notes")]

@@ -11,7 +11,19 @@ from models.errors import UnsupportedModelError
 from tests.models.synthetic import MODELS, write
 
 # Dense and mixed, with shared experts, fused tensors, odd widths, tied and own outputs, windows.
-SHAPES = ("llama", "mixtral", "qwen2", "qwen3moe", "phi3", "gemma3", "granitemoe", "qwen2moe", "glm4", "phi2", "gpt-oss")
+SHAPES = (
+    "llama",
+    "mixtral",
+    "qwen2",
+    "qwen3moe",
+    "phi3",
+    "gemma3",
+    "granitemoe",
+    "qwen2moe",
+    "glm4",
+    "phi2",
+    "gpt-oss",
+)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -1,0 +1,100 @@
+"""The speed that a model should have here, from what was measured of this machine: nothing is run.
+
+A decoded token waits for the bytes that it reads, a prompt for its multiply-adds. How much of the limits is reached
+depends on format and size, so that the kept benchmark of the model most alike tells: of the same type of weights first,
+then of the nearest size.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gguf_io import ModelFile
+from localllm.roofline.kept import KeptLimits, KeptModel, kept_limits, rounded
+from localllm.roofline.work import work_in_header
+from models.errors import UnsupportedModelError
+from models.native_runner import MAX_ROWS
+
+PROMPT_TOKENS, DECODED_TOKENS = 512, 64  # as `localllm bench` measures without flags
+# Shares of the limits where no model was measured: the middle of those that the documentation's benchmarks reach.
+USUAL_DECODE, USUAL_PREFILL = 0.75, 0.45
+# How far off an expectation may be. Alike: the same type of weights, and bytes a token within this factor.
+ALIKE_FACTOR = 4.0
+ALIKE_ERROR, OTHER_ERROR, UNMEASURED_ERROR = 0.15, 0.3, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSpeed:
+    """Tokens a second at a short context; prefill of a prompt of 512, None where its operations are not known.
+
+    error: how far off it may be, as a share. basis: the benchmark that it rests on, in words.
+    """
+
+    decode: float
+    prefill: float | None
+    error: float
+    basis: str
+
+    def __str__(self) -> str:
+        prefill = "" if self.prefill is None else f", {rounded(self.prefill)} tok/s prefill"
+        return f"about {rounded(self.decode)} tok/s decode{prefill} (within {self.error:.0%}, from {self.basis})"
+
+
+def expected_speed(
+    file: ModelFile, kept: KeptLimits, kv_types: tuple[str, str] = ("f16", "f16")
+) -> ExpectedSpeed | None:
+    """What the native engine should reach, from a model's header; None for a model that it does not compute."""
+    try:
+        work = work_in_header(file, kv_types)
+    except UnsupportedModelError:
+        return None
+    read = work.decode(0, DECODED_TOKENS).read
+    decode, basis = expected_decode(read, main_type(file), kept)
+    model = _most_alike(read, main_type(file), kept)
+    prompt = work.prefill(PROMPT_TOKENS, MAX_ROWS)
+    share = model.prefill if model and model.prefill else USUAL_PREFILL
+    prefill = share / (prompt.int8 / kept.int8 + prompt.floats / kept.floats)
+    return ExpectedSpeed(decode, prefill, _error(read, main_type(file), model), basis)
+
+
+def expect_decode(threads: int | None) -> Callable[[ModelFile], float | None]:
+    """A function from a model's header to the tokens a second that decoding should reach here, None where not known.
+
+    threads: of the settings.
+    """
+    kept = kept_limits(threads)
+
+    def speed(file: ModelFile) -> float | None:
+        expected = expected_speed(file, kept) if kept else None
+        return expected and expected.decode
+
+    return speed
+
+
+def expected_decode(read: float, weights: str, kept: KeptLimits) -> tuple[float, str]:
+    """Tokens a second of a model of which a token reads so many bytes, most of them of this type, and the basis."""
+    model = _most_alike(read, weights, kept)
+    share = model.decode if model and model.decode else USUAL_DECODE
+    return share * kept.read / read, f"the bench of {model.name}" if model else "this machine's limits"
+
+
+def main_type(file: ModelFile) -> str:
+    """The type that holds most bytes of a model's weights."""
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="")
+
+
+def _most_alike(read: float, weights: str, kept: KeptLimits) -> KeptModel | None:
+    def distance(model: KeptModel) -> tuple[bool, float]:
+        return model.format != weights, abs(math.log(model.read / read))
+
+    return min(kept.models, key=distance, default=None)
+
+
+def _error(read: float, weights: str, model: KeptModel | None) -> float:
+    if model is None:
+        return UNMEASURED_ERROR
+    alike = model.format == weights and 1 / ALIKE_FACTOR <= model.read / read <= ALIKE_FACTOR
+    return ALIKE_ERROR if alike else OTHER_ERROR
