@@ -58,7 +58,8 @@ class ModelChoice:
     """A model that could be loaded. Sizes are bytes; None is unknown.
 
     memory: for the weights and a conversation of a few thousand tokens. speed: tokens a second that decoding should
-    reach. source: where it comes from. here: False if it must be pulled first; it then has a use it suits and a licence.
+    reach. source: where it comes from. here: False if it must be pulled first; it then has a use it suits and a
+    licence.
     """
 
     name: str

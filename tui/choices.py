@@ -19,9 +19,10 @@ from tui.backend import ModelChoice
 
 
 def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> list[ModelChoice]:
-    """The choices, those to pull last, the best that fits first. loaded: the file of the present model.
+    """The choices, those to pull last, the best that fits first.
 
-    near: its name, loaded or not. Speeds are told where `localllm bench` has measured this machine. Files that cannot be read are left out.
+    loaded: the file of the present model; near: its name, loaded or not. Speeds are told where `localllm bench` has
+    measured this machine. Files that cannot be read are left out.
     """
     found: list[LibraryModel] = []
     names: set[str] = set()

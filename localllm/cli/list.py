@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, note
-from localllm.text import human_bytes, human_count, table
+from localllm.text import human_bytes, human_count, human_speed, table
 
 if TYPE_CHECKING:
     from localllm.library.listing import Listed
@@ -39,8 +39,6 @@ def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
 
 
 def _cells(row: "Listed") -> tuple[str, ...]:
-    from localllm.roofline.kept import rounded
-
     if row.problem is not None:
         return row.name, "-", "-", "-", "-", row.source, "-", f"cannot be read: {row.problem}", "-"
     return (
@@ -52,5 +50,5 @@ def _cells(row: "Listed") -> tuple[str, ...]:
         row.source,
         "-" if row.memory is None else human_bytes(row.memory),
         {True: "yes", False: "no", None: "unknown"}[row.fits],
-        "-" if row.speed is None else rounded(row.speed),
+        "-" if row.speed is None else human_speed(row.speed),
     )

@@ -24,7 +24,7 @@ from localllm.cli.options import (
     computing_flags,
 )
 from localllm.cli.terminal import StatusLine, answer
-from localllm.text import human_bytes, table
+from localllm.text import human_bytes, human_speed, table
 
 if TYPE_CHECKING:
     from gguf_io import ModelFile
@@ -200,8 +200,6 @@ def _compare(name: str, settings: "Settings", imagined: "list[Device]", as_json:
 
 def _cells(preview: "Preview", found: "Advice | None", best: bool) -> tuple[str, ...]:
     """A row of the comparison. Speeds are tokens a second."""
-    from localllm.roofline.kept import rounded
-
     first = "*" if best else "", preview.name.rpartition(":")[2], human_bytes(preview.size)
     if found is None:
         return *first, "-", "unknown", "-", "-", "-"
@@ -211,6 +209,6 @@ def _cells(preview: "Preview", found: "Advice | None", best: bool) -> tuple[str,
         human_bytes(sum(use.needed for use in found.plan.uses)),
         "yes" if found.plan.fits else "no",
         f"{found.longest_context:,}",
-        rounded(expected.decode) if expected else "-",
-        rounded(expected.prefill) if expected and expected.prefill else "-",
+        human_speed(expected.decode) if expected else "-",
+        human_speed(expected.prefill) if expected and expected.prefill else "-",
     )

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gguf_io import ModelFile
-from localllm.roofline.kept import KeptLimits, KeptModel, kept_limits, rounded
+from localllm.roofline.kept import KeptLimits, KeptModel, kept_limits
 from localllm.roofline.work import work_in_header
+from localllm.text import human_speed
 from models.errors import UnsupportedModelError
 from models.native_runner import MAX_ROWS
 
@@ -36,8 +37,8 @@ class ExpectedSpeed:
     basis: str
 
     def __str__(self) -> str:
-        prefill = "" if self.prefill is None else f", {rounded(self.prefill)} tok/s prefill"
-        return f"about {rounded(self.decode)} tok/s decode{prefill} (within {self.error:.0%}, from {self.basis})"
+        prefill = "" if self.prefill is None else f", {human_speed(self.prefill)} tok/s prefill"
+        return f"about {human_speed(self.decode)} tok/s decode{prefill} (within {self.error:.0%}, from {self.basis})"
 
 
 def expected_speed(
@@ -66,7 +67,7 @@ def expect_decode(threads: int | None) -> Callable[[ModelFile], float | None]:
 
     def speed(file: ModelFile) -> float | None:
         expected = expected_speed(file, kept) if kept else None
-        return expected and expected.decode
+        return None if expected is None else expected.decode
 
     return speed
 

@@ -110,11 +110,6 @@ def processor_name(cpu_info: Path = _CPU_INFO) -> str:
     return platform.processor() or platform.machine()
 
 
-def rounded(speed: float) -> str:
-    """A speed with as many digits as an expectation has."""
-    return f"{speed:.1f}" if speed < 10 else f"{speed:,.0f}"
-
-
 def _kept_model(name: str, weights: str, run: "ThreadReport") -> KeptModel | None:
     def first(kind: str) -> "Measure | None":
         found = (one for one in run.measures if one.name.startswith(kind) and one.work is not None)

@@ -13,8 +13,7 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localllm.errors import LocalLLMError
-from localllm.roofline.kept import rounded
-from localllm.text import harmless, human_bytes
+from localllm.text import harmless, human_bytes, human_speed
 from tui.backend import Backend, ModelChoice
 from tui.background import in_thread
 
@@ -120,7 +119,7 @@ def _option(choice: ModelChoice, free: int, width: int) -> Option:
     needs = ("", "")
     if choice.memory:
         fits = choice.memory <= free
-        speed = f"about {rounded(choice.speed)} tok/s · " if choice.speed else ""
+        speed = f"about {human_speed(choice.speed)} tok/s · " if choice.speed else ""
         needs = (f"{speed}needs {human_bytes(choice.memory)}", "$success" if fits else "$error")
     return Option(
         Content("\n").join(
