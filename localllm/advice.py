@@ -28,14 +28,16 @@ MOST_USEFUL_BITS = 8.5
 class Advice:
     """choice: who would compute it here, None where GPUs are imagined. trained_context: tokens.
 
-    longest_context: the most tokens that fit, up to the trained ones, 0 for none. expected: None where nothing was
-    measured of this machine, or for what the native engine does not compute. bits: of a weight, on average.
+    longest_context: the most tokens that fit, up to the trained ones, 0 for none. measured: whether there are figures
+    of this machine. expected: None without them, and where they say nothing of the model. bits: of a weight, on
+    average.
     """
 
     plan: Plan
     choice: BackendChoice | None
     trained_context: int
     longest_context: int
+    measured: bool
     expected: ExpectedSpeed | None
     bits: float
 
@@ -63,6 +65,7 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
         choice=choice,
         trained_context=ModelNeeds(file).trained_context,
         longest_context=longest,
+        measured=kept is not None,
         expected=expected_speed(file, kept, native_kv_types(settings)) if kept else None,
         bits=8 * file.weights_bytes / max(file.parameter_count, 1),
     )

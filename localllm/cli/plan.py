@@ -134,7 +134,7 @@ def _lines(found: "Advice", preview: "Preview | None") -> Iterator[str]:
     yield f"the longest context that fits: {found.longest_context:,} of {found.trained_context:,} tokens"
     if found.expected is not None:
         yield str(found.expected)
-    elif found.choice is not None and found.choice.backend == "native":
+    elif found.choice is not None and found.choice.backend == "native" and not found.measured:
         yield "what speed to expect is not known: `localllm bench` measures this machine in seconds"
     if preview is not None:
         projector = f", and {human_bytes(preview.projector)} of its projector" if preview.projector else ""

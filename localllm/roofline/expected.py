@@ -19,6 +19,8 @@ from models.native_runner import MAX_ROWS
 PROMPT_TOKENS, DECODED_TOKENS = 512, 64  # as `localllm bench` measures without flags
 # Shares of the limits where no model was measured: the middle of those that the documentation's benchmarks reach.
 USUAL_DECODE, USUAL_PREFILL = 0.75, 0.45
+# What a token reads of smaller models may lie in a cache, of which these limits say nothing.
+LEAST_READ = 64 << 20
 # How far off an expectation may be. Alike: the same type of weights, and bytes a token within this factor.
 ALIKE_FACTOR = 4.0
 ALIKE_ERROR, OTHER_ERROR, UNMEASURED_ERROR = 0.15, 0.3, 0.5
@@ -44,12 +46,17 @@ class ExpectedSpeed:
 def expected_speed(
     file: ModelFile, kept: KeptLimits, kv_types: tuple[str, str] = ("f16", "f16")
 ) -> ExpectedSpeed | None:
-    """What the native engine should reach, from a model's header; None for a model that it does not compute."""
+    """What the native engine should reach, from a model's header.
+
+    None for a model that it does not compute, and for one so small that it may lie in a cache.
+    """
     try:
         work = work_in_header(file, kv_types)
     except UnsupportedModelError:
         return None
     read = work.decode(0, DECODED_TOKENS).read
+    if read < LEAST_READ:
+        return None
     decode, basis = expected_decode(read, main_type(file), kept)
     model = _most_alike(read, main_type(file), kept)
     prompt = work.prefill(PROMPT_TOKENS, MAX_ROWS)

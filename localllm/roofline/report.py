@@ -84,7 +84,8 @@ class Report:
         """Whether the rounds differ so much that something else was running."""
         speeds = [measure.speed for report in self.threads for measure in report.measures]
         if not speeds:
-            speeds = [run.limits.read for run in self.threads if run.limits]
+            limits = [run.limits for run in self.threads if run.limits]
+            speeds = [one for limit in limits for one in (limit.read, limit.int8, limit.floats)]
         return any(speed.deviation > LARGE_DEVIATION for speed in speeds)
 
 
