@@ -210,5 +210,5 @@ def _cells(preview: "Preview", found: "Advice | None", best: bool) -> tuple[str,
         "yes" if found.plan.fits else "no",
         f"{found.longest_context:,}",
         human_speed(expected.decode) if expected else "-",
-        human_speed(expected.prefill) if expected and expected.prefill else "-",
+        human_speed(expected.prefill) if expected else "-",
     )

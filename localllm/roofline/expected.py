@@ -1,8 +1,8 @@
 """The speed that a model should have here, from what was measured of this machine: nothing is run.
 
-A decoded token waits for the bytes that it reads, a prompt for its multiply-adds. How much of the limits is reached
-depends on format and size, so that the kept benchmark of the model most alike tells: of the same type of weights first,
-then of the nearest size.
+A decoded token waits for the bytes that it reads, a prompt for its multiply-adds. Which rates are reached depends on
+format and size, so that those of the kept benchmark of the model most alike count: of the same type of weights first,
+then of the nearest size. Without one, a usual share of the machine's limits counts.
 """
 
 import math
@@ -28,19 +28,19 @@ ALIKE_ERROR, OTHER_ERROR, UNMEASURED_ERROR = 0.15, 0.3, 0.5
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSpeed:
-    """Tokens a second at a short context; prefill of a prompt of 512, None where its operations are not known.
+    """Tokens a second at a short context; prefill of a prompt of 512.
 
     error: how far off it may be, as a share. basis: the benchmark that it rests on, in words.
     """
 
     decode: float
-    prefill: float | None
+    prefill: float
     error: float
     basis: str
 
     def __str__(self) -> str:
-        prefill = "" if self.prefill is None else f", {human_speed(self.prefill)} tok/s prefill"
-        return f"about {human_speed(self.decode)} tok/s decode{prefill} (within {self.error:.0%}, from {self.basis})"
+        speeds = f"{human_speed(self.decode)} tok/s decode, {human_speed(self.prefill)} tok/s prefill"
+        return f"about {speeds} (within {self.error:.0%}, from {self.basis})"
 
 
 def expected_speed(
@@ -57,12 +57,14 @@ def expected_speed(
     read = work.decode(0, DECODED_TOKENS).read
     if read < LEAST_READ:
         return None
-    decode, basis = expected_decode(read, main_type(file), kept)
-    model = _most_alike(read, main_type(file), kept)
+    weights = main_type(file)
+    model = _most_alike(read, weights, kept)
+    decode, basis = expected_decode(read, weights, kept)
+    int8, floats = USUAL_PREFILL * kept.int8, USUAL_PREFILL * kept.floats
+    if model and model.int8_rate and model.floats_rate:
+        int8, floats = model.int8_rate, model.floats_rate
     prompt = work.prefill(PROMPT_TOKENS, MAX_ROWS)
-    share = model.prefill if model and model.prefill else USUAL_PREFILL
-    prefill = share / (prompt.int8 / kept.int8 + prompt.floats / kept.floats)
-    return ExpectedSpeed(decode, prefill, _error(read, main_type(file), model), basis)
+    return ExpectedSpeed(decode, 1 / (prompt.int8 / int8 + prompt.floats / floats), _error(read, weights, model), basis)
 
 
 def expect_decode(threads: int | None) -> Callable[[ModelFile], float | None]:
@@ -82,8 +84,9 @@ def expect_decode(threads: int | None) -> Callable[[ModelFile], float | None]:
 def expected_decode(read: float, weights: str, kept: KeptLimits) -> tuple[float, str]:
     """Tokens a second of a model of which a token reads so many bytes, most of them of this type, and the basis."""
     model = _most_alike(read, weights, kept)
-    share = model.decode if model and model.decode else USUAL_DECODE
-    return share * kept.read / read, f"the bench of {model.name}" if model else "this machine's limits"
+    if model is None:
+        return USUAL_DECODE * kept.read / read, "this machine's limits"
+    return model.read_rate / read, f"the bench of {model.name}"
 
 
 def main_type(file: ModelFile) -> str:
@@ -105,4 +108,4 @@ def _error(read: float, weights: str, model: KeptModel | None) -> float:
     if model is None:
         return UNMEASURED_ERROR
     alike = model.format == weights and 1 / ALIKE_FACTOR <= model.read / read <= ALIKE_FACTOR
-    return ALIKE_ERROR if alike else OTHER_ERROR
+    return max(ALIKE_ERROR if alike else OTHER_ERROR, model.deviation)

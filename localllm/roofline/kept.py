@@ -31,17 +31,19 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class KeptModel:
-    """What a model reached of the limits. read: bytes a decoded token reads. format: the type of most of its weights.
+    """What a model reached. read: bytes that a decoded token reads. format: the type of most of its weights.
 
-    decode: share of the bandwidth; prefill: share of the multiply-adds, see Measure.of_compute; None where not
-    measured.
+    read_rate: bytes a second in decoding. int8_rate, floats_rate: operations a second in a prompt, None where none was
+    measured. deviation: the largest of its speeds, see Spread.
     """
 
     name: str
     format: str
     read: float
-    decode: float | None
-    prefill: float | None
+    read_rate: float
+    int8_rate: float | None
+    floats_rate: float | None
+    deviation: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,12 @@ def _kept_model(name: str, weights: str, run: "ThreadReport") -> KeptModel | Non
         return min(found, key=lambda one: one.depth, default=None)
 
     decode, prefill = first("decode"), first("prefill")
-    if decode is None or decode.work is None:
+    if decode is None or decode.work is None or decode.read_rate is None or run.limits is None:
         return None
-    of_compute = prefill.of_compute(run.limits) if prefill else None
-    return KeptModel(name, weights, decode.work.read, decode.of_read(run.limits), of_compute)
+    share = prefill.of_compute(run.limits) if prefill else None
+    int8, floats = (share and share * limit.median for limit in (run.limits.int8, run.limits.floats))
+    deviation = max(one.speed.deviation for one in (decode, prefill) if one is not None)
+    return KeptModel(name, weights, decode.work.read, decode.read_rate, int8, floats, deviation)
 
 
 def _read() -> Iterator[KeptLimits]:

@@ -79,7 +79,7 @@ def test_a_tiny_model(model: Path, environment: dict[str, str], tmp_path: Path) 
     assert {machine["threads"] for machine in kept} == {run["threads"] for run in report["runs"]}
     for machine, run in zip(kept, report["runs"], strict=True):
         assert machine["read"] / 1e9 == pytest.approx(run["limits"]["read_gb_s"]["median"])
-        assert machine["models"][0]["decode"] == pytest.approx(run["measures"][1]["of_read_limit"])
+        assert machine["models"][0]["read_rate"] / 1e9 == pytest.approx(run["measures"][1]["read_gb_s"])
 
 
 @pytest.mark.slow
