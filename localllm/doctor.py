@@ -139,8 +139,8 @@ def check_speed() -> Check:
     from localllm.roofline.kept import all_kept
 
     found = [
-        f"{kept.threads} threads: {kept.read / 1e9:.1f} GB/s, {kept.int8 / 1e9:,.0f} int8 and {kept.floats / 1e9:,.0f} "
-        f"f32 GOP/s, {len(kept.models)} models measured, the last time on {kept.day}"
+        f"on {kept.threads} thread{'s' if kept.threads > 1 else ''} {kept.read / 1e9:.1f} GB/s, {kept.int8 / 1e9:,.0f} "
+        f"int8 and {kept.floats / 1e9:,.0f} f32 GOP/s ({kept.day}); {len(kept.models)} models measured"
         for kept in all_kept()
     ]
     if not found:

@@ -21,9 +21,9 @@ PROMPT_TOKENS, DECODED_TOKENS = 512, 64  # as `localllm bench` measures without 
 USUAL_DECODE, USUAL_PREFILL = 0.75, 0.45
 # What a token reads of smaller models may lie in a cache, of which these limits say nothing.
 LEAST_READ = 64 << 20
-# How far off an expectation may be. Alike: the same type of weights, and bytes a token within this factor.
-ALIKE_FACTOR = 4.0
-ALIKE_ERROR, OTHER_ERROR, UNMEASURED_ERROR = 0.15, 0.3, 0.5
+# How far off an expectation may be, by the factor between the bytes a token of two models of the same type of weights.
+ALIKE_FACTOR, AKIN_FACTOR = 1.5, 4.0
+ALIKE_ERROR, AKIN_ERROR, OTHER_ERROR = 0.15, 0.3, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ def _most_alike(read: float, weights: str, kept: KeptLimits) -> KeptModel | None
 
 def _error(read: float, weights: str, model: KeptModel | None) -> float:
     if model is None:
-        return UNMEASURED_ERROR
-    alike = model.format == weights and 1 / ALIKE_FACTOR <= model.read / read <= ALIKE_FACTOR
-    return max(ALIKE_ERROR if alike else OTHER_ERROR, model.deviation)
+        return OTHER_ERROR
+    factor = max(model.read / read, read / model.read) if model.format == weights else math.inf
+    error = ALIKE_ERROR if factor <= ALIKE_FACTOR else AKIN_ERROR if factor <= AKIN_FACTOR else OTHER_ERROR
+    return max(error, model.deviation)

@@ -28,7 +28,7 @@ NATIVE = ("--backend", "native", "--json")
 def files(home: Path) -> dict[str, Path]:
     """Two models of the same shape; the second has more layers and stands for a better quantisation."""
     made = {}
-    for name, layers in (("Q4_K_M", 2), ("Q8_0", 6)):
+    for name, layers in (("Q4_K_M", 4), ("Q8_0", 6)):
         made[name] = write(replace(MODELS["qwen3"], layers=layers), home / f"Small-{name}.gguf")
     return made
 

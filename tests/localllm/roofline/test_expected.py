@@ -10,9 +10,9 @@ import pytest
 from gguf_io import open_model
 from localllm.roofline import expected
 from localllm.roofline.expected import (
+    AKIN_ERROR,
     ALIKE_ERROR,
     OTHER_ERROR,
-    UNMEASURED_ERROR,
     USUAL_DECODE,
     expect_decode,
     expected_decode,
@@ -106,11 +106,12 @@ def test_the_error_says_how_much_alike(model: Path) -> None:
             assert found is not None
             return found.error
 
-        assert error(kept_model("alike", weights, 2 * read)) == ALIKE_ERROR
+        assert error(kept_model("alike", weights, 1.4 * read)) == ALIKE_ERROR
+        assert error(kept_model("akin", weights, read / 3)) == AKIN_ERROR
         assert error(kept_model("far", weights, 9 * read)) == OTHER_ERROR
         assert error(kept_model("other", "Q2_K", read)) == OTHER_ERROR
-        assert error(replace(kept_model("noisy", weights, read), deviation=0.4)) == 0.4
-        assert error() == UNMEASURED_ERROR
+        assert error(replace(kept_model("noisy", weights, read), deviation=0.9)) == 0.9
+        assert error() == OTHER_ERROR
 
 
 def test_nothing_is_expected_of_what_lies_in_a_cache_or_is_computed_by_others(
