@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from localllm.roofline.kept import KeptLimits, KeptModel, kept_limits
-from localllm.roofline.work import work_in_header
 from localllm.text import human_speed
-from models.errors import UnsupportedModelError
-from models.native_runner import MAX_ROWS
 
 PROMPT_TOKENS, DECODED_TOKENS = 512, 64  # as `localllm bench` measures without flags
 # Shares of the limits where no model was measured: the middle of those that the documentation's benchmarks reach.
@@ -50,6 +47,11 @@ def expected_speed(
 
     None for a model that it does not compute, and for one so small that it may lie in a cache.
     """
+    # These take a moment, and lists that expect nothing need none of them.
+    from localllm.roofline.work import work_in_header
+    from models.errors import UnsupportedModelError
+    from models.native_runner import MAX_ROWS
+
     try:
         work = work_in_header(file, kv_types)
     except UnsupportedModelError:
