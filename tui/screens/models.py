@@ -110,7 +110,8 @@ class ModelsScreen(ModalScreen[str | None]):
 def _option(choice: ModelChoice, free: int, width: int) -> Option:
     """Two lines: the name and what is to know of the choice, then what it is made of."""
     name = harmless(choice.name.rpartition("/")[2])
-    right: tuple[str, str] = (harmless(choice.suits or choice.source), MUTED)
+    speed = f"about {human_speed(choice.speed)} tok/s" if choice.speed else ""
+    right = (" · ".join(filter(None, [harmless(choice.suits or choice.source), speed])), MUTED)
     if choice.loaded:
         right = ("● loaded", "$success")
     facts = [choice.parameters, choice.quantization, human_bytes(choice.size) if choice.size else ""]
@@ -119,8 +120,7 @@ def _option(choice: ModelChoice, free: int, width: int) -> Option:
     needs = ("", "")
     if choice.memory:
         fits = choice.memory <= free
-        speed = f"about {human_speed(choice.speed)} tok/s · " if choice.speed else ""
-        needs = (f"{speed}needs {human_bytes(choice.memory)}", "$success" if fits else "$error")
+        needs = (f"needs {human_bytes(choice.memory)}", "$success" if fits else "$error")
     return Option(
         Content("\n").join(
             [
