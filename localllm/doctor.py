@@ -54,6 +54,7 @@ def examine() -> Iterator[Check]:
     yield check_python()
     yield check_processor()
     yield check_memory()
+    yield check_speed()
     yield check_gpu()
     for written in written_folders(settings):
         yield check_folder(written)
@@ -131,6 +132,21 @@ def check_memory() -> Check:
     if available < LITTLE_MEMORY_BYTES:
         return Check("memory", State.ADVICE, found, "Only the smallest models fit. Close other programs.")
     return Check("memory", State.GOOD, found)
+
+
+def check_speed() -> Check:
+    """What was measured of this machine, by threads. Nothing is measured here."""
+    from localllm.roofline.kept import all_kept
+
+    found = [
+        f"on {kept.threads} thread{'s' if kept.threads > 1 else ''} {kept.read / 1e9:.1f} GB/s, {kept.int8 / 1e9:,.0f} "
+        f"int8 and {kept.floats / 1e9:,.0f} f32 GOP/s ({kept.day}); {len(kept.models)} models measured"
+        for kept in all_kept()
+    ]
+    if not found:
+        advice = "localllm bench measures in seconds; then plan, list and the chat tell the speed to expect."
+        return Check("speed", State.GOOD, "not measured", advice)
+    return Check("speed", State.GOOD, "; ".join(found))
 
 
 def check_gpu() -> Check:

@@ -40,6 +40,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("kv", disk_cache_folder(), size_of(disk_cache_folder()), f"{limit}; localllm cache --free kv"),
         ("chats", chats, sum(map(size_of, chats.parent.glob("sessions.db*"))), "deleted in the chat"),
         ("changes", journal_path(), size_of(journal_path()), "what tools changed; removed after 30 days"),
+        ("speeds", _speeds(), size_of(_speeds()), "a few lines for each number of threads; written by bench"),
         ("settings", config_path(), size_of(config_path()), "yours"),
     )
     return [StoredPlace(*row) for row in found]
@@ -85,3 +86,9 @@ def _kernels() -> Path:
     from cpu_kernels.kernel_cache import cache_root  # takes a moment to import
 
     return cache_root()
+
+
+def _speeds() -> Path:
+    from localllm.roofline.kept import kept_path  # as above
+
+    return kept_path()

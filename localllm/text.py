@@ -46,6 +46,11 @@ def human_count(count: int) -> str:
     return _scaled(count, 1000, ("", "K", "M", "B", "T"))
 
 
+def human_speed(speed: float) -> str:
+    """Tokens a second with as many digits as an expectation has: 3.4, 52, 1,200."""
+    return f"{speed:.1f}" if speed < 10 else f"{speed:,.0f}"
+
+
 def human_seconds(seconds: float) -> str:
     """A short time with three digits: 1.25 s, 340 ms, 4.2 ms."""
     if seconds >= 1:

@@ -57,8 +57,9 @@ class ModelInfo:
 class ModelChoice:
     """A model that could be loaded. Sizes are bytes; None is unknown.
 
-    memory: for the weights and a conversation of a few thousand tokens. source: where it comes from. here: False if it
-    must be pulled first; it then has a use it suits and a licence.
+    memory: for the weights and a conversation of a few thousand tokens. speed: tokens a second that decoding should
+    reach. source: where it comes from. here: False if it must be pulled first; it then has a use it suits and a
+    licence.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ModelChoice:
     here: bool = True
     suits: str = ""
     licence: str = ""
+    speed: float | None = None
 
 
 class Backend(Protocol):

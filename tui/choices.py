@@ -1,23 +1,28 @@
 """The models that the picker offers: those of this machine, those beside the present one, and some to pull."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from gguf_io import open_model
+from cpu_kernels.limits import available_memory
+from gguf_io import ModelFile, open_model
 from localllm.errors import LocalLLMError
 from localllm.files import user_path
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.lookup import all_models, is_path
-from localllm.library.suggestions import CHAT_TOKENS, SUGGESTIONS, Suggestion
+from localllm.library.suggestions import CHAT_TOKENS, Suggestion, ranked
 from localllm.library.summary import summarize
+from localllm.roofline.expected import expect_decode, expected_decode
+from localllm.roofline.kept import KeptLimits, kept_limits
 from localllm.settings import Settings
 from localllm.text import human_count
 from tui.backend import ModelChoice
 
 
 def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> list[ModelChoice]:
-    """The choices, those to pull last. loaded: the file of the present model; near: its name, loaded or not.
+    """The choices, those to pull last, the best that fits first.
 
-    Files that cannot be read are left out.
+    loaded: the file of the present model; near: its name, loaded or not. Speeds are told where `localllm bench` has
+    measured this machine. Files that cannot be read are left out.
     """
     found: list[LibraryModel] = []
     names: set[str] = set()
@@ -31,14 +36,18 @@ def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> 
         paths = {model.path for model in found}
         files = sorted(beside.parent.glob("*.gguf"))
         known += [(str(path), path, str(Source.FOLDER)) for path in files if path not in paths]
-    choices = [choice for entry in known if (choice := _choice(*entry, loaded))]
-    return choices + [to_pull(suggestion) for suggestion in SUGGESTIONS if suggestion.name not in names]
+    speed, kept = expect_decode(settings.threads), kept_limits(settings.threads)
+    choices = [choice for entry in known if (choice := _choice(*entry, loaded, speed))]
+    missing = [suggestion for suggestion in ranked(available_memory()) if suggestion.name not in names]
+    return choices + [to_pull(suggestion, kept) for suggestion in missing]
 
 
-def _choice(name: str, path: Path, source: str, loaded: Path | None) -> ModelChoice | None:
+def _choice(
+    name: str, path: Path, source: str, loaded: Path | None, speed: Callable[[ModelFile], float | None]
+) -> ModelChoice | None:
     try:
         with open_model(path) as file:
-            summary = summarize(file)
+            summary, expected = summarize(file), speed(file)
     except LocalLLMError:
         return None
     return ModelChoice(
@@ -51,11 +60,12 @@ def _choice(name: str, path: Path, source: str, loaded: Path | None) -> ModelCho
         loaded=path == loaded,
         source=source,
         suits="small stories, help with localllm" if source == Source.BUILT_IN else "",
+        speed=expected,
     )
 
 
-def to_pull(suggestion: Suggestion) -> ModelChoice:
-    """A suggestion as the picker shows it."""
+def to_pull(suggestion: Suggestion, kept: KeptLimits | None = None) -> ModelChoice:
+    """A suggestion as the picker shows it. kept: what was measured of this machine."""
     return ModelChoice(
         name=suggestion.name,
         size=suggestion.size,
@@ -65,4 +75,5 @@ def to_pull(suggestion: Suggestion) -> ModelChoice:
         here=False,
         suits=suggestion.suits,
         licence=suggestion.licence,
+        speed=expected_decode(suggestion.read, suggestion.main_type, kept)[0] if kept else None,
     )

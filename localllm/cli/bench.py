@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.exit_code import ExitCode
-from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Model, Rpc, computing_flags
+from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Rpc, computing_flags, model_names
 from localllm.cli.terminal import StatusLine, answer, note
 
 if TYPE_CHECKING:
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
-    model: Model,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name, path or URL of a model; without it, the limits alone are measured, in seconds.",
+            show_default=False,
+            autocompletion=model_names,
+        ),
+    ] = None,
     threads: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Numbers of threads, measured one by one (one a core).")
     ] = None,
@@ -37,7 +44,8 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Prompt and decoding are timed in rounds that alternate with the limits: reading memory, and multiplying bytes and
     floats, on the same threads. The table shows medians; --json has everything. Models that llama.cpp computes get
-    their speed alone.
+    their speed alone. The limits, and how much of them the model reached, are kept for this machine: `plan`, `list`,
+    `doctor` and the chat expect speeds from them.
 
     Exits with 0 when done, 2 for what cannot be measured, 130 when stopped by Ctrl-C.
     """
@@ -62,16 +70,31 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
 
 def _measure(
-    model: str, settings: "Settings", counts: "tuple[int | None, ...]", wish: "Wish", status: StatusLine
+    model: str | None, settings: "Settings", counts: "tuple[int | None, ...]", wish: "Wish", status: StatusLine
 ) -> "Report":
     from gguf_io import open_model
     from localllm.cli.pull import obtain
     from localllm.roofline.bench import bench as run_bench
+    from localllm.roofline.bench import bench_limits
+    from localllm.roofline.expected import main_type
 
-    with open_model(obtain(model, settings).path) as file:
-        report = run_bench(file, settings, counts, wish, status.show)
+    if model is None:
+        report, name, weights = bench_limits(counts, wish.rounds, status.show), "", ""
+    else:
+        with open_model(obtain(model, settings).path) as file:
+            report, name, weights = run_bench(file, settings, counts, wish, status.show), file.name, main_type(file)
     status.clear()
+    _keep(report, name, weights)
     return report
+
+
+def _keep(report: "Report", name: str, weights: str) -> None:
+    from localllm.roofline.kept import keep, kept_path
+
+    try:
+        keep(report, name, weights)
+    except OSError as error:
+        note(f"The figures were not kept: {kept_path()} cannot be written: {error.strerror}.")
 
 
 def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:

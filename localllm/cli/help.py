@@ -21,7 +21,8 @@ EXAMPLES = {
     ),
     "show": ("localllm show qwen3:0.6b", "localllm show model.gguf --json"),
     "plan": (
-        "localllm plan model.gguf",
+        "localllm plan qwen3:8b",
+        "localllm plan hf.co/user/repo-GGUF --all",
         'localllm plan qwen3:8b --gpu-memory "RTX 4090" --ctx 32768',
         "localllm plan model.gguf --gpu-memory 8GiB --gpu-memory 8GiB --split-mode row",
     ),

@@ -6,25 +6,30 @@ from typing import TYPE_CHECKING
 
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, note
-from localllm.text import human_bytes, human_count, table
+from localllm.text import human_bytes, human_count, human_speed, table
 
 if TYPE_CHECKING:
     from localllm.library.listing import Listed
 
-HEADINGS = ("NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "FITS")
+HEADINGS = ("NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "MEMORY", "FITS", "TOK/S")
 
 
 def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
     """List the models on this machine. The built-in one, our own, Ollama's, Hugging Face's, LM Studio's, llama.cpp's.
 
-    Every name can be given wherever a model is asked for. FITS says whether the memory that is free now is enough.
+    Every name can be given wherever a model is asked for. MEMORY is what the weights and a conversation of 4096 tokens
+    take, FITS says whether the memory that is free now is enough. TOK/S is the speed to expect of the CPU engine, where
+    `localllm bench` has measured this machine.
     """
     from localllm.library.entry import Source
     from localllm.library.listing import describe
     from localllm.library.lookup import all_models
+    from localllm.roofline.expected import expect_decode
     from localllm.settings import load_settings
 
-    rows = [describe(model) for model in all_models(load_settings({}))]
+    settings = load_settings({})
+    speed = expect_decode(settings.threads)
+    rows = [describe(model, speed=speed) for model in all_models(settings)]
     if as_json:
         answer(json.dumps([asdict(row) for row in rows], ensure_ascii=False) + "\n")
         return
@@ -35,7 +40,7 @@ def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
 
 def _cells(row: "Listed") -> tuple[str, ...]:
     if row.problem is not None:
-        return row.name, "-", "-", "-", "-", row.source, f"cannot be read: {row.problem}"
+        return row.name, "-", "-", "-", "-", row.source, "-", f"cannot be read: {row.problem}", "-"
     return (
         row.name,
         "-" if row.size is None else human_bytes(row.size),
@@ -43,5 +48,7 @@ def _cells(row: "Listed") -> tuple[str, ...]:
         "-" if row.parameters is None else human_count(row.parameters),
         "-" if row.context is None else str(row.context),
         row.source,
+        "-" if row.memory is None else human_bytes(row.memory),
         {True: "yes", False: "no", None: "unknown"}[row.fits],
+        "-" if row.speed is None else human_speed(row.speed),
     )

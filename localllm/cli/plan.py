@@ -1,8 +1,10 @@
-"""localllm plan: where a model's weights, keys and values, and working memory would go, before anything is loaded."""
+"""localllm plan: what a model would take and how fast it would be, before anything is loaded or downloaded."""
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,11 +23,18 @@ from localllm.cli.options import (
     SplitMode,
     computing_flags,
 )
-from localllm.cli.terminal import answer
-from localllm.text import table
+from localllm.cli.terminal import StatusLine, answer
+from localllm.text import human_bytes, human_speed, table
 
 if TYPE_CHECKING:
+    from gguf_io import ModelFile
     from gpu_offload.devices import Device
+    from localllm.advice import Advice
+    from localllm.library.preview import Preview
+    from localllm.settings import Settings
+
+COMPARED_TOKENS = 4096  # of the conversation that every quantisation is planned with
+HEADINGS = ("", "QUANTISATION", "DOWNLOAD", "NEEDED", "FITS", "LONGEST CONTEXT", "DECODE", "PREFILL")
 
 
 def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
@@ -53,57 +62,153 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that runs beside.")] = None,
     kv_type_k: KVTypeK = None,
     kv_type_v: KVTypeV = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Compare the quantisations of a Hugging Face repository.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show the memory and the GPU layers a model would take. It is not loaded.
 
-    Where no GPU is imagined, the last line says which backend would compute the model here, and why.
+    Of a model that is not here, only the header is read, from where `pull` would get it. Where `bench` has measured
+    this machine, the speed to expect is told. Where no GPU is imagined, the last line says which backend would compute
+    the model here, and why. --all marks the quantisation to take: the best that fits with a conversation of 4096
+    tokens, or of --ctx.
     Exits with 2 where it does not fit. Sizes in the table are MiB.
     """
-    from cpu_kernels.limits import available_memory
-    from gguf_io import open_model
     from gpu_offload.known_gpus import imagined_gpu
-    from gpu_offload.planner import plan as make_plan
-    from localllm.engine.backends import choose_backend, draft_beside, native_kv_types, plan_request
-    from localllm.engine.projectors import projector_of
     from localllm.errors import RequestError
-    from localllm.library import resolve
     from localllm.settings import load_settings
 
     settings = load_settings({**computing_flags(given), "ctx": context, "draft": draft})
     if gpu_memory and settings.backend == "native":
         raise RequestError("The native engine has no GPUs to plan for. Leave --gpu-memory out, or the backend native.")
-    with open_model(resolve(model)) as file, draft_beside(settings) as beside:
-        request = replace(plan_request(settings, projector_of(file, settings)), draft=beside)
-        choice = None if gpu_memory else choose_backend(file, settings)  # which makes devices of workers
-        gpus = [imagined_gpu(text) for text in gpu_memory] if gpu_memory else _gpus_here()
-        if choice and choice.backend == "llama":
-            request = replace(request, dry_run=True)
-        elif choice:
-            request = replace(request, kv_types=native_kv_types(settings), spare=False, copies=False)
-        try:
-            made = make_plan(file, gpus, available_memory(), request)
-        except ValueError as error:
-            raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
-        made = replace(made, notes=(*file.notes, *made.notes))
-    if as_json:
-        here = {"backend": choice.name, "backend_reason": choice.reason} if choice else {}
-        answer(json.dumps({**asdict(made), "fits": made.fits, **here}) + "\n")
-    else:
-        rows = made.rows()
-        answer(table(rows, right=range(1, len(rows[0]))))
-        answer("".join(f"{note}\n" for note in (*made.notes, *([str(choice)] if choice else ()))))
-    if not made.fits:
+    imagined = [imagined_gpu(text) for text in gpu_memory or ()]
+    shown = _compare(model, settings, imagined, as_json) if every else _one(model, settings, imagined, as_json)
+    if not shown:
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _gpus_here() -> "list[Device]":
-    """This machine's GPUs as llama.cpp sees them; none without the llama extra, which alone could use them."""
-    from gpu_offload.devices import gpus
-    from gpu_offload.errors import LlamaCppMissingError
+def _one(name: str, settings: "Settings", imagined: "list[Device]", as_json: bool) -> bool:
+    """Show the plan of one model; return whether it fits."""
+    from localllm.advice import advise
+
+    with _opened(name, settings) as (file, preview):
+        found = advise(file, settings, imagined)
+    if as_json:
+        answer(json.dumps(_data(found, preview)) + "\n")
+    else:
+        rows = found.plan.rows()
+        answer(table(rows, right=range(1, len(rows[0]))))
+        answer("".join(f"{line}\n" for line in _lines(found, preview)))
+    return found.plan.fits
+
+
+@contextmanager
+def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Preview | None]]":
+    """The file of a model, or of one that is not here its header. Raises as find and a pull do."""
+    from gguf_io import open_model
+    from localllm.library.errors import LibraryError, ModelNotFoundError
+    from localllm.library.lookup import find
+    from localllm.library.preview import previewed
 
     try:
-        return gpus()
-    except LlamaCppMissingError:
-        return []
+        path = find(name, settings).path
+    except ModelNotFoundError as missing:
+        with ExitStack() as stack:
+            status = stack.enter_context(StatusLine())
+            try:
+                preview = stack.enter_context(previewed(name, status.show))
+            except LibraryError as error:
+                raise missing.cannot_be_pulled(error) from error
+            status.clear()
+            yield stack.enter_context(open_model(preview.path)), preview
+        return
+    with open_model(path) as file:
+        yield file, None
+
+
+def _lines(found: "Advice", preview: "Preview | None") -> Iterator[str]:
+    """What is to be said below the table."""
+    yield from found.plan.notes
+    yield f"the longest context that fits: {found.longest_context:,} of {found.trained_context:,} tokens"
+    if found.expected is not None:
+        yield str(found.expected)
+    elif found.choice is not None and found.choice.backend == "native" and not found.measured:
+        yield "what speed to expect is not known: `localllm bench` measures this machine in seconds"
+    if preview is not None:
+        projector = f", and {human_bytes(preview.projector)} of its projector" if preview.projector else ""
+        yield f"not on this machine: {human_bytes(preview.size)} to pull{projector}"
+    if found.choice is not None:
+        yield str(found.choice)
+
+
+def _data(found: "Advice", preview: "Preview | None") -> dict[str, Any]:
+    """The same for programs."""
+    here = {"backend": found.choice.name, "backend_reason": found.choice.reason} if found.choice else {}
+    return {
+        **asdict(found.plan),
+        "fits": found.plan.fits,
+        "trained_context": found.trained_context,
+        "longest_context": found.longest_context,
+        "expected": found.expected and asdict(found.expected),
+        "download": preview and {"bytes": preview.size, "projector_bytes": preview.projector},
+        **here,
+    }
+
+
+def _compare(name: str, settings: "Settings", imagined: "list[Device]", as_json: bool) -> bool:
+    """Show all quantisations of a repository; return whether one fits."""
+    from gguf_io import open_model
+    from localllm.advice import advise, best_of
+    from localllm.errors import LocalLLMError
+    from localllm.library.preview import every_preview
+
+    settings = settings if settings.ctx else replace(settings, ctx=COMPARED_TOKENS)
+    previews: list[Preview] = []
+    advices: list[Advice | None] = []
+    problems: dict[int, str] = {}
+    with StatusLine() as status:
+        for preview in every_preview(name, status.show):
+            try:
+                with open_model(preview.path) as file:
+                    advices.append(advise(file, settings, imagined))
+            except LocalLLMError as error:
+                problems[len(previews)] = str(error)
+                advices.append(None)
+            previews.append(preview)
+        status.clear()
+    best = best_of(advices)
+    pairs = list(enumerate(zip(previews, advices, strict=True)))
+    if as_json:
+        rows = [
+            {"name": preview.name, "best": number == best, "problem": problems.get(number)}
+            | (_data(found, preview) if found else {})
+            for number, (preview, found) in pairs
+        ]
+        answer(json.dumps(rows) + "\n")
+        return best is not None
+    cells = [_cells(preview, found, number == best) for number, (preview, found) in pairs]
+    answer(table([HEADINGS, *cells], right=(2, 3, 5, 6, 7)))
+    answer("".join(f"{previews[number].name}: {why}\n" for number, why in problems.items()))
+    if best is None:
+        answer(f"None fits with {settings.ctx:,} tokens of context.\n")
+    else:
+        answer(f"Take {previews[best].name}: the best that fits with {settings.ctx:,} tokens of context.\n")
+    return best is not None
+
+
+def _cells(preview: "Preview", found: "Advice | None", best: bool) -> tuple[str, ...]:
+    """A row of the comparison. Speeds are tokens a second."""
+    first = "*" if best else "", preview.name.rpartition(":")[2], human_bytes(preview.size)
+    if found is None:
+        return *first, "-", "unknown", "-", "-", "-"
+    expected = found.expected
+    return (
+        *first,
+        human_bytes(sum(use.needed for use in found.plan.uses)),
+        "yes" if found.plan.fits else "no",
+        f"{found.longest_context:,}",
+        human_speed(expected.decode) if expected else "-",
+        human_speed(expected.prefill) if expected else "-",
+    )

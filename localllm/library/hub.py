@@ -55,31 +55,56 @@ def plan(client: httpx2.Client, name: ModelName) -> PullPlan:
 
     Raises PullError, which lists what there is.
     """
-    from huggingface_hub import get_token
+    repository = _Repository(client, name)
+    return repository.plan(choose(repository.files, name))
 
-    token, base = get_token(), endpoint()
-    url = f"{base}/api/models/{name.repository}?blobs=true"
-    listing = get_small(client, Remote(url, token), {}, f"the repository {name.repository}", MAX_LISTING_BYTES)
-    revision, files = parse_listing(listing, url)
-    chosen = choose(files, name)
-    stem, label = chosen[0].stem, chosen[0].label
-    alone = {file.stem for file in files if file.label == label and is_model_name(f"{file.stem}.gguf")} == {stem}
-    wanted = [("model", file) for file in chosen] + [("projector", file) for file in projectors(files, chosen[0])[:1]]
-    return PullPlan(
-        name.tagged(label if label and alone else stem),
-        tuple(
-            RemoteFile(
-                kind=kind,
-                remote=Remote(f"{base}/{name.repository}/resolve/{revision}/{quote(file.path)}", token),
-                size=file.size,
-                what=f"{name.repository}/{file.path}",
-                key=blob_name(file.digest),
-                digest=file.digest,
-            )
-            for kind, file in wanted
-        ),
-        title=stem,
-    )
+
+def every_plan(client: httpx2.Client, name: ModelName) -> list[PullPlan]:
+    """All models of a repository, whatever the tag, the smallest first; those of which parts are missing are left out.
+
+    Raises PullError where there is none.
+    """
+    repository = _Repository(client, name)
+    models = [parts for parts in _models(repository.files, name) if not _missing_parts(parts)]
+    return [repository.plan(parts) for parts in sorted(models, key=lambda parts: sum(part.size for part in parts))]
+
+
+class _Repository:
+    """The files of a repository, as its listing tells them."""
+
+    def __init__(self, client: httpx2.Client, name: ModelName) -> None:
+        from huggingface_hub import get_token
+
+        self._name, self._token, self._base = name, get_token(), endpoint()
+        url = f"{self._base}/api/models/{name.repository}?blobs=true"
+        remote = Remote(url, self._token)
+        listing = get_small(client, remote, {}, f"the repository {name.repository}", MAX_LISTING_BYTES)
+        self._revision, self.files = parse_listing(listing, url)
+
+    def plan(self, parts: list[HubFile]) -> PullPlan:
+        """The pull of a model of these parts, and of its projector."""
+        stem, label = parts[0].stem, parts[0].label
+        same = {file.stem for file in self.files if file.label == label and is_model_name(f"{file.stem}.gguf")}
+        wanted = [("model", file) for file in parts]
+        wanted += [("projector", file) for file in projectors(self.files, parts[0])[:1]]
+        repository = self._name.repository
+        return PullPlan(
+            self._name.tagged(label if label and same == {stem} else stem),
+            tuple(
+                RemoteFile(
+                    kind=kind,
+                    remote=Remote(
+                        f"{self._base}/{repository}/resolve/{self._revision}/{quote(file.path)}", self._token
+                    ),
+                    size=file.size,
+                    what=f"{repository}/{file.path}",
+                    key=blob_name(file.digest),
+                    digest=file.digest,
+                )
+                for kind, file in wanted
+            ),
+            title=stem,
+        )
 
 
 def parse_listing(data: bytes, where: str) -> tuple[str, list[HubFile]]:
@@ -98,26 +123,37 @@ def parse_listing(data: bytes, where: str) -> tuple[str, list[HubFile]]:
 
 def choose(files: list[HubFile], name: ModelName) -> list[HubFile]:
     """The files of one model, in order of their parts. Raises PullError."""
+    models = _models(files, name)
+    wanted = name.tag.lower()
+    matching = [
+        parts
+        for parts in models
+        if name.tag == DEFAULT_TAG or wanted in (parts[0].stem.lower(), parts[0].label.lower())
+    ]
+    if not matching:
+        there = ", ".join(sorted({parts[0].label or parts[0].stem for parts in models}))
+        raise PullError(f"{name.repository} has no {name.tag}. It has: {there}.")
+    best = min(matching, key=lambda parts: (preference(parts[0].label), sum(file.size for file in parts)))
+    if missing := _missing_parts(best):
+        raise PullError(f"{name.repository} has {len(best)} of the {missing} parts of {best[0].stem}.")
+    return best
+
+
+def _models(files: list[HubFile], name: ModelName) -> list[list[HubFile]]:
+    """The files of each model, in order of their parts. Raises PullError where there is no model."""
     models: dict[str, list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.path):
         if is_model_name(f"{file.stem}.gguf"):
             models.setdefault(f"{PurePosixPath(file.path).parent}/{file.stem}", []).append(file)
     if not models:
         raise PullError(f"{name.repository} has no GGUF files. Look for a repository whose name ends with -GGUF.")
-    wanted = name.tag.lower()
-    matching = [
-        parts
-        for parts in models.values()
-        if name.tag == DEFAULT_TAG or wanted in (parts[0].stem.lower(), parts[0].label.lower())
-    ]
-    if not matching:
-        there = ", ".join(sorted({parts[0].label or parts[0].stem for parts in models.values()}))
-        raise PullError(f"{name.repository} has no {name.tag}. It has: {there}.")
-    best = min(matching, key=lambda parts: (preference(parts[0].label), sum(file.size for file in parts)))
-    told = _PARTS.search(best[0].path)
-    if told is not None and int(told[1]) != len(best):
-        raise PullError(f"{name.repository} has {len(best)} of the {int(told[1])} parts of {best[0].stem}.")
-    return best
+    return list(models.values())
+
+
+def _missing_parts(parts: list[HubFile]) -> int:
+    """How many parts a model has where not all are there, else 0."""
+    told = _PARTS.search(parts[0].path)
+    return int(told[1]) if told is not None and int(told[1]) != len(parts) else 0
 
 
 def projectors(files: list[HubFile], model: HubFile) -> list[HubFile]:

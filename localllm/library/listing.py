@@ -1,11 +1,13 @@
 """What `localllm list` says of each model: read from headers alone, nothing is loaded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gguf_io import open_model
 from gguf_io.model_file import ModelFile
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.library.entry import LibraryModel
+from localllm.library.suggestions import CHAT_TOKENS
 from localllm.library.summary import summarize
 from localllm.memory import plan_memory
 
@@ -14,8 +16,9 @@ from localllm.memory import plan_memory
 class Listed:
     """One row. size: bytes; context: tokens the model was trained for; None where the file does not say.
 
-    fits: whether main memory that is free now holds the weights and a short conversation. problem: why the file cannot
-    be read, and then nothing but name, source and path is known.
+    memory: bytes of the weights and a conversation of CHAT_TOKENS. fits: whether main memory that is free now holds the
+    weights and a short conversation. speed: tokens a second that decoding should reach here. problem: why the file
+    cannot be read, and then nothing but name, source and path is known.
     """
 
     name: str
@@ -26,14 +29,18 @@ class Listed:
     parameters: int | None = None
     architecture: str | None = None
     context: int | None = None
+    memory: int | None = None
     fits: bool | None = None
+    speed: float | None = None
     problem: str | None = None
 
 
-def describe(model: LibraryModel, available: int | None = None) -> Listed:
+def describe(
+    model: LibraryModel, available: int | None = None, speed: Callable[[ModelFile], float | None] = lambda _file: None
+) -> Listed:
     """Open a model's header. A file that cannot be read gets a row that says why.
 
-    available: bytes of free memory, asked of the machine if None.
+    available: bytes of free memory, asked of the machine if None. speed: what is expected of a file, see Listed.
     """
     try:
         with open_model(model.path) as file:
@@ -47,7 +54,9 @@ def describe(model: LibraryModel, available: int | None = None) -> Listed:
                 parameters=summary.parameters,
                 architecture=summary.architecture,
                 context=summary.context,
+                memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
                 fits=fits(summary.weights_bytes, summary.kv_bytes_per_token, available),
+                speed=speed(file),
             )
     except LocalLLMError as error:
         return Listed(model.name, model.source, str(model.path), problem=str(error))

@@ -66,7 +66,7 @@ def pull(
     store.prepare()
     with new_client() as client:
         progress(PullStatus("pulling manifest"))
-        plan = _plan(client, name)
+        plan = files_of(client, name)
         _Pull(client, store, plan, progress, damaged).run()
     return next(model for model in stored_models(store.root, Source.OWN) if plan.name.key in model.names)
 
@@ -83,7 +83,8 @@ def find_or_pull(name: str, settings: Settings, progress: PullProgress) -> Libra
         raise missing.cannot_be_pulled(error) from error
 
 
-def _plan(client: httpx2.Client, name: str) -> PullPlan:
+def files_of(client: httpx2.Client, name: str) -> PullPlan:
+    """The files that make up a model, as whoever has it tells. Raises PullError and LibraryError."""
     parsed = name_of_url(name) if "://" in name else ModelName.parse(name)
     if parsed.host == HUGGING_FACE_HOST:
         return hub.plan(client, parsed)

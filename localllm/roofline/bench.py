@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import cast
 
 import psutil
 
-from cpu_kernels.cores import usable_cores
+from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.isa import ISA
 from gguf_io import ModelFile, load_tokenizer
 from localllm.engine.backends import open_runner
@@ -25,6 +25,7 @@ from localllm.settings import Settings
 _MOST_STEPS = 32
 
 Tell = Callable[[str], None]
+Clock = Callable[[], float]
 
 
 def bench(
@@ -33,7 +34,7 @@ def bench(
     threads: Sequence[int | None],
     wish: Wish,
     tell: Tell,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
 ) -> Report:
     """Measure a model with each number of threads (None: as the runner chooses). tell hears what is being done.
 
@@ -61,10 +62,24 @@ def bench(
     )
 
 
+def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell, clock: Clock = time.perf_counter) -> Report:
+    """Measure this machine's limits with each number of threads (None: as many as a model gets), and no model."""
+    others, reports = OthersTime(clock), []
+    for count in threads:
+        with closing(LimitProbes(min(count or usable_cores(), usable_processors()), clock)) as probes:
+            for number in range(rounds + 1):
+                tell(f"round {number} of {rounds}: the limits of this machine")
+                probes.sample()
+                if not number:  # which warmed up
+                    probes.forget()
+            reports.append(ThreadReport(probes.threads, probes.limits(), (), ()))
+    return Report("", "", "native", str(ISA), rounds, others.cores(), tuple(reports))
+
+
 class OthersTime:
     """How many cores other programs keep busy, from now on."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._start = self._now()
 
@@ -80,7 +95,7 @@ class OthersTime:
 
 
 def _bench_threads(
-    file: ModelFile, settings: Settings, wish: Wish, tell: Tell, clock: Callable[[], float]
+    file: ModelFile, settings: Settings, wish: Wish, tell: Tell, clock: Clock
 ) -> tuple[ThreadReport, str]:
     settings = replace(settings, ctx=wish.kv_tokens)
     with ExitStack() as stack:
@@ -106,9 +121,7 @@ def _bench_threads(
         ), choice.name
 
 
-def _rounds(
-    runner: Runner, probes: LimitProbes | None, wish: Wish, tell: Tell, clock: Callable[[], float]
-) -> SpeedTest:
+def _rounds(runner: Runner, probes: LimitProbes | None, wish: Wish, tell: Tell, clock: Clock) -> SpeedTest:
     """All rounds after one that warms up, the limits before each."""
     number = 0
     test = SpeedTest(runner, wish, clock, lambda what: tell(f"round {number} of {wish.rounds}: {what}"))

@@ -25,6 +25,7 @@ class LimitProbes:
     """Measures the limits, a sample of each at a time, so that they can alternate with what is compared with them."""
 
     def __init__(self, threads: int, clock: Callable[[], float]) -> None:
+        self.threads = threads
         self._clock = clock
         self._team = ThreadTeam(threads)
         size = min(max(_CACHES * largest_cache(), _LEAST_BYTES), available_memory() // 4)

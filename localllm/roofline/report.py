@@ -66,7 +66,10 @@ class ThreadReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark of one model. others_cores: how many cores other programs kept busy meanwhile, on average."""
+    """A benchmark of one model, or of the limits alone, with "" for the model and no measures.
+
+    others_cores: how many cores other programs kept busy meanwhile, on average.
+    """
 
     model: str
     architecture: str
@@ -80,6 +83,9 @@ class Report:
     def noisy(self) -> bool:
         """Whether the rounds differ so much that something else was running."""
         speeds = [measure.speed for report in self.threads for measure in report.measures]
+        if not speeds:
+            limits = [run.limits for run in self.threads if run.limits]
+            speeds = [one for limit in limits for one in (limit.read, limit.int8, limit.floats)]
         return any(speed.deviation > LARGE_DEVIATION for speed in speeds)
 
 
@@ -137,15 +143,16 @@ _HEADINGS = ("threads", "measure", "tok/s", "±", "GB/s", "of read", "GOP/s", "o
 
 def as_text(report: Report) -> str:
     """The tables and what must be known to read them."""
-    lines = [f"{report.model}: {report.architecture} on {report.backend} ({report.instruction_set})", ""]
-    rows = [_row(run, measure) for run in report.threads for measure in run.measures]
-    lines += [table([_HEADINGS, *rows], right={0, *range(2, len(_HEADINGS))})]
+    lines = [f"This machine's limits ({report.instruction_set})", ""]
+    if rows := [_row(run, measure) for run in report.threads for measure in run.measures]:
+        lines = [f"{report.model}: {report.architecture} on {report.backend} ({report.instruction_set})", ""]
+        lines += [table([_HEADINGS, *rows], right={0, *range(2, len(_HEADINGS))})]
     for run in report.threads:
         lines += _limits(run)
     for run in report.threads:
         lines += [_step(run.threads, step) for step in run.steps]
     lines += ["", f"Medians of {report.rounds} rounds; ± is half of the way from the slowest to the fastest."]
-    if any(run.limits for run in report.threads):
+    if rows and any(run.limits for run in report.threads):
         lines.append(
             "Read: weights and keys and values; what lies in a cache may exceed the limit. GOP: matrix products."
         )

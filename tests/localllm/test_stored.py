@@ -38,6 +38,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
         "kv": kept(home / "localllm/kv" / ("0f" * 16) / f"{'1' * 32}.{'2' * 32}.kv"),
         "chats": kept(home / "localllm/sessions.db"),
         "changes": kept(home / "localllm/changes.db"),
+        "speeds": kept(home / "localllm/speeds.json"),
         "settings": kept(home / "localllm/config.toml"),
     }
     strange = [kept(home / "compiled/localllm-kernels/mine/photo"), kept(home / "localllm/kv/notes")]

@@ -19,7 +19,8 @@ from textual.widgets import OptionList
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
-from localllm.library.suggestions import SUGGESTIONS
+from localllm.library.suggestions import ranked
+from localllm.roofline.kept import KeptLimits
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
@@ -69,6 +70,9 @@ SNAPSHOT = EngineSnapshot(
 )
 
 
+MEASURED = KeptLimits("a processor", "avx2", 2, "2026-11-23", read=20e9, int8=500e9, floats=100e9)
+
+
 class Machine(FakeBackend):
     """Scripted answers, a built-in model, some to pull."""
 
@@ -87,7 +91,7 @@ class Machine(FakeBackend):
         built_in = ModelChoice(
             "builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in", suits="small stories"
         )
-        return [built_in, *map(to_pull, SUGGESTIONS)]
+        return [built_in, *(to_pull(suggestion, MEASURED) for suggestion in ranked(4 * 2**30))]
 
 
 async def welcome(pilot: Pilot[None]) -> None:

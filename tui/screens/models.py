@@ -13,7 +13,7 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localllm.errors import LocalLLMError
-from localllm.text import harmless, human_bytes
+from localllm.text import harmless, human_bytes, human_speed
 from tui.backend import Backend, ModelChoice
 from tui.background import in_thread
 
@@ -110,7 +110,8 @@ class ModelsScreen(ModalScreen[str | None]):
 def _option(choice: ModelChoice, free: int, width: int) -> Option:
     """Two lines: the name and what is to know of the choice, then what it is made of."""
     name = harmless(choice.name.rpartition("/")[2])
-    right: tuple[str, str] = (harmless(choice.suits or choice.source), MUTED)
+    speed = f"about {human_speed(choice.speed)} tok/s" if choice.speed else ""
+    right = (" · ".join(filter(None, [harmless(choice.suits or choice.source), speed])), MUTED)
     if choice.loaded:
         right = ("● loaded", "$success")
     facts = [choice.parameters, choice.quantization, human_bytes(choice.size) if choice.size else ""]

@@ -30,8 +30,9 @@ def model(data_dir: Path) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Away from this user's settings."""
-    return {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "LOCALLLM_BACKEND": "native"}
+    """Away from this user's settings and measurements."""
+    own = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    return {**os.environ, **own, "LOCALLLM_BACKEND": "native"}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 @pytest.mark.slow
-def test_a_tiny_model(model: Path, environment: dict[str, str]) -> None:
+def test_a_tiny_model(model: Path, environment: dict[str, str], tmp_path: Path) -> None:
     arguments = [str(model), "--threads", "2,1", "--prompt", "40", "--depth", "0,20", "--tokens", "4", "--rounds", "1"]
     done = subprocess.run([*COMMAND, *arguments, "--json"], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -74,6 +75,21 @@ def test_a_tiny_model(model: Path, environment: dict[str, str]) -> None:
         for step in run["decode_steps"]:
             assert sum(step["shares"].values()) == pytest.approx(1)
     assert report["runs"][-1]["threads"] == 1
+    kept = json.loads((tmp_path / "localllm" / "speeds.json").read_text())["machines"]
+    assert {machine["threads"] for machine in kept} == {run["threads"] for run in report["runs"]}
+    for machine, run in zip(kept, report["runs"], strict=True):
+        assert machine["read"] / 1e9 == pytest.approx(run["limits"]["read_gb_s"]["median"])
+        assert machine["models"][0]["read_rate"] / 1e9 == pytest.approx(run["measures"][1]["read_gb_s"])
+
+
+@pytest.mark.slow
+def test_the_limits_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    arguments = ["--threads", "1", "--rounds", "1"]
+    done = subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("This machine's limits")
+    assert "limits, 1 thread: read " in done.stdout
+    (machine,) = json.loads((tmp_path / "localllm" / "speeds.json").read_text())["machines"]
+    assert (machine["threads"], machine["models"]) == (1, [])
 
 
 def test_more_than_the_context_is_refused(

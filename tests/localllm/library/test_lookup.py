@@ -190,7 +190,17 @@ def test_list_shows_all_and_changes_nothing(
     assert str(broken) in rows["a/b:Q8_0"]["problem"]
     assert command("list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "FITS"]
+    assert lines[0].split() == [
+        "NAME",
+        "SIZE",
+        "QUANTISATION",
+        "PARAMETERS",
+        "CONTEXT",
+        "SOURCE",
+        "MEMORY",
+        "FITS",
+        "TOK/S",
+    ]
     assert len(lines) == 9
     assert snapshot(full_home) == before
 

@@ -1,0 +1,107 @@
+"""What a model would take and how fast it would be here, from its header: nothing is loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cpu_kernels.limits import available_memory
+from gguf_io import ModelFile
+from gpu_offload.devices import Device, gpus
+from gpu_offload.errors import LlamaCppMissingError
+from gpu_offload.memory import ModelNeeds
+from gpu_offload.planner import Plan, PlanRequest
+from gpu_offload.planner import plan as make_plan
+from localllm.engine.backends import BackendChoice, choose_backend, draft_beside, native_kv_types, plan_request
+from localllm.engine.projectors import projector_of
+from localllm.errors import RequestError
+from localllm.memory import RESERVE_BYTES
+from localllm.roofline.expected import ExpectedSpeed, expected_speed
+from localllm.roofline.kept import kept_limits
+from localllm.settings import Settings
+
+# A longest context is told in steps of so many tokens.
+CONTEXT_STEP = 1024
+# More bits a weight than those of Q8_0 show in no answer, and cost memory and speed.
+MOST_USEFUL_BITS = 8.5
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """choice: who would compute it here, None where GPUs are imagined. trained_context: tokens.
+
+    longest_context: the most tokens that fit, up to the trained ones, 0 for none. measured: whether there are figures
+    of this machine. expected: None without them, and where they say nothing of the model. bits: of a weight, on
+    average.
+    """
+
+    plan: Plan
+    choice: BackendChoice | None
+    trained_context: int
+    longest_context: int
+    measured: bool
+    expected: ExpectedSpeed | None
+    bits: float
+
+
+def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ()) -> Advice:
+    """Plan a model for this machine, or for GPUs that are imagined.
+
+    Raises RequestError for types of keys and values that its heads do not fit, and what choose_backend raises.
+    """
+    with draft_beside(settings) as draft:
+        request = replace(plan_request(settings, projector_of(file, settings)), draft=draft)
+        choice = None if imagined else choose_backend(file, settings)  # which makes devices of workers
+        devices, room = imagined or _gpus_here(), available_memory()
+        native = choice is not None and choice.backend == "native"
+        if native:
+            request = replace(request, kv_types=native_kv_types(settings), spare=False, copies=False)
+        try:
+            made = make_plan(file, devices, room, replace(request, dry_run=choice is not None and not native))
+            longest = _longest_context(file, devices, room - RESERVE_BYTES if native else room, request)
+        except ValueError as error:
+            raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
+    kept = kept_limits(settings.threads) if native else None
+    return Advice(
+        plan=replace(made, notes=(*file.notes, *made.notes)),
+        choice=choice,
+        trained_context=ModelNeeds(file).trained_context,
+        longest_context=longest,
+        measured=kept is not None,
+        expected=expected_speed(file, kept, native_kv_types(settings)) if kept else None,
+        bits=8 * file.weights_bytes / max(file.parameter_count, 1),
+    )
+
+
+def best_of(advices: Sequence[Advice | None]) -> int | None:
+    """Which of several quantisations to take: of those that fit, the best, and of equally good ones the smallest.
+
+    Quality goes by bits a weight, up to those of Q8_0. None where none fits; an entry that is None is left out.
+    """
+    fitting = [(number, advice) for number, advice in enumerate(advices) if advice is not None and advice.plan.fits]
+    ranked = [(min(advice.bits, MOST_USEFUL_BITS), -advice.bits, -number) for number, advice in fitting]
+    return -max(ranked)[2] if ranked else None
+
+
+def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, request: PlanRequest) -> int:
+    """The most tokens of context with which a plan fits, by halving; the KV types are those asked for, or f16."""
+    types = request.kv_types[0] or "f16", request.kv_types[1] or "f16"
+    request = replace(request, spare=False, dry_run=False, kv_types=types)
+
+    def fits(tokens: int) -> bool:
+        return make_plan(file, devices, room, replace(request, context_tokens=tokens)).fits
+
+    trained = ModelNeeds(file).trained_context
+    if fits(trained):
+        return trained
+    low, high = 0, -(-trained // CONTEXT_STEP)  # steps that fit, and that do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle)
+    return low * CONTEXT_STEP
+
+
+def _gpus_here() -> list[Device]:
+    """This machine's GPUs as llama.cpp sees them; none without the llama extra, which alone could use them."""
+    try:
+        return gpus()
+    except LlamaCppMissingError:
+        return []

@@ -1,0 +1,135 @@
+"""A model that is not on this machine, as far as its header tells: for advice before the download.
+
+The headers of its files come by ranges of growing size. Each is written into a file as long as the real one, whose
+tensors are a hole that takes no room on the disk: everything that reads headers (plans, layouts, llama.cpp's dry run)
+sees what it will see after the pull. Nothing of it enters the store.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx2
+
+from gguf_io.header import MAX_HEADER_BYTES, read_header
+from localllm.errors import reason
+from localllm.library import hub
+from localllm.library.errors import LibraryError, PullError
+from localllm.library.lookup import stored_name
+from localllm.library.names import HUGGING_FACE_HOST
+from localllm.library.plan import PullPlan, RemoteFile
+from localllm.library.pull import files_of
+from localllm.library.web import PassingError, check_status, decimal, get, new_client, persistently
+
+FIRST_BYTES = 1 << 20  # of the first range; each further one doubles what is there
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A model to come. path: a file that has its header and size, or the first part, for opening and nothing else.
+
+    size: bytes of the model's files to pull; projector: those of its projector, 0 for none.
+    """
+
+    name: str
+    path: Path
+    size: int
+    projector: int
+
+
+@contextmanager
+def previewed(name: str, tell: Tell = lambda _what: None) -> Iterator[Preview]:
+    """Fetch the header of the model that a pull of this name would bring; its files are gone afterwards.
+
+    Raises PullError and LibraryError as a pull does, and ModelFileError for what is no model.
+    """
+    with new_client() as client:
+        plan = files_of(client, name)
+        with TemporaryDirectory(prefix="localllm-plan-") as folder:
+            yield _preview(client, plan, Path(folder), tell)
+
+
+def every_preview(name: str, tell: Tell = lambda _what: None) -> Iterator[Preview]:
+    """The same for each model of a Hugging Face repository, the smallest first; each is gone when the next one comes.
+
+    Raises LibraryError also for a name that is none of a Hugging Face repository.
+    """
+    parsed = stored_name(name)
+    if parsed.host != HUGGING_FACE_HOST:
+        raise LibraryError(f"{name} is no repository of Hugging Face: only those list their quantisations.")
+    with new_client() as client:
+        for plan in hub.every_plan(client, parsed):
+            with TemporaryDirectory(prefix="localllm-plan-") as folder:
+                yield _preview(client, plan, Path(folder), tell)
+
+
+def _preview(client: httpx2.Client, plan: PullPlan, folder: Path, tell: Tell) -> Preview:
+    parts = [file for file in plan.files if file.kind == "model"]
+    stem = (plan.title or f"{plan.name.model}-{plan.name.tag}").replace("/", "-")
+    names = [f"{stem}-{number:05}-of-{len(parts):05}.gguf" for number in range(1, len(parts) + 1)]
+    paths = [folder / name for name in (names if len(parts) > 1 else [f"{stem}.gguf"])]
+    for part, path in zip(parts, paths, strict=True):
+        tell(f"reading the header of {part.what}")
+        _write_stand_in(_Beginning(client, part), path)
+    projectors = sum(file.size for file in plan.files if file.kind == "projector")
+    return Preview(str(plan.name), paths[0], sum(part.size for part in parts), projectors)
+
+
+class _Beginning:
+    """The first bytes of a file elsewhere, as many as were asked for, and some more."""
+
+    def __init__(self, client: httpx2.Client, file: RemoteFile) -> None:
+        self._client = client
+        self.file = file
+        self.data = bytearray()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """A range of them. Raises PullError."""
+        if stop > len(self.data):
+            wanted = min(max(stop, 2 * len(self.data), FIRST_BYTES), self.file.size, MAX_HEADER_BYTES)
+            persistently(lambda: self._grow(wanted), time.sleep)
+        return bytes(self.data[start:stop])
+
+    def _grow(self, stop: int) -> None:
+        start, size = len(self.data), self.file.size
+        with get(self._client, self.file.remote, {"Range": f"bytes={start}-{stop - 1}"}) as response:
+            check_status(response, self.file.what)
+            told = response.headers.get("content-range", "")
+            if response.status_code == 200:  # no ranges: all of it comes, and is cut short
+                start, total = 0, decimal(response.headers.get("content-length", ""))
+            else:
+                total = decimal(told.rpartition("/")[2])
+                if told != f"bytes {start}-{stop - 1}/{size}" and total in (None, size):
+                    raise PullError(
+                        f"{response.url.host} sends {told[:60]!r} of {self.file.what} for bytes {start}-{stop - 1}. "
+                        "Try again later, or from another host."
+                    )
+            if total not in (None, size):
+                raise PullError(
+                    f"{response.url.host} has {total} bytes of {self.file.what}, and its list says {size}. "
+                    "Try again later, or from another host."
+                )
+            del self.data[start:]
+            for piece in response.iter_raw():
+                self.data += piece[: stop - len(self.data)]
+                if len(self.data) == stop:
+                    return
+        raise PassingError(f"{response.url.host} ended the connection early")
+
+
+def _write_stand_in(beginning: _Beginning, path: Path) -> None:
+    """Write a file's header, and a hole where its tensors will be. Raises PullError where the disk does not take it."""
+    header = read_header(beginning.read, beginning.file.size, Path(beginning.file.what))
+    try:
+        with path.open("xb") as file:
+            file.write(beginning.data[: header.nbytes])
+            file.truncate(beginning.file.size)
+    except OSError as error:
+        raise PullError(
+            f"{path}: the header cannot be written: {reason(error)}. Set TMPDIR to another folder."
+        ) from error

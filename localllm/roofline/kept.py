@@ -1,0 +1,146 @@
+"""What was measured of this machine, kept in a small file of the user's data folder, and reused to expect speeds.
+
+`localllm bench` writes it, and nothing else does. An entry belongs to a processor, the instruction set that kernels are
+compiled for, and a number of threads.
+"""
+
+import json
+import logging
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.isa import ISA
+from localllm.files import write_whole
+from localllm.settings import sessions_path
+from localllm.text import harmless, shortened
+
+if TYPE_CHECKING:
+    from localllm.roofline.report import Measure, Report, ThreadReport
+
+log = logging.getLogger(__name__)
+
+MOST_MODELS = 32  # of an entry; the oldest go
+MOST_BYTES = 1 << 20
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """What a model reached. read: bytes that a decoded token reads. format: the type of most of its weights.
+
+    read_rate: bytes a second in decoding. int8_rate, floats_rate: operations a second in a prompt, None where none was
+    measured. deviation: the largest of its speeds, see Spread.
+    """
+
+    name: str
+    format: str
+    read: float
+    read_rate: float
+    int8_rate: float | None
+    floats_rate: float | None
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLimits:
+    """This machine with so many threads. read: bytes a second; int8, floats: operations a second. day: ISO date."""
+
+    processor: str
+    instruction_set: str
+    threads: int
+    day: str
+    read: float
+    int8: float
+    floats: float
+    models: tuple[KeptModel, ...] = ()
+
+    @property
+    def of_here(self) -> bool:
+        """Whether it was measured on this processor, with the instruction set that is used now."""
+        return (self.processor, self.instruction_set) == (processor_name(), str(ISA))
+
+
+def kept_path() -> Path:
+    """The file, e.g. ~/.local/share/localllm/speeds.json. It need not exist."""
+    return sessions_path().with_name("speeds.json")
+
+
+def kept_limits(threads: int | None = None) -> KeptLimits | None:
+    """What was kept for this machine and this many threads (None: as many as a model gets); None for nothing."""
+    wanted = min(threads or usable_cores(), usable_processors())
+    return next((kept for kept in _read() if kept.of_here and kept.threads == wanted), None)
+
+
+def all_kept() -> list[KeptLimits]:
+    """Everything that was kept for this machine, by threads."""
+    return sorted((kept for kept in _read() if kept.of_here), key=lambda kept: kept.threads)
+
+
+def keep(report: "Report", name: str, weights: str) -> None:
+    """Keep what a benchmark found of a model of this name, most of whose weights are of this type.
+
+    Both are "" where the limits were measured alone. Newer limits replace older ones of the same threads; what other
+    models reached stays. Raises OSError where the folder cannot be written.
+    """
+    entries = {(kept.processor, kept.instruction_set, kept.threads): kept for kept in _read()}
+    for run in report.threads:
+        if run.limits is None:
+            continue
+        key = processor_name(), str(ISA), run.threads
+        models = entries[key].models if key in entries else ()
+        if (found := _kept_model(harmless(shortened(name)), weights, run)) is not None:
+            others = (model for model in models if (model.name, model.format) != (found.name, found.format))
+            models = (*others, found)[-MOST_MODELS:]
+        rates = run.limits.read.median, run.limits.int8.median, run.limits.floats.median
+        entries[key] = KeptLimits(*key, date.today().isoformat(), *rates, models)
+    path = kept_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({"machines": [asdict(kept) for kept in entries.values()]}, indent=1).encode())
+
+
+def processor_name(cpu_info: Path = _CPU_INFO) -> str:
+    """The processor's model, as the system calls it."""
+    if cpu_info.is_file():
+        for line in cpu_info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _kept_model(name: str, weights: str, run: "ThreadReport") -> KeptModel | None:
+    def first(kind: str) -> "Measure | None":
+        found = (one for one in run.measures if one.name.startswith(kind) and one.work is not None)
+        return min(found, key=lambda one: one.depth, default=None)
+
+    decode, prefill = first("decode"), first("prefill")
+    if decode is None or decode.work is None or decode.read_rate is None or run.limits is None:
+        return None
+    share = prefill.of_compute(run.limits) if prefill else None
+    int8, floats = (share and share * limit.median for limit in (run.limits.int8, run.limits.floats))
+    deviation = max(one.speed.deviation for one in (decode, prefill) if one is not None)
+    return KeptModel(name, weights, decode.work.read, decode.read_rate, int8, floats, deviation)
+
+
+def _read() -> Iterator[KeptLimits]:
+    """All entries, also of other machines. A file that cannot be read counts as none, with a warning."""
+    path = kept_path()
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(MOST_BYTES))
+        entries = [
+            replace(KeptLimits(**entry), models=tuple(KeptModel(**model) for model in entry["models"]))
+            for entry in content["machines"]
+        ]
+        if not all(min(entry.read, entry.int8, entry.floats) > 0 for entry in entries):
+            raise ValueError("a limit is not positive")
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        log.warning("%s cannot be used: %s. `localllm bench` measures anew.", path, error)
+        return
+    yield from entries

@@ -1,0 +1,47 @@
+"""What a header tells of a token's cost, against the products that the compiled program of the loaded model records."""
+
+from pathlib import Path
+
+import pytest
+
+from gguf_io import open_model
+from localllm.roofline.work import work_in_header
+from models import NativeRunner
+from models.errors import UnsupportedModelError
+from tests.models.synthetic import MODELS, write
+
+# Dense and mixed, with shared experts, fused tensors, odd widths, tied and own outputs, windows.
+SHAPES = (
+    "llama",
+    "mixtral",
+    "qwen2",
+    "qwen3moe",
+    "phi3",
+    "gemma3",
+    "granitemoe",
+    "qwen2moe",
+    "glm4",
+    "phi2",
+    "gpt-oss",
+)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_header_tells_what_the_program_reads_and_computes(name: str, tmp_path: Path) -> None:
+    with open_model(write(MODELS[name], tmp_path / "small.gguf")) as file:
+        told = work_in_header(file)
+        runner = NativeRunner(file, kv_bytes=8 << 20, threads=1)
+    try:
+        sequence = runner.create_sequence()
+        runner.run([0], [0], [sequence], [0])
+        assert (told.row, told.logits) == runner.last_step().products()
+        assert told.kv_bytes_per_token == runner.info.kv_bytes_per_token
+    finally:
+        runner.close()
+
+
+def test_what_the_engine_does_not_compute_has_no_work(tmp_path: Path) -> None:
+    path = write(MODELS["llama"], tmp_path / "small.gguf")
+    path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
+    with open_model(path) as file, pytest.raises(UnsupportedModelError, match="mamba"):
+        work_in_header(file)
