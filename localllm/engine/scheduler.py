@@ -1,7 +1,7 @@
 """Which rows the next step computes: admission, chunked prefill, decode first, fair turns, preemption."""
 
-import time
 from bisect import insort
+from collections.abc import Callable
 from itertools import count, groupby
 
 from localllm.engine.draft_model import DraftModel
@@ -28,10 +28,19 @@ class Scheduler:
     that most of the time is spent on new tokens. The batch stays full, so that turns cost no throughput.
     """
 
-    def __init__(self, runner: Runner, kv: KVManager, max_running: int, draft_model: DraftModel | None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        kv: KVManager,
+        max_running: int,
+        draft_model: DraftModel | None,
+        clock: Callable[[], float],
+        chunk: ChunkSize,
+    ) -> None:
         self._runner = runner
         self._kv = kv
         self._max_running = max_running
+        self._clock = clock
         self._arrivals = count()
         self._order: dict[Generation, tuple[bool, int, int]] = {}
         self._admitted: dict[Generation, tuple[float, int]] = {}  # when, and how many tokens it had generated
@@ -39,7 +48,7 @@ class Scheduler:
         self.running: list[Generation] = []
         self._draft_model = draft_model
         self._patient = isinstance(runner, Interruptible) and runner.info.can_interrupt
-        self.chunk = ChunkSize(runner.info.max_rows)
+        self.chunk = chunk
         self.costs = StepCosts()
         self.preemptions = 0
 
@@ -100,7 +109,7 @@ class Scheduler:
                 break
             self.waiting.remove(generation)
             insort(self.running, generation, key=self._order.__getitem__)
-            self._admitted[generation] = time.monotonic(), generation.generated
+            self._admitted[generation] = self._clock(), generation.generated
         if waiting and not self.running:
             waiting[0].fail(OutOfMemoryError("Cached chats fill the KV memory, and a background request evicts none."))
 
@@ -123,7 +132,7 @@ class Scheduler:
         """Let running generations whose turn is over wait again, so that another fits; False if that is not enough."""
         if generation.request.background:
             return False
-        now, rank = time.monotonic(), self._order[generation][:2]
+        now, rank = self._clock(), self._order[generation][:2]
         short = not self._fits(generation)
         over = [other for other in self.running if self._order[other][:2] >= rank and self._is_over(other, now, short)]
         over.sort(key=lambda other: (self._order[other][:2], -self._admitted[other][0]))
