@@ -102,7 +102,7 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
     if svg is not None and svg.exists():
         raise RequestError(f"{svg} exists already; choose another file for --svg.")
-    loads = _loads(rate, concurrency, knee, trace is not None)
+    wanted = loads(rate, concurrency, knee, trace is not None)
     if speedup is not None and (rate or concurrency or knee):
         raise RequestError(
             "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
@@ -112,18 +112,18 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     shape = {"--prompt-tokens": prompt_tokens, "--shared-prefix": shared_prefix, "--prefixes": prefixes}
     replay = {"--scale": scale, "--speedup": speedup}
     if trace is not None:
-        _refuse("--trace", {**shape, "--prompts": prompts, "--answer-tokens": answer_tokens})
-        source = _traced(trace, scale, speedup, requests, seed)
+        refuse("--trace", {**shape, "--prompts": prompts, "--answer-tokens": answer_tokens})
+        source = traced(trace, scale, speedup, requests, seed)
     else:
-        _refuse("requests that are not a trace's; they need --trace", replay)
+        refuse("requests that are not a trace's; they need --trace", replay)
         if prompts is not None:
-            _refuse("--prompts", shape)
-        source = _made_up(prompts, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
+            refuse("--prompts", shape)
+        source = made_up(prompts, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
     settings = load_settings({})
     key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
     plan = Plan(
         Target(url, api, model, raw, _fields(body), key),
-        loads,
+        wanted,
         Bounds(requests, duration, timeout),
         connections,
         None if slo is None else Slo.parse(slo),
@@ -150,9 +150,9 @@ def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> N
         note("Stopped before any request was answered.")
         return
     if not as_json:
-        answer(f"{report.head(session)}\n\n{table(report.rows(session))}\n")
+        answer(f"{report.head(session)}\n\n{table(report.rows(session.trials, session.plan.slo))}\n")
         answer("".join(f"{line}\n" for line in report.sentences(session)))
-    drawn = report.charts(session) if plot or svg else []
+    drawn = report.charts(session.model, session.trials) if plot or svg else []
     if plot:
         answer("".join(f"\n{charts.in_terminal(chart)}" for chart in drawn))
     if svg is not None:
@@ -161,7 +161,7 @@ def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> N
         note(f"Wrote {svg}.")
 
 
-def _refuse(other: str, flags: Mapping[str, object]) -> None:
+def refuse(other: str, flags: Mapping[str, object]) -> None:
     """Raise RequestError for flags that were given and have no meaning beside another."""
     from localllm.errors import RequestError
 
@@ -170,7 +170,7 @@ def _refuse(other: str, flags: Mapping[str, object]) -> None:
         raise RequestError(f"{', '.join(given)} cannot be used with {other}.")
 
 
-def _loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -> "tuple[Load, ...]":
+def loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -> "tuple[Load, ...]":
     """A trial's load each; none for the search for the knee."""
     from localllm.errors import RequestError
     from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
@@ -178,15 +178,15 @@ def _loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) 
     if sum((rate is not None, concurrency is not None, knee)) > 1:
         raise RequestError("--rate, --concurrency and --knee exclude each other.")
     if rate is not None:
-        return tuple(OpenLoop(value) for value in _numbers(rate, "--rate", float))
+        return tuple(OpenLoop(value) for value in numbers(rate, "--rate", float))
     if concurrency is not None:
-        return tuple(ClosedLoop(int(value)) for value in _numbers(concurrency, "--concurrency", int))
+        return tuple(ClosedLoop(int(value)) for value in numbers(concurrency, "--concurrency", int))
     if knee:
         return ()
     return (OpenLoop(None),) if traced else (ClosedLoop(1),)
 
 
-def _numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[float, ...]:
+def numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[float, ...]:
     """The different numbers of a list with commas. Raises RequestError."""
     from localllm.errors import RequestError
 
@@ -199,7 +199,7 @@ def _numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[flo
     return numbers
 
 
-def _traced(trace: Path, scale: float | None, speedup: float | None, requests: int, seed: int) -> "Source":
+def traced(trace: Path, scale: float | None, speedup: float | None, requests: int, seed: int) -> "Source":
     from localllm.errors import RequestError
     from localllm.measure.loadtest.session import Source
     from localllm.measure.workload.traces import read_trace, scaled
@@ -211,7 +211,7 @@ def _traced(trace: Path, scale: float | None, speedup: float | None, requests: i
     return Source(lambda count, _seed: rows[:count], seed)
 
 
-def _made_up(
+def made_up(
     prompts: Path | None,
     prompt_tokens: str | None,
     answer_tokens: str | None,
