@@ -69,7 +69,7 @@ class Engine:
     all times come from, in seconds; a draft model must have the same. chunk: how many rows a step may have.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter for each thing that its user decides
         self,
         runner: Runner,
         vocabulary: Vocabulary,
