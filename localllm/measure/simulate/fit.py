@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from localllm.engine.runner import Runner
 from localllm.measure.simulate.costs import Curve, StepTimes
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_WANTED = (1, 2, 4, 8, 16, 32)
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+_WANTED = (1, 4, 16, 32)
 _DEPTH = 1024
 _MANY = 64
 _TOKENS = 509  # a prime: made-up prompts repeat late
