@@ -23,6 +23,28 @@ MOST_CONNECTIONS = 4096
 MOST_SECONDS = 86_400
 _PROMPT, _ANSWER = "256", "64"
 
+# Options of loads and requests, which a simulation has too.
+Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay: Azure's or Mooncake's.")]
+Scale = Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")]
+Speedup = Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")]
+PromptTokens = Annotated[
+    str | None, typer.Option(metavar="N[:M]", help=f"Length of made-up prompts, drawn evenly ({_PROMPT}).")
+]
+AnswerTokens = Annotated[
+    str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, drawn evenly ({_ANSWER}).")
+]
+SharedPrefix = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Begin prompts with N tokens that others begin with too.")
+]
+Prefixes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of such prefixes (1).")]
+Rate = Annotated[
+    str | None, typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals, R a second; a trial each.")
+]
+Concurrency = Annotated[str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial each (1).")]
+Bounds = Annotated[
+    str | None, typer.Option(metavar="BOUNDS", help="Count goodput, such as ttft=2s,tpot=100ms; also itl, e2e.")
+]
+
 
 def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     url: Annotated[str, typer.Argument(help="Address of the server, http://host:port.", show_default=False)],
@@ -32,29 +54,17 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts to send: a line each, or .jsonl.")
     ] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay: Azure's or Mooncake's.")] = None,
-    scale: Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")] = None,
-    speedup: Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")] = None,
-    prompt_tokens: Annotated[
-        str | None, typer.Option(metavar="N[:M]", help=f"Length of made-up prompts, drawn evenly ({_PROMPT}).")
-    ] = None,
-    answer_tokens: Annotated[
-        str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, drawn evenly ({_ANSWER}).")
-    ] = None,
-    shared_prefix: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Begin prompts with N tokens that others begin with too.")
-    ] = None,
-    prefixes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of such prefixes (1).")] = None,
-    rate: Annotated[
-        str | None, typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals, R a second; a trial each.")
-    ] = None,
-    concurrency: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial each (1).")
-    ] = None,
+    trace: Trace = None,
+    scale: Scale = None,
+    speedup: Speedup = None,
+    prompt_tokens: PromptTokens = None,
+    answer_tokens: AnswerTokens = None,
+    shared_prefix: SharedPrefix = None,
+    prefixes: Prefixes = None,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
     knee: Annotated[bool, typer.Option("--knee", help="Search for the highest rate that meets the SLO.")] = False,
-    slo: Annotated[
-        str | None, typer.Option(metavar="BOUNDS", help="Count goodput, such as ttft=2s,tpot=100ms; also itl, e2e.")
-    ] = None,
+    slo: Bounds = None,
     requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests in a trial, at most.")] = 32,
     duration: Annotated[
         float, typer.Option(metavar="S", min=0.001, help="Seconds in which a trial sends requests.")

@@ -6,11 +6,11 @@ token that each of its rows looks at.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from localllm.errors import RequestError
 from localllm.measure.formulas import serving, speed
+from localllm.measure.simulate.machines import Link, Machine
 from localllm.measure.simulate.shape import ModelShape
 
 _MOST_ROWS = 8192
@@ -61,28 +61,6 @@ class StepTimes:
         return self.fixed + times + read * self.kv_token + looked * self.lookup
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The figures that bound a machine. bandwidth: bytes a second. peak: operations a second, a multiply-add being two.
-
-    memory: bytes for weights, keys and values. overhead: seconds of a step that are neither reading nor arithmetic.
-    """
-
-    name: str
-    bandwidth: float
-    peak: float
-    memory: float
-    overhead: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What connects devices. bandwidth: bytes a second of each; latency: seconds of a message."""
-
-    bandwidth: float
-    latency: float
-
-
 def roofline(shape: ModelShape, machine: Machine) -> StepTimes:
     """The least times that a machine's figures allow: what is read against what is computed, the larger of the two."""
 
@@ -126,27 +104,11 @@ def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> 
     )
 
 
-def from_bench(report: object, memory: float) -> Machine:
-    """The machine that a report of `localllm bench --json` saw: what decoding reads a second, what a prompt computes.
+def scaled(times: StepTimes, factor: float) -> StepTimes:
+    """The same steps, each so many times as long."""
 
-    The best of its runs counts, at the smallest depth. Raises RequestError for anything else, and for models of
-    llama.cpp, whose work nobody counted.
-    """
-    rates: list[tuple[float, float, str]] = []
-    match report:
-        case {"model": str(name), "runs": [*runs]}:
-            rates = [(*found, name) for run in runs if (found := _rates(run)) is not None]
-    if not rates:
-        raise RequestError("The file has no figures of a native model; write it with localllm bench MODEL --json.")
-    bandwidth, peak, name = max(rates)
-    return Machine(f"this machine, as bench saw {name}", bandwidth, peak, memory)
+    def curve(one: Curve) -> Curve:
+        return Curve(tuple((rows, factor * seconds) for rows, seconds in one.points))
 
-
-def _rates(run: object) -> tuple[float, float] | None:
-    match run:
-        case {"measures": [{"gop_s": float(computed)}, *decodes]}:
-            reads: Sequence[float] = [
-                rate for each in decodes if isinstance(each, dict) and isinstance(rate := each.get("read_gb_s"), float)
-            ]
-            return (reads[0] * 1e9, computed * 1e9) if reads else None
-    return None
+    rest = (factor * times.kv_token, factor * times.lookup, factor * times.fixed)
+    return StepTimes(curve(times.products), curve(times.logits), *rest)

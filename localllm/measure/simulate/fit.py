@@ -2,9 +2,12 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from localllm.engine.runner import Runner
 from localllm.measure.simulate.costs import Curve, StepTimes
+from localllm.measure.simulate.machines import Machine
+from localllm.measure.simulate.shape import ModelShape
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 _WANTED = (1, 4, 16, 32)
@@ -13,10 +16,13 @@ _MANY = 64
 _TOKENS = 509  # a prime: made-up prompts repeat late
 
 
-def measure(runner: Runner, clock: Callable[[], float], rounds: int, tell: Callable[[str], None]) -> StepTimes:
+def measure(
+    runner: Runner, clock: Callable[[], float], rounds: int, overhead: float, tell: Callable[[str], None]
+) -> StepTimes:
     """Time steps of many sizes, in rounds after one that does not count; medians are kept. tell hears how far it is.
 
-    Takes a second to a minute, by the model. The runner must be idle; nothing stays in it.
+    overhead: seconds of a step outside of the runner. Takes a second to a minute, by the model. The runner must be
+    idle; nothing stays in it.
     """
     info = runner.info
     depth = min(_DEPTH, info.max_context - _MANY, (info.pages_total - 8) * info.page_size // 2 - _MANY)
@@ -38,7 +44,15 @@ def measure(runner: Runner, clock: Callable[[], float], rounds: int, tell: Calla
         for count, times in deep.items():
             _keep(times, bench.seconds(filled, count, 0), number)
     runner.free_sequence(filled)
-    return _fitted(plain, logits, deep, depth)
+    return replace(_fitted(plain, logits, deep, depth), fixed=overhead)
+
+
+def machine_of(times: StepTimes, shape: ModelShape, memory: float) -> Machine:
+    """The figures that the step times come to: what a step of one row reads, and what the largest one computes."""
+    rows, seconds = times.products.points[-1]
+    read = shape.dense_bytes + shape.expert_bytes * shape.experts_share(1) + shape.output_bytes
+    bandwidth = read / (times.products(1) + times.logits(1))
+    return Machine("this machine, as measured", bandwidth, rows * shape.row_operations / seconds, memory)
 
 
 def _keep(times: list[float], seconds: float, number: int) -> None:
