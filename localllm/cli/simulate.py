@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_MACHINE = "RTX 4090"
 _ROUNDS = 3
+MOST_SLOTS = 256
 _GIGA = 1e9
 
 
@@ -49,18 +50,18 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     devices: Annotated[int, typer.Option(metavar="N", min=1, help="Equal devices, tensor parallel.")] = 1,
     link: Annotated[float, typer.Option(metavar="GB/S", min=0.001, help="Link between devices.")] = 25.0,
     link_latency: Annotated[float, typer.Option(metavar="US", min=0, help="Time of a message over it.")] = 10.0,
-    slots: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Requests that run at once.")] = 8,
+    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that run at once.")] = 8,
     max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that wait, at most.")] = 64,
     batching: Annotated[str, typer.Option(metavar="HOW", help="continuous, static or none.")] = "continuous",
     chunked_prefill: Annotated[bool, typer.Option(help="Compute long prompts in pieces.")] = True,
     prefix_cache: Annotated[bool, typer.Option(help="Reuse keys and values of known prefixes.")] = True,
     acceptance: Annotated[
         float | None,
-        typer.Option(metavar="A", min=0, max=1, help="Draft with a model whose guesses are right so often."),
+        typer.Option(metavar="A", help="Draft with a model whose guesses are right so often."),
     ] = None,
     draft_cost: Annotated[
         float,
-        typer.Option(metavar="C", min=0.001, max=1, help="Time of the draft model's steps, a share of the model's."),
+        typer.Option(metavar="C", help="Time of the draft model's steps, a share of the model's."),
     ] = 0.1,
     trace: loadtest.Trace = None,
     scale: loadtest.Scale = None,
@@ -71,7 +72,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     prefixes: loadtest.Prefixes = None,
     rate: loadtest.Rate = None,
     concurrency: loadtest.Concurrency = None,
-    requests: Annotated[int, typer.Option(metavar="N", min=1, max=loadtest.MOST_REQUESTS, help="Requests.")] = 100,
+    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests.")] = 100,
     slo: loadtest.Bounds = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of lengths, tokens and arrivals.")] = 1,
     experiment: Annotated[
@@ -99,6 +100,14 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.measure.simulate.simulation import Batching, Draft, Setup
     from localllm.measure.simulate.simulation import simulate as play
 
+    for option, value, most in (
+        ("--slots", slots, MOST_SLOTS),
+        ("--requests", requests, loadtest.MOST_REQUESTS),
+        ("--acceptance", acceptance, 1),
+        ("--draft-cost", draft_cost, 1),
+    ):
+        if value is not None and not 0 <= value <= most:
+            raise RequestError(f"{option} is {value}; give a number from 0 to {most}.")
     if batching not in tuple(Batching):
         raise RequestError(f"--batching is {batching!r}; give {', '.join(Batching)}.")
     if plot and as_json:

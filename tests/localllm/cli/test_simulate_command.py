@@ -31,6 +31,8 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
         (["--bench", "./nowhere.json"], "nowhere.json cannot be read"),
         (["--plot", "--json"], "--plot cannot be used with --json"),
         (["--rate", "0"], "--rate is '0'"),
+        (["--slots", "300"], "--slots is 300; give a number from 0 to 256"),
+        (["--acceptance", "1.5"], "--acceptance is 1.5; give a number from 0 to 1"),
     ],
 )
 def test_what_is_refused(
