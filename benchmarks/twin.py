@@ -1,12 +1,13 @@
 """The same workload on a real server and in the simulation: how far the simulation is from what happens.
 
     twin.py MODEL.gguf [--concurrency 1,4] [--rate R,...] [--requests 24] [--prompt 64:128] [--answer 16:48]
-        [--threads N] [--rounds 3] [--overhead MS] [--kv-mib 512]
+        [--threads N] [--rounds 2] [--overhead MS] [--kv-mib 512]
 
-The model's steps are timed first, as `localllm simulate --measure` does, then once more after the load, and the medians
-of both are taken for the cost model: what else the machine does then counts the same for both. The server does not
-speculate, since made-up text of a model repeats itself in ways that no simulation knows. Each request is simulated with
-the numbers of tokens that the server counted. --overhead: what a step takes outside of the kernels, in milliseconds.
+Before and after each load the model's steps are timed in this process, as `localllm simulate --measure` does; the means
+of both are the cost model, so that what else the machine does then counts for both. The drift column tells how much
+longer a step of one row took after the load than before it: where that is large, the figures say nothing. The server
+does not speculate, since a model's answers repeat themselves in ways that no simulation knows. Each request is
+simulated with the numbers of tokens that the server counted. --overhead: what a step takes outside of the kernels, in ms.
 """
 
 import argparse
@@ -25,23 +26,11 @@ from localllm.measure.loadtest.session import Plan, Session, Source
 from localllm.measure.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
 from localllm.measure.simulate.costs import Curve, StepTimes
 from localllm.measure.simulate.fit import measure
-from localllm.measure.simulate.runner import PAGE
 from localllm.measure.simulate.simulation import Setup, simulate
 from localllm.measure.workload.requests import Block, Lengths, Request, Shape
 from models.native_runner import NativeRunner
 
 PATIENCE_S = 600.0
-
-
-def step_times(model: Path, arguments: argparse.Namespace) -> tuple[StepTimes, int, int]:
-    """The model's step times, and how many tokens its pages and its context hold."""
-    with open_model(model) as file:
-        runner = NativeRunner(file, kv_bytes=arguments.kv_mib << 20, threads=arguments.threads)
-    try:
-        times = measure(runner, time.perf_counter, arguments.rounds, arguments.overhead / 1e3, note)
-    finally:
-        runner.close()
-    return times, runner.info.pages_total * runner.info.page_size, runner.info.max_context
 
 
 def between(first: StepTimes, second: StepTimes) -> StepTimes:
@@ -65,7 +54,7 @@ def as_request(number: int, outcome: Outcome) -> Request:
     return Request(outcome.due, (Block(f"own {number}", outcome.prompt_tokens or 1),), outcome.tokens)
 
 
-def compare(load: Load, real: Summary, simulated: Summary) -> list[list[object]]:
+def compare(load: Load, real: Summary, simulated: Summary, drift: float) -> list[list[object]]:
     """Rows of figures: real, simulated, and the difference."""
     figures = []
     for name in ("ttft", "tpot"):
@@ -73,7 +62,7 @@ def compare(load: Load, real: Summary, simulated: Summary) -> list[list[object]]
             pair = (getattr(getattr(each, name), rank) * 1e3 for each in (real, simulated))
             figures.append((f"{name.upper()} {rank} ms", *pair))
     figures.append(("tok/s", real.token_rate, simulated.token_rate))
-    return [[str(load), name, one, other, f"{other / one - 1:+.0%}"] for name, one, other in figures]
+    return [[str(load), name, one, other, f"{other / one - 1:+.0%}", f"{drift:+.0%}"] for name, one, other in figures]
 
 
 def note(text: str) -> None:
@@ -91,7 +80,7 @@ def main() -> None:
     parser.add_argument("--prompt", default="64:128")
     parser.add_argument("--answer", default="16:48")
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--overhead", type=float, default=0.0)
     parser.add_argument("--kv-mib", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
@@ -99,28 +88,32 @@ def main() -> None:
     loads: list[Load] = [ClosedLoop(int(text)) for text in arguments.concurrency.split(",") if text]
     loads += [OpenLoop(float(text)) for text in arguments.rate.split(",") if text]
     shape = Shape(Lengths.parse(arguments.prompt, "--prompt"), Lengths.parse(arguments.answer, "--answer"))
-    before, tokens, context = step_times(arguments.model, arguments)
-    with localllm(arguments.model, arguments.threads, arguments.kv_mib, speculates=False) as server:
-        plan = Plan(
-            Target(server.url, "openai", server.model, True, {}),
-            tuple(loads),
-            Bounds(arguments.requests, PATIENCE_S, PATIENCE_S),
-            64,
-            None,
-        )
-        session = Session(plan, Source(shape.requests, arguments.seed), note)
-        asyncio.run(session.run())
-    after, _, _ = step_times(arguments.model, arguments)
-    setup = Setup(between(before, after), tokens // PAGE, context)
     rows: list[list[object]] = []
-    for trial in session.trials:
-        answered = sorted((one for one in trial.outcomes if one.error is None), key=lambda one: one.due)
-        requests = [as_request(number, outcome) for number, outcome in enumerate(answered)]
-        played = simulate(setup, requests, trial.load, str(arguments.seed))
-        rows += compare(trial.load, trial.summary(None), Summary.of(played.outcomes))
-    table(("load", "figure", "server", "simulated", "difference"), rows)
-    drift = after.products(1) / before.products(1) - 1
-    sys.stdout.write(f"A step of one row took {drift:+.0%} after the load against before it.\n")
+    with open_model(arguments.model) as file:
+        runner = NativeRunner(file, kv_bytes=arguments.kv_mib << 20, threads=arguments.threads)
+
+    def times() -> StepTimes:
+        return measure(
+            runner, time.perf_counter, arguments.rounds, arguments.overhead / 1e3, note, shape.prompt.most * 2
+        )
+
+    with localllm(arguments.model, arguments.threads, arguments.kv_mib, speculates=False) as server:
+        target = Target(server.url, "openai", server.model, True, {})
+        bounds = Bounds(arguments.requests, PATIENCE_S, PATIENCE_S)
+        for number, load in enumerate(loads, arguments.seed):
+            session = Session(Plan(target, (load,), bounds, 64, None), Source(shape.requests, number), note)
+            before = times()
+            asyncio.run(session.run())
+            after = times()
+            setup = Setup(between(before, after), runner.info.pages_total, runner.info.max_context)
+            (trial,) = session.trials
+            answered = sorted((one for one in trial.outcomes if one.error is None), key=lambda one: one.due)
+            requests = [as_request(at, outcome) for at, outcome in enumerate(answered)]
+            played = simulate(setup, requests, load, str(number))
+            drift = after.products(1) / before.products(1) - 1
+            rows += compare(load, trial.summary(None), Summary.of(played.outcomes), drift)
+    runner.close()
+    table(("load", "figure", "server", "simulated", "difference", "drift"), rows)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from localllm.engine.runner import Runner
+from localllm.errors import RequestError
 from localllm.measure.simulate.costs import Curve, StepTimes
 from localllm.measure.simulate.machines import Machine
 from localllm.measure.simulate.shape import ModelShape
@@ -17,18 +18,26 @@ _TOKENS = 509  # a prime: made-up prompts repeat late
 
 
 def measure(
-    runner: Runner, clock: Callable[[], float], rounds: int, overhead: float, tell: Callable[[str], None]
+    runner: Runner,
+    clock: Callable[[], float],
+    rounds: int,
+    overhead: float,
+    tell: Callable[[str], None],
+    largest: int = _ROWS[-1],
 ) -> StepTimes:
     """Time steps of many sizes, in rounds after one that does not count; medians are kept. tell hears how far it is.
 
-    overhead: seconds of a step outside of the runner. Takes a second to a minute, by the model. The runner must be
-    idle; nothing stays in it.
+    overhead: seconds of a step outside of the runner. largest: rows of the largest step timed. Takes a second to a
+    minute, by the model. The runner must be idle; nothing stays in it. Raises RequestError where it is too small.
     """
     info = runner.info
     depth = min(_DEPTH, info.max_context - _MANY, (info.pages_total - 8) * info.page_size // 2 - _MANY)
-    if depth < 1:
-        raise ValueError(f"a context of {info.max_context} tokens is too short to measure steps")
-    most = min(info.max_rows, info.max_context)
+    most = min(info.max_rows, info.max_context, max(largest, _MANY))
+    if depth < 1 or most < _MANY:
+        raise RequestError(
+            f"Steps cannot be measured with {info.max_rows} rows a step, a context of {info.max_context} and "
+            f"{info.pages_total * info.page_size} tokens of memory; {_MANY} rows after others are needed."
+        )
     rows = [count for count in _ROWS if count <= most]
     plain: dict[int, list[float]] = {count: [] for count in {*rows, *(_WANTED), _MANY} if count <= most}
     logits: dict[int, list[float]] = {count: [] for count in _WANTED if count <= most}

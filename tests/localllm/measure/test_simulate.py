@@ -208,6 +208,8 @@ def test_measured_steps_are_those_of_the_runner() -> None:
     for parts, wanted in ([(1, 900)], 1), ([(1, 50)] * 8, 8), ([(200, 1500)], 0), ([(300, 300), (1, 70)], 2):
         assert found.seconds(parts, wanted) == pytest.approx(truth.seconds(parts, wanted), rel=0.01)
     runner.check_integrity(set())
+    with pytest.raises(RequestError, match="a context of 50"):
+        measure(SimulatedRunner(truth, clock, pages=400, context=50), clock, 1, 0.0, lambda _: None)
 
 
 def test_a_model_that_leaves_no_room_is_refused() -> None:
