@@ -7,7 +7,7 @@ Before and after each load the model's steps are timed in this process, as `loca
 of both are the cost model, so that what else the machine does then counts for both. The drift column tells how much
 longer a step of one row took after the load than before it: where that is large, the figures say nothing. The server
 does not speculate, since a model's answers repeat themselves in ways that no simulation knows. Each request is
-simulated with the numbers of tokens that the server counted. --overhead: what a step takes outside of the kernels, in ms.
+simulated with the numbers of tokens that the server counted. --overhead: ms of a step outside of the kernels.
 """
 
 import argparse
