@@ -101,7 +101,6 @@ class Engine:
             wake_engine=self._wake,
             adapters=adapters,
         )
-        chunk = chunk or ChunkSize(info.max_rows)
         self._scheduler = Scheduler(runner, self._kv, max_running, draft_model, clock, chunk)
         self._journal = Journal()
         self._totals: Counter[str] = Counter()
@@ -133,9 +132,8 @@ class Engine:
             prompt = fit_prompt(request, context)
         except ContextOverflowError as error:
             raise ContextOverflowError(error.prompt_tokens, context, remedy) from None
-        stream = GenerationStream(self._wake, self._interrupt)
         sampler = Sampler(request.sampling, self.runner.info.vocab_size, text, self._vocabulary.token_bytes)
-        writer = EventWriter(stream, request.stop, self._clock)
+        writer = EventWriter(GenerationStream(self._wake, self._interrupt), request.stop, self._clock)
         generation = Generation(request, prompt, context, sampler, self._vocabulary, writer, self._adapters_of(request))
         with self._lock:
             if self._closing or self._failure:
@@ -144,7 +142,7 @@ class Engine:
                 raise QueueFullError(f"{self._max_waiting} requests are waiting already. Try again in a moment.")
             self._submissions.append(generation)
         self._interrupt()
-        return stream
+        return writer.stream
 
     def step(self) -> bool:
         """Do one round of work on the calling thread; False if there was nothing to do."""
@@ -154,8 +152,7 @@ class Engine:
         plan = self._scheduler.schedule()
         self._report_progress()
         if plan.parts and (logits := self._run(plan)) is not None:
-            accepted = self._sample(plan, logits)
-            self._commit(plan, accepted)
+            self._commit(plan, self._sample(plan, logits))
         ended |= self._end_finished()
         return bool(plan.parts) or plan.again or ended or self._spill()
 

@@ -35,7 +35,7 @@ class Scheduler:
         max_running: int,
         draft_model: DraftModel | None,
         clock: Callable[[], float],
-        chunk: ChunkSize,
+        chunk: ChunkSize | None,
     ) -> None:
         self._runner = runner
         self._kv = kv
@@ -48,7 +48,7 @@ class Scheduler:
         self.running: list[Generation] = []
         self._draft_model = draft_model
         self._patient = isinstance(runner, Interruptible) and runner.info.can_interrupt
-        self.chunk = chunk
+        self.chunk = chunk or ChunkSize(runner.info.max_rows)
         self.costs = StepCosts()
         self.preemptions = 0
 

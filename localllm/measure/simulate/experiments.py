@@ -225,7 +225,7 @@ def breaking(server: Server) -> Finding:
         f"Up to some load latency hardly grows, then the queue does, without end from 100 % on ({capacity:.3g} "
         "requests/s with all slots busy). Plan for 70 to 80 %.",
         tuple(rows),
-        f"{_ATTAINED:.0%} of the requests meet {slo} up to {met:.0%} of the capacity (the highest load tried).",
+        f"{_ATTAINED:.0%} of the requests meet {slo} up to {met:.0%} of the capacity, of the loads tried.",
     )
 
 
