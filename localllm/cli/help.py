@@ -44,6 +44,12 @@ EXAMPLES = {
         "localllm loadtest http://127.0.0.1:8080 --knee --slo ttft=2s,tpot=100ms --shared-prefix 128",
         "localllm loadtest http://127.0.0.1:8080 --trace AzureLLMInferenceTrace_conv.csv --scale 8 --requests 100",
     ),
+    "simulate": (
+        "localllm simulate --experiment all",
+        "localllm simulate qwen3:0.6b --measure --concurrency 1,2,4,8",
+        'localllm simulate model.gguf --machine "RTX 4090" --rate 1,2,4 --slo ttft=2s,tpot=100ms --plot',
+        "localllm simulate --machine H100 --trace mooncake.jsonl --requests 1000 --no-prefix-cache",
+    ),
     "cost": (
         "localllm cost --watts 65 --kwh-price 0.30",
         "localllm cost --for 3600 --kwh-price 0.30 --api-prompt 0.10 --api-generated 0.40",

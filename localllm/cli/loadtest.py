@@ -23,6 +23,28 @@ MOST_CONNECTIONS = 4096
 MOST_SECONDS = 86_400
 _PROMPT, _ANSWER = "256", "64"
 
+# Options of loads and requests, which a simulation has too.
+Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay: Azure's or Mooncake's.")]
+Scale = Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")]
+Speedup = Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")]
+PromptTokens = Annotated[
+    str | None, typer.Option(metavar="N[:M]", help=f"Length of made-up prompts, drawn evenly ({_PROMPT}).")
+]
+AnswerTokens = Annotated[
+    str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, drawn evenly ({_ANSWER}).")
+]
+SharedPrefix = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Begin prompts with N tokens that others begin with too.")
+]
+Prefixes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of such prefixes (1).")]
+Rate = Annotated[
+    str | None, typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals, R a second; a trial each.")
+]
+Concurrency = Annotated[str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial each (1).")]
+Bounds = Annotated[
+    str | None, typer.Option(metavar="BOUNDS", help="Count goodput, such as ttft=2s,tpot=100ms; also itl, e2e.")
+]
+
 
 def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     url: Annotated[str, typer.Argument(help="Address of the server, http://host:port.", show_default=False)],
@@ -32,29 +54,17 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts to send: a line each, or .jsonl.")
     ] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay: Azure's or Mooncake's.")] = None,
-    scale: Annotated[float | None, typer.Option(metavar="X", help="Divide a trace's lengths by X.")] = None,
-    speedup: Annotated[float | None, typer.Option(metavar="X", help="Replay a trace X times as fast.")] = None,
-    prompt_tokens: Annotated[
-        str | None, typer.Option(metavar="N[:M]", help=f"Length of made-up prompts, drawn evenly ({_PROMPT}).")
-    ] = None,
-    answer_tokens: Annotated[
-        str | None, typer.Option(metavar="N[:M]", help=f"Most tokens of an answer, drawn evenly ({_ANSWER}).")
-    ] = None,
-    shared_prefix: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Begin prompts with N tokens that others begin with too.")
-    ] = None,
-    prefixes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of such prefixes (1).")] = None,
-    rate: Annotated[
-        str | None, typer.Option(metavar="R[,R...]", help="Open loop: Poisson arrivals, R a second; a trial each.")
-    ] = None,
-    concurrency: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Closed loop: N clients; a trial each (1).")
-    ] = None,
+    trace: Trace = None,
+    scale: Scale = None,
+    speedup: Speedup = None,
+    prompt_tokens: PromptTokens = None,
+    answer_tokens: AnswerTokens = None,
+    shared_prefix: SharedPrefix = None,
+    prefixes: Prefixes = None,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
     knee: Annotated[bool, typer.Option("--knee", help="Search for the highest rate that meets the SLO.")] = False,
-    slo: Annotated[
-        str | None, typer.Option(metavar="BOUNDS", help="Count goodput, such as ttft=2s,tpot=100ms; also itl, e2e.")
-    ] = None,
+    slo: Bounds = None,
     requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests in a trial, at most.")] = 32,
     duration: Annotated[
         float, typer.Option(metavar="S", min=0.001, help="Seconds in which a trial sends requests.")
@@ -102,7 +112,7 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
     if svg is not None and svg.exists():
         raise RequestError(f"{svg} exists already; choose another file for --svg.")
-    loads = _loads(rate, concurrency, knee, trace is not None)
+    wanted = loads(rate, concurrency, knee, trace is not None)
     if speedup is not None and (rate or concurrency or knee):
         raise RequestError(
             "--speedup replays a trace's own times; it cannot be used with --rate, --concurrency, --knee."
@@ -112,18 +122,18 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     shape = {"--prompt-tokens": prompt_tokens, "--shared-prefix": shared_prefix, "--prefixes": prefixes}
     replay = {"--scale": scale, "--speedup": speedup}
     if trace is not None:
-        _refuse("--trace", {**shape, "--prompts": prompts, "--answer-tokens": answer_tokens})
-        source = _traced(trace, scale, speedup, requests, seed)
+        refuse("--trace", {**shape, "--prompts": prompts, "--answer-tokens": answer_tokens})
+        source = traced(trace, scale, speedup, requests, seed)
     else:
-        _refuse("requests that are not a trace's; they need --trace", replay)
+        refuse("requests that are not a trace's; they need --trace", replay)
         if prompts is not None:
-            _refuse("--prompts", shape)
-        source = _made_up(prompts, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
+            refuse("--prompts", shape)
+        source = made_up(prompts, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
     settings = load_settings({})
     key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
     plan = Plan(
         Target(url, api, model, raw, _fields(body), key),
-        loads,
+        wanted,
         Bounds(requests, duration, timeout),
         connections,
         None if slo is None else Slo.parse(slo),
@@ -150,9 +160,9 @@ def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> N
         note("Stopped before any request was answered.")
         return
     if not as_json:
-        answer(f"{report.head(session)}\n\n{table(report.rows(session))}\n")
+        answer(f"{report.head(session)}\n\n{table(report.rows(session.trials, session.plan.slo))}\n")
         answer("".join(f"{line}\n" for line in report.sentences(session)))
-    drawn = report.charts(session) if plot or svg else []
+    drawn = report.charts(session.model, session.trials) if plot or svg else []
     if plot:
         answer("".join(f"\n{charts.in_terminal(chart)}" for chart in drawn))
     if svg is not None:
@@ -161,7 +171,7 @@ def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> N
         note(f"Wrote {svg}.")
 
 
-def _refuse(other: str, flags: Mapping[str, object]) -> None:
+def refuse(other: str, flags: Mapping[str, object]) -> None:
     """Raise RequestError for flags that were given and have no meaning beside another."""
     from localllm.errors import RequestError
 
@@ -170,7 +180,7 @@ def _refuse(other: str, flags: Mapping[str, object]) -> None:
         raise RequestError(f"{', '.join(given)} cannot be used with {other}.")
 
 
-def _loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -> "tuple[Load, ...]":
+def loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) -> "tuple[Load, ...]":
     """A trial's load each; none for the search for the knee."""
     from localllm.errors import RequestError
     from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
@@ -178,15 +188,15 @@ def _loads(rate: str | None, concurrency: str | None, knee: bool, traced: bool) 
     if sum((rate is not None, concurrency is not None, knee)) > 1:
         raise RequestError("--rate, --concurrency and --knee exclude each other.")
     if rate is not None:
-        return tuple(OpenLoop(value) for value in _numbers(rate, "--rate", float))
+        return tuple(OpenLoop(value) for value in numbers(rate, "--rate", float))
     if concurrency is not None:
-        return tuple(ClosedLoop(int(value)) for value in _numbers(concurrency, "--concurrency", int))
+        return tuple(ClosedLoop(int(value)) for value in numbers(concurrency, "--concurrency", int))
     if knee:
         return ()
     return (OpenLoop(None),) if traced else (ClosedLoop(1),)
 
 
-def _numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[float, ...]:
+def numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[float, ...]:
     """The different numbers of a list with commas. Raises RequestError."""
     from localllm.errors import RequestError
 
@@ -199,7 +209,7 @@ def _numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[flo
     return numbers
 
 
-def _traced(trace: Path, scale: float | None, speedup: float | None, requests: int, seed: int) -> "Source":
+def traced(trace: Path, scale: float | None, speedup: float | None, requests: int, seed: int) -> "Source":
     from localllm.errors import RequestError
     from localllm.measure.loadtest.session import Source
     from localllm.measure.workload.traces import read_trace, scaled
@@ -211,7 +221,7 @@ def _traced(trace: Path, scale: float | None, speedup: float | None, requests: i
     return Source(lambda count, _seed: rows[:count], seed)
 
 
-def _made_up(
+def made_up(
     prompts: Path | None,
     prompt_tokens: str | None,
     answer_tokens: str | None,

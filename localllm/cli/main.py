@@ -26,6 +26,7 @@ from localllm.cli.resident import ps, stop
 from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
+from localllm.cli.simulate import simulate
 from localllm.errors import RequestError
 
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it by name
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cache": cache,
     "bench": bench,
     "loadtest": loadtest,
+    "simulate": simulate,
     "cost": cost,
     "perplexity": perplexity,
     "quantize": quantize,

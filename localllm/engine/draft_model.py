@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from localllm.engine.adapters import KeySpace
@@ -32,13 +32,14 @@ class DraftModel:
 
     It owns its runner, and keeps a runner's sequence for each running one, and those of past ones as long as there is
     room. Both models must have the same tokens; a runner with fewer of them (vocab_size) guesses only where none of the
-    others occur.
+    others occur. clock: the engine's.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
         if not runner.info.can_truncate:
             raise RequestError("The draft model keeps a state that cannot be cut back. Choose another one.")
         self._runner = runner
+        self._clock = clock
         self._cache = PrefixCache(runner)
         self._followed: dict[TokenSequence, _Followed] = {}
         self._broken = False
@@ -62,11 +63,11 @@ class DraftModel:
         ready = [(sequence, count) for sequence, count in wanted if count > 0 and self._follow(sequence)]
         guesses |= {sequence: [] for sequence, _ in ready}
         for at in range(max((count for _, count in ready), default=0)):
-            began = time.monotonic()
+            began = self._clock()
             if not self._advance([sequence for sequence, count in ready if at < count], guesses):
                 return
             if at:  # the first pass also reads what was accepted
-                took = time.monotonic() - began
+                took = self._clock() - began
                 self.token_s += (took - self.token_s) * (0.1 if self.token_s else 1.0)
 
     def forget(self, sequence: TokenSequence) -> None:

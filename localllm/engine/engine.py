@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,12 @@ from localllm.engine.adapters import AdapterSet, adapter_set
 from localllm.engine.context_policy import fit_prompt
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
+from localllm.engine.events import EventWriter
 from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.images import SeesImages, text_of_prompt
 from localllm.engine.inspection import EngineSnapshot, Journal, RequestView, StepRecord
 from localllm.engine.kv_manager import KVManager
-from localllm.engine.plan import Plan
+from localllm.engine.plan import ChunkSize, Plan
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request
 from localllm.engine.runner import Interruptible, Runner
 from localllm.engine.sampling import Sampler
@@ -63,10 +65,11 @@ class Engine:
     """Runs many requests at once on one Runner, which it owns from now on, as it does the draft model.
 
     submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
-    start() begins. context_limit None is the model's own. adapters are those of requests that choose none.
+    start() begins. context_limit None is the model's own. adapters are those of requests that choose none. clock: where
+    all times come from, in seconds; a draft model must have the same. chunk: how many rows a step may have.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter for each thing that its user decides
         self,
         runner: Runner,
         vocabulary: Vocabulary,
@@ -78,8 +81,11 @@ class Engine:
         disk: DiskCache | None = None,
         draft_model: DraftModel | None = None,
         adapters: AdapterSet = (),
+        clock: Callable[[], float] = time.monotonic,
+        chunk: ChunkSize | None = None,
     ) -> None:
         info = runner.info
+        self._clock = clock
         self.runner = runner
         self.context = min(context_limit or info.max_context, info.max_context)
         self._vocabulary = vocabulary
@@ -95,7 +101,7 @@ class Engine:
             wake_engine=self._wake,
             adapters=adapters,
         )
-        self._scheduler = Scheduler(runner, self._kv, max_running, draft_model)
+        self._scheduler = Scheduler(runner, self._kv, max_running, draft_model, clock, chunk)
         self._journal = Journal()
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
@@ -126,9 +132,9 @@ class Engine:
             prompt = fit_prompt(request, context)
         except ContextOverflowError as error:
             raise ContextOverflowError(error.prompt_tokens, context, remedy) from None
-        stream = GenerationStream(self._wake, self._interrupt)
         sampler = Sampler(request.sampling, self.runner.info.vocab_size, text, self._vocabulary.token_bytes)
-        generation = Generation(request, prompt, context, sampler, self._vocabulary, stream, self._adapters_of(request))
+        writer = EventWriter(GenerationStream(self._wake, self._interrupt), request.stop, self._clock)
+        generation = Generation(request, prompt, context, sampler, self._vocabulary, writer, self._adapters_of(request))
         with self._lock:
             if self._closing or self._failure:
                 raise EngineStoppedError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
@@ -136,7 +142,7 @@ class Engine:
                 raise QueueFullError(f"{self._max_waiting} requests are waiting already. Try again in a moment.")
             self._submissions.append(generation)
         self._interrupt()
-        return stream
+        return writer.stream
 
     def step(self) -> bool:
         """Do one round of work on the calling thread; False if there was nothing to do."""
@@ -146,8 +152,7 @@ class Engine:
         plan = self._scheduler.schedule()
         self._report_progress()
         if plan.parts and (logits := self._run(plan)) is not None:
-            accepted = self._sample(plan, logits)
-            self._commit(plan, accepted)
+            self._commit(plan, self._sample(plan, logits))
         ended |= self._end_finished()
         return bool(plan.parts) or plan.again or ended or self._spill()
 
@@ -245,7 +250,7 @@ class Engine:
 
         A failure ends the plan's requests, whose sequences hold what is not known.
         """
-        began = time.monotonic()
+        began = self._clock()
         try:
             logits = self._compute(plan)
         except LocalLLMError as error:
@@ -255,7 +260,7 @@ class Engine:
             return None
         if logits is None:
             return None
-        took = time.monotonic() - began
+        took = self._clock() - began
         self._scheduler.observe(plan, took)
         self._journal.note(StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, took))
         return logits

@@ -1,6 +1,6 @@
 """What the reader of one generation gets: text as it becomes certain, progress, counts and timings."""
 
-import time
+from collections.abc import Callable
 
 from localllm.engine.detokenizer import Detokenizer
 from localllm.engine.request import Counts, FinishReason, Progress, Timings, TokenEvent, TokenLogprob
@@ -10,12 +10,13 @@ from localllm.engine.stream import GenerationStream
 class EventWriter:
     """Makes the events of one generation and pushes them to its stream. stop: the request's stop strings.
 
-    submitted: when the request came, by time.monotonic().
+    It is made when the request comes; clock gives seconds.
     """
 
-    def __init__(self, stream: GenerationStream, stop: tuple[str, ...]) -> None:
+    def __init__(self, stream: GenerationStream, stop: tuple[str, ...], clock: Callable[[], float]) -> None:
         self.stream = stream
-        self.submitted = time.monotonic()
+        self._clock = clock
+        self._submitted = clock()
         self._admitted: float | None = None
         self._first_token: float | None = None
         self._detokenizer = Detokenizer(stop)
@@ -24,6 +25,11 @@ class EventWriter:
         self._text = ""
         self._certain = 0  # characters of text that are certain
         self._progress: Progress | None = None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the request came."""
+        return self._clock() - self._submitted
 
     @property
     def has_token(self) -> bool:
@@ -38,12 +44,12 @@ class EventWriter:
     def admitted(self) -> None:
         """Note that the request has begun to run."""
         if self._admitted is None:
-            self._admitted = time.monotonic()
+            self._admitted = self._clock()
 
     def sampled(self) -> None:
         """Note that a token was sampled: the first one ends the prefill."""
         if self._first_token is None:
-            self._first_token = time.monotonic()
+            self._first_token = self._clock()
 
     def token(self, token_id: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """Add a token with its bytes; those of a token that ends the generation are left out."""
@@ -88,14 +94,14 @@ class EventWriter:
 
     def timings(self) -> Timings:
         """How long each phase has taken so far."""
-        now = time.monotonic()
-        admitted = self._admitted or now
-        first = self._first_token or now
+        now = self._clock()
+        admitted = now if self._admitted is None else self._admitted
+        first = now if self._first_token is None else self._first_token
         return Timings(
-            queue_s=admitted - self.submitted,
+            queue_s=admitted - self._submitted,
             prefill_s=first - admitted,
             decode_s=now - first,
-            ttft_s=first - self.submitted if self._first_token else 0.0,
+            ttft_s=0.0 if self._first_token is None else first - self._submitted,
         )
 
     def _add(self, text: str) -> None:

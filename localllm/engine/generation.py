@@ -1,7 +1,6 @@
 """One request while the engine works on it."""
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,7 +15,6 @@ from localllm.engine.request import ContextPolicy, Counts, FinishReason, Generat
 from localllm.engine.sampling import Sampler
 from localllm.engine.sequence import TokenSequence
 from localllm.engine.speculation import Speculation
-from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError, RequestError
 
 log = logging.getLogger(__name__)
@@ -47,7 +45,7 @@ class Generation:
         context: int,
         sampler: Sampler,
         vocabulary: Vocabulary,
-        stream: GenerationStream,
+        writer: EventWriter,
         adapters: AdapterSet = (),
     ) -> None:
         self.request = request
@@ -56,7 +54,7 @@ class Generation:
             prompt.tokens, request.images, KeySpace(adapters, request.namespace), request.background, request.persist
         )
         self.speculation = Speculation(self.sequence.images.without(self.sequence.tokens))
-        self.writer = EventWriter(stream, request.stop)
+        self.writer = writer
         self.finish_reason: FinishReason | None = None
         self._error: Exception | None = None
         self._prompt = prompt
@@ -87,7 +85,7 @@ class Generation:
     def expired(self) -> bool:
         """Whether the request's time limit has passed."""
         limit = self.request.time_limit_s
-        return limit is not None and time.monotonic() - self.writer.submitted >= limit
+        return limit is not None and self.writer.age >= limit
 
     @property
     def tokens_left(self) -> int:

@@ -1,7 +1,7 @@
 """Which rows the next step computes: admission, chunked prefill, decode first, fair turns, preemption."""
 
-import time
 from bisect import insort
+from collections.abc import Callable
 from itertools import count, groupby
 
 from localllm.engine.draft_model import DraftModel
@@ -30,10 +30,19 @@ class Scheduler:
     The batch stays full, so that turns cost no throughput.
     """
 
-    def __init__(self, runner: Runner, kv: KVManager, max_running: int, draft_model: DraftModel | None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        kv: KVManager,
+        max_running: int,
+        draft_model: DraftModel | None,
+        clock: Callable[[], float],
+        chunk: ChunkSize | None,
+    ) -> None:
         self._runner = runner
         self._kv = kv
         self._max_running = max_running
+        self._clock = clock
         self._arrivals = count()
         self._order: dict[Generation, tuple[bool, int, int, int]] = {}
         self._round = 0  # the latest that a generation was admitted from
@@ -42,7 +51,7 @@ class Scheduler:
         self.running: list[Generation] = []
         self._draft_model = draft_model
         self._patient = isinstance(runner, Interruptible) and runner.info.can_interrupt
-        self.chunk = ChunkSize(runner.info.max_rows)
+        self.chunk = chunk or ChunkSize(runner.info.max_rows)
         self.costs = StepCosts()
         self.preemptions = 0
 
@@ -105,7 +114,7 @@ class Scheduler:
                 break
             self.waiting.remove(generation)
             insort(self.running, generation, key=self._order.__getitem__)
-            self._admitted[generation] = time.monotonic(), generation.generated
+            self._admitted[generation] = self._clock(), generation.generated
             self._round = max(self._round, self._order[generation][2])
         if waiting and not self.running:
             waiting[0].fail(OutOfMemoryError("Cached chats fill the KV memory, and a background request evicts none."))
@@ -129,7 +138,7 @@ class Scheduler:
         """Let running generations whose turn is over wait again, so that another fits; False if that is not enough."""
         if generation.request.background:
             return False
-        now, rank = time.monotonic(), self._order[generation][:2]
+        now, rank = self._clock(), self._order[generation][:2]
         short = not self._fits(generation)
         over = [other for other in self.running if self._order[other][:2] >= rank and self._is_over(other, now, short)]
         over.sort(key=lambda other: (self._order[other][:2], -self._admitted[other][0]))

@@ -17,16 +17,15 @@ _FEW_TOKENS = 1.1  # in a piece; servers hold text back that is no whole charact
 _LATE_S = 0.1  # below this a request counts as sent on time
 
 
-def rows(session: Session) -> list[Row]:
+def rows(trials: Sequence[Trial], slo: Slo | None) -> list[Row]:
     """A table with its headings: of percentiles for one trial, of trials for several."""
-    slo = session.plan.slo
-    summaries = [trial.summary(slo) for trial in session.trials]
+    summaries = [trial.summary(slo) for trial in trials]
     if len(summaries) == 1:
         found = [(name, getattr(summaries[0], field)) for name, field in _LATENCIES]
         return [("MS", "P50", "P95", "P99", "MEAN"), *((name, *_milliseconds(one)) for name, one in found)]
     heads = ("LOAD", "ANSWERED", "REQ/S", "TOK/S", *(f"{name} MS" for name, _ in _LATENCIES))
     table: list[Row] = [(*heads, *(("GOODPUT/S", "SLO MET") if slo else ()))]
-    for trial, summary in sorted(zip(session.trials, summaries, strict=True), key=lambda pair: _size(pair[0])):
+    for trial, summary in sorted(zip(trials, summaries, strict=True), key=lambda pair: _size(pair[0])):
         latencies = (" / ".join(_milliseconds(getattr(summary, field))[:3]) for _, field in _LATENCIES)
         rates = (f"{summary.request_rate:.2f}", f"{summary.token_rate:.1f}")
         good = (f"{summary.goodput:.2f}", f"{summary.attained:.0%}") if slo else ()
@@ -63,16 +62,20 @@ def sentences(session: Session) -> list[str]:
     """What the table does not say: throughput of a single trial, the knee, and what limits the figures."""
     slo = session.plan.slo
     lines: list[str] = []
-    if len(session.trials) == 1:
-        lines += _single(session.trials[0], session.trials[0].summary(slo), slo)
-    elif session.trials:
-        lines.append("Latencies are p50 / p95 / p99.")
+    lines += throughput(session.trials, slo)
     if session.knee is not None and slo is not None:
         lines.append(_knee(session.knee, slo))
     for trial in sorted(session.trials, key=_size):
-        lines += _failures(trial)
+        lines += failures(trial)
     lines += _reservations(session.trials)
     return [*lines, *session.notes, f"--seed {session.source.seed} repeats these requests."]
+
+
+def throughput(trials: Sequence[Trial], slo: Slo | None) -> list[str]:
+    """What stands below the table: throughput and goodput of a single trial."""
+    if len(trials) == 1:
+        return _single(trials[0], trials[0].summary(slo), slo)
+    return ["Latencies are p50 / p95 / p99."] if trials else []
 
 
 def _single(trial: Trial, summary: Summary, slo: Slo | None) -> list[str]:
@@ -96,7 +99,7 @@ def _knee(knee: Knee, slo: Slo) -> str:
     return f"The knee: {share} up to {knee.met:.3g} requests/s, and not at {knee.missed:.3g}."
 
 
-def _failures(trial: Trial) -> list[str]:
+def failures(trial: Trial) -> list[str]:
     """What was not answered, and why."""
     found = Counter(outcome.error for outcome in trial.outcomes if outcome.error is not None)
     lines = [f"{trial.load}: {count} failed: {error}." for error, count in found.most_common(_MOST_ERRORS)]
@@ -128,21 +131,22 @@ def _reservations(trials: Sequence[Trial]) -> list[str]:
     return lines
 
 
-def charts(session: Session) -> list[Chart]:
-    """TTFT and TPOT over the load; for a single trial, over the share of its requests."""
+def charts(name: str, trials: Sequence[Trial]) -> list[Chart]:
+    """TTFT and TPOT over the load; for a single trial, over the share of its requests. name: what was measured."""
     pairs = (("TTFT", "ttft"), ("TPOT", "tpot"))
-    if len(session.trials) == 1:
-        outcomes = [outcome for outcome in session.trials[0].outcomes if outcome.error is None]
-        title = f"{session.model}, {session.trials[0].load}"
+    if len(trials) == 1:
+        outcomes = [outcome for outcome in trials[0].outcomes if outcome.error is None]
+        title = f"{name}, {trials[0].load}"
         return [
-            Chart(title, "% of requests", f"{name} ms", (Series(name, _quantiles(outcomes, field)),))
-            for name, field in pairs
+            Chart(title, "% of requests", f"{head} ms", (Series(head, _quantiles(outcomes, field)),))
+            for head, field in pairs
         ]
-    x_label = "clients" if isinstance(session.trials[0].load, ClosedLoop) else "requests/s"
-    trials = sorted(session.trials, key=_size)
+    x_label = "clients" if isinstance(trials[0].load, ClosedLoop) else "requests/s"
+    ordered = sorted(trials, key=_size)
+    ranks = ("p50", "p95", "p99")
     return [
-        Chart(session.model, x_label, f"{name} ms", tuple(_line(trials, field, rank) for rank in ("p50", "p95", "p99")))
-        for name, field in pairs
+        Chart(name, x_label, f"{head} ms", tuple(_line(ordered, field, rank) for rank in ranks))
+        for head, field in pairs
     ]
 
 
@@ -170,13 +174,14 @@ def as_data(session: Session) -> dict[str, Any]:
         "seed": session.source.seed,
         "slo": None if slo is None else asdict(slo),
         "alone": None if session.alone is None else _request(session.alone, slo),
-        "trials": [_trial(trial, slo) for trial in session.trials],
+        "trials": [trial_data(trial, slo) for trial in session.trials],
         "knee": None if session.knee is None else {**asdict(session.knee), "attained": ATTAINED},
         "notes": session.notes,
     }
 
 
-def _trial(trial: Trial, slo: Slo | None) -> dict[str, Any]:
+def trial_data(trial: Trial, slo: Slo | None) -> dict[str, Any]:
+    """A trial as plain data, every request with it."""
     summary = trial.summary(slo)
     load = trial.load
     return {

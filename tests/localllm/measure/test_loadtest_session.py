@@ -198,7 +198,7 @@ def test_a_server_that_counts_nothing() -> None:
 def test_the_report_of_one_trial() -> None:
     done = measure(session(ClosedLoop(1), slo=Slo(ttft=2, tpot=0.1)), TimedServer())
     assert head(done) == "timed at http://server:1 (openai); one request alone: TTFT 500 ms, TPOT 125 ms"
-    assert rows(done) == [
+    assert rows(done.trials, done.plan.slo) == [
         ("MS", "P50", "P95", "P99", "MEAN"),
         ("TTFT", *["500"] * 4),
         ("ITL", *["125"] * 4),
@@ -208,17 +208,17 @@ def test_the_report_of_one_trial() -> None:
     first, second, *_ = sentences(done)
     assert first.startswith("1 client: 8 of 8 requests answered in 8.0 s, 1.00 requests/s, 5.0 generated tokens/s")
     assert second == "Goodput at ttft=2s,tpot=0.1s: 0.00 requests/s (0% of the requests)."
-    (chart, _) = charts(done)
+    (chart, _) = charts(done.model, done.trials)
     assert chart.series[0].points[-1] == pytest.approx((100, 500))
 
 
 def test_the_report_of_several_trials() -> None:
     done = measure(session(ClosedLoop(2), ClosedLoop(1), slo=Slo(ttft=1)), TimedServer())
-    found = rows(done)
+    found = rows(done.trials, done.plan.slo)
     assert found[0][-2:] == ("GOODPUT/S", "SLO MET")
     assert [row[0] for row in found[1:]] == ["1 client", "2 clients"]
     assert found[1][-1] == "100%"
-    assert [[x for x, _ in series.points] for series in charts(done)[0].series] == [[1, 2]] * 3
+    assert [[x for x, _ in series.points] for series in charts(done.model, done.trials)[0].series] == [[1, 2]] * 3
     data = as_data(done)
     assert [trial["clients"] for trial in data["trials"]] == [2, 1]
     assert data["trials"][1]["ttft"]["p95"] == pytest.approx(0.5)

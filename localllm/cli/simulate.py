@@ -1,0 +1,285 @@
+"""localllm simulate: the engine under load on a machine that need not be here, in virtual time."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli import loadtest
+from localllm.cli.options import AsJson, Debug, model_names
+from localllm.cli.terminal import StatusLine, answer, note
+from localllm.text import table
+
+if TYPE_CHECKING:
+    from localllm.measure.latency import Slo
+    from localllm.measure.simulate.costs import StepTimes
+    from localllm.measure.simulate.experiments import Server
+    from localllm.measure.simulate.machines import Machine
+    from localllm.measure.simulate.report import Run
+    from localllm.measure.simulate.shape import ModelShape
+
+_DEFAULT_MACHINE = "RTX 4090"
+_ROUNDS = 3
+MOST_SLOTS = 256
+_GIGA = 1e9
+
+
+def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Name or path of a model (Llama-3-8B's shape).", autocompletion=model_names),
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Machine of the table in docs/inference.md ({_DEFAULT_MACHINE})."),
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Load the model and time its steps here.")] = False,
+    bench: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take this machine's figures from localllm bench --json.")
+    ] = None,
+    bandwidth: Annotated[float | None, typer.Option(metavar="GB/S", min=0.001, help="Memory bandwidth.")] = None,
+    compute: Annotated[
+        float | None, typer.Option(metavar="GOP/S", min=0.001, help="Arithmetic, such as bench's int8 figure.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GB", min=0.001, help="Memory for weights, keys and values.")
+    ] = None,
+    overhead: Annotated[float, typer.Option(metavar="MS", min=0, help="Further time of each step.")] = 0.0,
+    devices: Annotated[int, typer.Option(metavar="N", min=1, help="Equal devices, tensor parallel.")] = 1,
+    link: Annotated[float, typer.Option(metavar="GB/S", min=0.001, help="Link between devices.")] = 25.0,
+    link_latency: Annotated[float, typer.Option(metavar="US", min=0, help="Time of a message over it.")] = 10.0,
+    slots: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that run at once.")] = 8,
+    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that wait, at most.")] = 64,
+    batching: Annotated[str, typer.Option(metavar="HOW", help="continuous, static or none.")] = "continuous",
+    chunked_prefill: Annotated[bool, typer.Option(help="Compute long prompts in pieces.")] = True,
+    prefix_cache: Annotated[bool, typer.Option(help="Reuse keys and values of known prefixes.")] = True,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(metavar="A", help="Draft with a model whose guesses are right so often."),
+    ] = None,
+    draft_cost: Annotated[
+        float,
+        typer.Option(metavar="C", help="Time of the draft model's steps, a share of the model's."),
+    ] = 0.1,
+    trace: loadtest.Trace = None,
+    scale: loadtest.Scale = None,
+    speedup: loadtest.Speedup = None,
+    prompt_tokens: loadtest.PromptTokens = None,
+    answer_tokens: loadtest.AnswerTokens = None,
+    shared_prefix: loadtest.SharedPrefix = None,
+    prefixes: loadtest.Prefixes = None,
+    rate: loadtest.Rate = None,
+    concurrency: loadtest.Concurrency = None,
+    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests.")] = 100,
+    slo: loadtest.Bounds = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of lengths, tokens and arrivals.")] = 1,
+    experiment: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A preset, or all; see docs/simulate.md.")
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw TTFT, TPOT and the queue in the terminal.")] = False,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them to a new SVG file.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Simulate a server under load: the real engine on a virtual clock.
+
+    Scheduling, batching, prefix cache and speculation are the engine's own; only the time of a step comes from a cost
+    model, by the machine's figures or as measured here. Nothing is loaded without --measure.
+
+    Exits with 0 when done, 2 for what cannot be simulated.
+    """
+    from localllm.errors import RequestError
+    from localllm.measure.latency import Slo
+    from localllm.measure.simulate import report
+    from localllm.measure.simulate.costs import scaled, shared_by
+    from localllm.measure.simulate.experiments import Server
+    from localllm.measure.simulate.machines import Link
+    from localllm.measure.simulate.runner import PAGE
+    from localllm.measure.simulate.simulation import Batching, Draft, Setup
+    from localllm.measure.simulate.simulation import simulate as play
+
+    for option, value, most in (
+        ("--slots", slots, MOST_SLOTS),
+        ("--requests", requests, loadtest.MOST_REQUESTS),
+        ("--acceptance", acceptance, 1),
+        ("--draft-cost", draft_cost, 1),
+    ):
+        if value is not None and not 0 <= value <= most:
+            raise RequestError(f"{option} is {value}; give a number from 0 to {most}.")
+    if batching not in tuple(Batching):
+        raise RequestError(f"--batching is {batching!r}; give {', '.join(Batching)}.")
+    if plot and as_json:
+        raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
+    if svg is not None and svg.exists():
+        raise RequestError(f"{svg} exists already; choose another file for --svg.")
+    if sum((machine is not None, measure, bench is not None)) > 1:
+        raise RequestError("--machine, --measure and --bench exclude each other.")
+    figures = _Figures(machine, bench, bandwidth, compute, memory, overhead)
+    with StatusLine() as status:
+        shape, computer, times = _costs(model, measure, figures, status)
+    connection = Link(link * _GIGA, link_latency / 1e6)
+    shared = shared_by(times, devices, shape, connection)
+    setup = Setup(
+        shared,
+        shape.pages(computer.memory * devices, PAGE),
+        shape.context,
+        slots,
+        max_queue,
+        batching=Batching(batching),
+        chunked_prefill=chunked_prefill,
+        prefix_cache=prefix_cache,
+        draft=None if acceptance is None else Draft(scaled(shared, draft_cost), acceptance),
+    )
+    if experiment is not None:
+        loadtest.refuse(
+            "--experiment, which has loads of its own",
+            {
+                "--trace": trace,
+                "--scale": scale,
+                "--speedup": speedup,
+                "--prompt-tokens": prompt_tokens,
+                "--answer-tokens": answer_tokens,
+                "--shared-prefix": shared_prefix,
+                "--prefixes": prefixes,
+                "--rate": rate,
+                "--concurrency": concurrency,
+                "--slo": slo,
+                "--svg": svg,
+                "--plot": plot or None,
+                "--devices": devices if devices > 1 else None,
+                "--acceptance": acceptance,
+                "--batching": None if batching == Batching.CONTINUOUS else batching,
+            },
+        )
+        _experiments(experiment, Server(shape, computer, connection, setup, str(seed)), as_json)
+        return
+    goal = None if slo is None else Slo.parse(slo)
+    wanted = loadtest.loads(rate, concurrency, False, trace is not None)
+    if trace is not None:
+        shapes = {"--prompt-tokens": prompt_tokens, "--shared-prefix": shared_prefix, "--prefixes": prefixes}
+        loadtest.refuse("--trace", {**shapes, "--answer-tokens": answer_tokens})
+        source = loadtest.traced(trace, scale, speedup, requests, seed)
+    else:
+        loadtest.refuse("requests that are not a trace's; they need --trace", {"--scale": scale, "--speedup": speedup})
+        source = loadtest.made_up(None, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
+    runs = []
+    with StatusLine() as status:
+        for number, load in enumerate(wanted, 1):
+            status.show(f"simulating {load}")
+            asked = source.requests(requests, number, load)
+            runs.append(report.Run(load, len(asked), play(setup, asked, load, f"{seed} {number}")))
+    head = f"{shape.name} on {computer}" + (f" x {devices}" if devices > 1 else "")
+    _print(head, runs, goal, as_json, plot, svg)
+
+
+class _Figures:
+    """What the flags say of the machine, in their units."""
+
+    def __init__(
+        self,
+        name: str | None,
+        bench: Path | None,
+        bandwidth: float | None,
+        compute: float | None,
+        memory: float | None,
+        overhead: float,
+    ) -> None:
+        self.name, self.bench = name, bench
+        self.bandwidth, self.peak, self.memory = (
+            None if value is None else value * _GIGA for value in (bandwidth, compute, memory)
+        )
+        self.overhead = overhead / 1e3
+
+    def machine(self) -> "Machine":
+        """The machine to simulate. Raises RequestError where figures are missing."""
+        from localllm.measure.simulate.machines import from_bench, named, of_figures
+
+        if self.bench is not None:
+            loadtest.refuse("--bench", {"--bandwidth": self.bandwidth, "--compute": self.peak})
+            return from_bench(self.bench, self.memory_here(), self.overhead)
+        if self.name is None and self.bandwidth is not None:
+            return of_figures("a machine", self.bandwidth, self.peak, self.memory_here(), self.overhead)
+        return named(self.name or _DEFAULT_MACHINE, self.bandwidth, self.peak, self.memory, self.overhead)
+
+    def memory_here(self) -> float:
+        """The memory given, else what is free here."""
+        from cpu_kernels.limits import available_memory
+
+        return self.memory or float(available_memory())
+
+
+def _costs(
+    model: str | None, measure: bool, figures: _Figures, status: StatusLine
+) -> "tuple[ModelShape, Machine, StepTimes]":
+    """The model's shape, the machine, and what its steps take."""
+    from gguf_io import open_model
+    from localllm.engine.backends import open_runner
+    from localllm.errors import RequestError
+    from localllm.library import resolve
+    from localllm.measure.simulate.costs import roofline
+    from localllm.measure.simulate.fit import machine_of
+    from localllm.measure.simulate.fit import measure as measure_steps
+    from localllm.measure.simulate.shape import ModelShape, llama_3_8b
+    from localllm.settings import load_settings
+
+    if model is None:
+        if measure:
+            raise RequestError("--measure needs a model to load.")
+        machine = figures.machine()
+        return (shape := llama_3_8b()), machine, roofline(shape, machine)
+    with open_model(resolve(model)) as file:
+        shape = ModelShape.of_file(file)
+        if not measure:
+            machine = figures.machine()
+            return shape, machine, roofline(shape, machine)
+        loadtest.refuse("--measure", {"--bandwidth": figures.bandwidth, "--compute": figures.peak})
+        memory = figures.memory_here()
+        runner, _ = open_runner(file, load_settings({}), lambda what, share: status.show(f"{what}: {share:.0%}"))
+        try:
+            times = measure_steps(runner, time.perf_counter, _ROUNDS, figures.overhead, status.show)
+        finally:
+            runner.close()
+        return shape, machine_of(times, shape, memory), times
+
+
+def _experiments(name: str, server: "Server", as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from localllm.errors import RequestError
+    from localllm.measure.simulate.experiments import EXPERIMENTS, as_text
+
+    if name != "all" and name not in EXPERIMENTS:
+        raise RequestError(f"--experiment is {name!r}; give all, or one of {', '.join(EXPERIMENTS)}.")
+    findings = []
+    for one in EXPERIMENTS if name == "all" else (name,):
+        with StatusLine() as status:
+            status.show(f"simulating {one}")
+            findings.append(EXPERIMENTS[one](server))
+        if not as_json:
+            head = f"{server.shape.name} on {server.machine}\n\n" if len(findings) == 1 else "\n"
+            answer(head + as_text(findings[-1]))
+    if as_json:
+        answer(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False) + "\n")
+
+
+def _print(head: str, runs: "list[Run]", slo: "Slo | None", as_json: bool, plot: bool, svg: Path | None) -> None:
+    from localllm.measure import charts
+    from localllm.measure.loadtest import report as loads
+    from localllm.measure.simulate import report
+
+    if as_json:
+        data = {"simulated": head, "trials": [report.as_data(run, slo) for run in runs]}
+        answer(json.dumps(data, ensure_ascii=False) + "\n")
+    else:
+        answer(f"Simulated: {head}\n\n{table(loads.rows([run.trial for run in runs], slo))}\n")
+        answer("".join(f"{line}\n" for line in report.sentences(runs, slo)))
+        answer(f"\n{table(report.rows(runs))}")
+    drawn = report.charts(head, runs) if plot or svg else []
+    if plot:
+        answer("".join(f"\n{charts.in_terminal(chart)}" for chart in drawn))
+    if svg is not None:
+        with svg.open("x", encoding="utf-8") as file:
+            file.write(charts.svg(drawn))
+        note(f"Wrote {svg}.")

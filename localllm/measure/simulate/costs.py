@@ -1,0 +1,114 @@
+"""How long a step takes, by its rows, by the contexts that they look at, and by the logits that are wanted.
+
+The parts of a step are added. Matrix products follow a curve over the rows, so that it can be the roofline of a
+machine's figures or what was measured; attention costs a time for each stored token that a sequence reads, and for each
+token that each of its rows looks at.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from localllm.measure.formulas import serving, speed
+from localllm.measure.simulate.machines import Link, Machine
+from localllm.measure.simulate.shape import ModelShape
+
+_MOST_ROWS = 8192
+_F16_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds by a number of rows, through points of ascending rows, straight lines between them.
+
+    Nothing for 0 rows, the first point's time below it, and the last line's slope beyond the last point.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __call__(self, rows: int) -> float:
+        if not rows:
+            return 0.0
+        if rows <= self.points[0][0] or len(self.points) == 1:
+            return self.points[0][1]
+        at = min(bisect_right([count for count, _ in self.points], rows), len(self.points) - 1)
+        (low, below), (high, above) = self.points[at - 1], self.points[at]
+        return below + (above - below) * (rows - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The times of a step's parts in seconds.
+
+    products: the rows' matrix products, without those of logits. logits: those, by the rows that want some. kv_token:
+    for a stored token that a sequence of the step reads. lookup: for a token that a row looks at. fixed: of any step.
+    """
+
+    products: Curve
+    logits: Curve
+    kv_token: float = 0.0
+    lookup: float = 0.0
+    fixed: float = 0.0
+
+    def seconds(self, parts: Iterable[tuple[int, int]], wanted: int) -> float:
+        """Time of a step. parts: for each sequence its new rows, and its length with them. wanted: rows with logits."""
+        rows, read, looked = 0, 0, 0.0
+        for count, length in parts:
+            rows += count
+            read += length
+            looked += count * (2 * length - count + 1) / 2
+        times = self.products(rows) + self.logits(wanted)
+        return self.fixed + times + read * self.kv_token + looked * self.lookup
+
+
+def roofline(shape: ModelShape, machine: Machine) -> StepTimes:
+    """The least times that a machine's figures allow: what is read against what is computed, the larger of the two."""
+
+    def curve(read_once: float, operations: float, experts: float = 0.0) -> Curve:
+        knee = speed.critical_batch(machine.peak, machine.bandwidth, 2 * read_once / operations) if operations else 1.0
+        counts = {float(2**power) for power in range(_MOST_ROWS.bit_length())} | ({knee} if knee > 1 else set())
+        return Curve(tuple((rows, _larger(rows, read_once, operations, experts)) for rows in sorted(counts)))
+
+    def _larger(rows: float, read_once: float, operations: float, experts: float) -> float:
+        read = read_once + experts * shape.experts_share(rows)
+        return max(read / machine.bandwidth, rows * operations / machine.peak)
+
+    return StepTimes(
+        curve(shape.dense_bytes, shape.row_operations, shape.expert_bytes),
+        curve(shape.output_bytes, shape.output_operations),
+        shape.kv_bytes_per_token / machine.bandwidth,
+        shape.lookup_operations / machine.peak,
+        machine.overhead,
+    )
+
+
+def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> StepTimes:
+    """The same model on several equal devices with tensor parallelism: a stated model, not the engine's.
+
+    Each computes its part of the products and of the attention; after both halves of each layer the activations of all
+    rows are summed over a ring (formulas.serving.tensor_parallel_seconds). Nothing overlaps.
+    """
+    if devices == 1:
+        return times
+
+    def share(rows: float, seconds: float) -> tuple[float, float]:
+        width, layers = shape.embedding, shape.layers
+        parts = seconds / devices
+        size = rows * width * _F16_BYTES
+        return rows, parts + 2 * layers * serving.ring_allreduce_seconds(size, devices, link.bandwidth, link.latency)
+
+    products = Curve(tuple(share(rows, seconds) for rows, seconds in times.products.points))
+    logits = Curve(tuple((rows, seconds / devices) for rows, seconds in times.logits.points))
+    return replace(
+        times, products=products, logits=logits, kv_token=times.kv_token / devices, lookup=times.lookup / devices
+    )
+
+
+def scaled(times: StepTimes, factor: float) -> StepTimes:
+    """The same steps, each so many times as long."""
+
+    def curve(one: Curve) -> Curve:
+        return Curve(tuple((rows, factor * seconds) for rows, seconds in one.points))
+
+    rest = (factor * times.kv_token, factor * times.lookup, factor * times.fixed)
+    return StepTimes(curve(times.products), curve(times.logits), *rest)

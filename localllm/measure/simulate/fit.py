@@ -1,0 +1,127 @@
+"""Step times of a model on this machine: a runner's own steps, timed."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from localllm.engine.runner import Runner
+from localllm.errors import RequestError
+from localllm.measure.simulate.costs import Curve, StepTimes
+from localllm.measure.simulate.machines import Machine
+from localllm.measure.simulate.shape import ModelShape
+
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+_WANTED = (1, 4, 16, 32)
+_DEPTH = 1024
+_MANY = 64
+_TOKENS = 509  # a prime: made-up prompts repeat late
+
+
+def measure(
+    runner: Runner,
+    clock: Callable[[], float],
+    rounds: int,
+    overhead: float,
+    tell: Callable[[str], None],
+    largest: int = _ROWS[-1],
+) -> StepTimes:
+    """Time steps of many sizes, in rounds after one that does not count; medians are kept. tell hears how far it is.
+
+    overhead: seconds of a step outside of the runner. largest: rows of the largest step timed. Takes a second to a
+    minute, by the model. The runner must be idle; nothing stays in it. Raises RequestError where it is too small.
+    """
+    info = runner.info
+    depth = min(_DEPTH, info.max_context - _MANY, (info.pages_total - 8) * info.page_size // 2 - _MANY)
+    most = min(info.max_rows, info.max_context, max(largest, _MANY))
+    if depth < 1 or most < _MANY:
+        raise RequestError(
+            f"Steps cannot be measured with {info.max_rows} rows a step, a context of {info.max_context} and "
+            f"{info.pages_total * info.page_size} tokens of memory; {_MANY} rows after others are needed."
+        )
+    rows = [count for count in _ROWS if count <= most]
+    plain: dict[int, list[float]] = {count: [] for count in {*rows, *(_WANTED), _MANY} if count <= most}
+    logits: dict[int, list[float]] = {count: [] for count in _WANTED if count <= most}
+    deep: dict[int, list[float]] = {1: [], _MANY: []}
+    bench = _Steps(runner, clock)
+    filled = bench.filled(depth)
+    for number in range(rounds + 1):
+        tell(f"measuring steps, round {number} of {rounds}")
+        for count, times in plain.items():
+            _keep(times, bench.seconds(None, count, 0), number)
+        for count, times in logits.items():
+            _keep(times, bench.seconds(None, count, count), number)
+        for count, times in deep.items():
+            _keep(times, bench.seconds(filled, count, 0), number)
+    runner.free_sequence(filled)
+    return replace(_fitted(plain, logits, deep, depth), fixed=overhead)
+
+
+def machine_of(times: StepTimes, shape: ModelShape, memory: float) -> Machine:
+    """The figures that the step times come to: what a step of one row reads, and what the largest one computes."""
+    rows, seconds = times.products.points[-1]
+    read = shape.dense_bytes + shape.expert_bytes * shape.experts_share(1) + shape.output_bytes
+    bandwidth = read / (times.products(1) + times.logits(1))
+    return Machine("this machine, as measured", bandwidth, rows * shape.row_operations / seconds, memory)
+
+
+def _keep(times: list[float], seconds: float, number: int) -> None:
+    """The first round warms up."""
+    if number:
+        times.append(seconds)
+
+
+def _fitted(
+    plain: dict[int, list[float]], logits: dict[int, list[float]], deep: dict[int, list[float]], depth: int
+) -> StepTimes:
+    """The step times that medians tell.
+
+    With d stored tokens before it, a step of r rows takes (kv_token + r * lookup) * d longer: two numbers of rows give
+    both. A step of r rows on an empty sequence has looked at r tokens itself, which is taken off the curve.
+    """
+    times = {count: statistics.median(values) for count, values in plain.items()}
+    one, many = (max(statistics.median(deep[rows]) - times[rows], 0.0) / depth for rows in (1, _MANY))
+    lookup = max(many - one, 0.0) / (_MANY - 1)
+    kv_token = max(one - lookup, 0.0)
+    products = [
+        (float(rows), max(seconds - rows * kv_token - rows * (rows + 1) / 2 * lookup, 1e-9))
+        for rows, seconds in sorted(times.items())
+    ]
+    wanted = [
+        (float(rows), max(statistics.median(values) - times[rows], 1e-9)) for rows, values in sorted(logits.items())
+    ]
+    return StepTimes(Curve(tuple(products)), Curve(tuple(wanted)), kv_token, lookup)
+
+
+class _Steps:
+    """Single steps of a runner."""
+
+    def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
+        self._runner, self._clock = runner, clock
+        self._next = 0
+
+    def filled(self, depth: int) -> int:
+        """A sequence of so many tokens."""
+        sequence, most = self._runner.create_sequence(), self._runner.info.max_rows
+        for first in range(0, depth, most):
+            self._run(sequence, min(most, depth - first), 0)
+        return sequence
+
+    def seconds(self, filled: int | None, rows: int, wanted: int) -> float:
+        """Time of a step of so many rows after a filled sequence; the last `wanted` rows get logits."""
+        runner = self._runner
+        sequence = (
+            runner.create_sequence() if filled is None else runner.fork_sequence(filled, runner.sequence_length(filled))
+        )
+        began = self._clock()
+        self._run(sequence, rows, wanted)
+        took = self._clock() - began
+        runner.free_sequence(sequence)
+        return took
+
+    def _run(self, sequence: int, rows: int, wanted: int) -> None:
+        start = self._runner.sequence_length(sequence)
+        last: Sequence[int] = range(rows - wanted, rows)
+        self._next += rows
+        vocabulary = min(_TOKENS, self._runner.info.vocab_size)
+        tokens = [(self._next + row * row) % vocabulary for row in range(rows)]
+        self._runner.run(tokens, range(start, start + rows), [sequence] * rows, last)

@@ -1,0 +1,221 @@
+"""A Runner that computes nothing: real accounting of pages, made-up tokens, and time that passes on a virtual clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_io.runner_info import RunnerInfo
+from localllm.engine.adapters import AdapterSet
+from localllm.measure.simulate.costs import StepTimes
+
+VOCABULARY = 16_384
+PAGE = 16
+_MIX = 2654435761  # Knuth's multiplicative hash
+_EXACT = 1 << 16
+
+
+class VirtualClock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class SimulatedVocabulary:
+    """Every token is a character, and none ends an answer."""
+
+    eog_ids: frozenset[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The same for all."""
+        return b"x"
+
+
+def next_token(token: int, position: int) -> int:
+    """What comes after a token at a position: the same for everyone who has the same history."""
+    return (token * _MIX + position * 40503) % (VOCABULARY - 1) + 1
+
+
+@dataclass(slots=True)
+class Use:
+    """What a runner has done. Seconds are virtual.
+
+    kv_seconds: integral of the share of the pages that the sequences of a step hold. kv_peak: the highest share.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    kv_seconds: float = 0.0
+    kv_peak: float = 0.0
+
+
+class SimulatedRunner:
+    """Fulfils localllm.engine.runner.Runner; `run` moves the clock on by what the step times say.
+
+    accuracy: the chance that the likeliest token is the one that a runner with accuracy 1 would choose, so that one
+    with less drafts for it with that acceptance rate.
+    """
+
+    def __init__(
+        self,
+        times: StepTimes,
+        clock: VirtualClock,
+        *,
+        pages: int,
+        context: int,
+        kv_bytes_per_token: int = 1,
+        max_rows: int = 512,
+        max_sequences: int = 1024,
+        accuracy: float = 1.0,
+    ) -> None:
+        self._info = RunnerInfo(
+            "simulated", VOCABULARY, context, max_rows, max_sequences, PAGE, pages, kv_bytes_per_token, "simulated"
+        )
+        self._times, self._clock = times, clock
+        self._accuracy = accuracy
+        self._tables: dict[int, list[int]] = {}
+        self._lengths: dict[int, int] = {}
+        self._references = [0] * pages
+        self._free = list(range(pages - 1, -1, -1))
+        self._next = 0
+        self.use = Use()
+
+    @property
+    def info(self) -> RunnerInfo:
+        """What the engine must know."""
+        return self._info
+
+    def pages_free(self) -> int:
+        """Pages that no sequence holds."""
+        return len(self._free)
+
+    def page_holders(self) -> NDArray[np.int32]:
+        """How many sequences hold each page."""
+        return np.array(self._references, np.int32)
+
+    def pages_needed(self, sequence: int, tokens: int) -> int:
+        """New pages for these tokens, and a copy of a shared last page."""
+        if not tokens:
+            return 0
+        length, table = self._lengths[sequence], self._tables[sequence]
+        return -(-(length + tokens) // PAGE) - len(table) + self._last_is_shared(sequence)
+
+    def create_sequence(self, adapters: AdapterSet = ()) -> int:
+        """Return an empty sequence."""
+        self._next += 1
+        self._tables[self._next], self._lengths[self._next] = [], 0
+        return self._next
+
+    def fork_sequence(self, source: int, length: int) -> int:
+        """Return a sequence that shares the first `length` tokens."""
+        fork = self.create_sequence()
+        self._tables[fork] = self._tables[source][: -(-length // PAGE)]
+        self._lengths[fork] = length
+        for page in self._tables[fork]:
+            self._references[page] += 1
+        return fork
+
+    def truncate_sequence(self, sequence: int, length: int) -> None:
+        """Forget what comes after `length` tokens."""
+        table, keep = self._tables[sequence], -(-length // PAGE)
+        self._drop(table[keep:])
+        del table[keep:]
+        self._lengths[sequence] = length
+
+    def free_sequence(self, sequence: int) -> None:
+        """Give a sequence back."""
+        self._drop(self._tables.pop(sequence))
+        del self._lengths[sequence]
+
+    def sequence_length(self, sequence: int) -> int:
+        """Tokens stored."""
+        return self._lengths[sequence]
+
+    def run(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Store the rows, let their time pass, and give each wanted row one token that is far the likeliest."""
+        parts = []
+        for sequence, rows in groupby(sequences):
+            count = sum(1 for _ in rows)
+            self._append(sequence, count)
+            parts.append((count, self._lengths[sequence]))
+        seconds = self._times.seconds(parts, len(wanted))
+        self._clock.advance(seconds)
+        self._note(len(tokens), set(sequences), seconds)
+        logits = np.zeros((len(wanted), VOCABULARY), np.float32)
+        for at, row in enumerate(wanted):
+            logits[at, self._guess(tokens[row], positions[row])] = 1.0
+        return logits
+
+    def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
+        """There is nothing to export: simulations have no disk tier."""
+        raise NotImplementedError("a simulated runner stores no keys and values")
+
+    def import_kv(self, sequence: int, start: int, stop: int, data: bytes) -> None:
+        """There is nothing to import."""
+        raise NotImplementedError("a simulated runner stores no keys and values")
+
+    def check_integrity(self, sequences: set[int]) -> None:
+        """Raise RuntimeError unless these sequences are alive and hold just the pages that are taken."""
+        counted = [0] * self._info.pages_total
+        for table in self._tables.values():
+            for page in table:
+                counted[page] += 1
+        if set(self._tables) != sequences or counted != self._references or counted.count(0) != len(self._free):
+            raise RuntimeError("simulated pages do not add up")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _guess(self, token: int, position: int) -> int:
+        right = next_token(token, position)
+        if self._accuracy >= 1:
+            return right
+        luck = ((token * 31 + position) * _MIX >> 8) % _EXACT / _EXACT
+        return right if luck < self._accuracy else right % (VOCABULARY - 1) + 1
+
+    def _note(self, rows: int, active: set[int], seconds: float) -> None:
+        held = len(set().union(*(self._tables[sequence] for sequence in active))) / self._info.pages_total
+        use = self.use
+        use.steps += 1
+        use.rows += rows
+        use.seconds += seconds
+        use.kv_seconds += held * seconds
+        use.kv_peak = max(use.kv_peak, held)
+
+    def _append(self, sequence: int, tokens: int) -> None:
+        if self.pages_needed(sequence, tokens) > len(self._free):
+            raise RuntimeError("pages ran out: the caller did not ask pages_needed")
+        table = self._tables[sequence]
+        if self._last_is_shared(sequence):
+            self._drop([table.pop()])
+            table.append(self._take())
+        self._lengths[sequence] += tokens
+        while len(table) * PAGE < self._lengths[sequence]:
+            table.append(self._take())
+
+    def _last_is_shared(self, sequence: int) -> bool:
+        return self._lengths[sequence] % PAGE != 0 and self._references[self._tables[sequence][-1]] > 1
+
+    def _take(self) -> int:
+        page = self._free.pop()
+        self._references[page] = 1
+        return page
+
+    def _drop(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._references[page] -= 1
+            if not self._references[page]:
+                self._free.append(page)

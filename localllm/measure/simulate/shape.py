@@ -1,0 +1,160 @@
+"""What must be known of a model to tell its times: sizes and operations, from a file's header or from figures."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from gguf_io import ModelFile
+from localllm.errors import RequestError
+from localllm.measure.formulas import memory, speed
+
+_EXPERTS = "_exps."
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes in bytes. Operations are of a row: a multiply-add counts as two.
+
+    weights: of the whole file, in memory. dense_bytes and expert_bytes: read by a step, without the output matrix; of
+    the experts, a step reads those that its rows use. lookup_operations: for each token that a row looks at. Sliding
+    windows are not known: every layer looks at the whole context.
+    """
+
+    name: str
+    layers: int
+    embedding: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    context: int
+    weights: float
+    dense_bytes: float
+    output_bytes: float
+    row_operations: float
+    output_operations: float
+    expert_bytes: float = 0.0
+    experts: int = 0
+    experts_used: int = 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In f16."""
+        return int(memory.kv_bytes_per_token(self.layers, self.kv_heads, self.head_size))
+
+    @property
+    def lookup_operations(self) -> float:
+        """Of attention, over all layers and heads."""
+        return speed.operations_per_token(0, self.layers, self.heads, self.head_size, 1)
+
+    def experts_share(self, rows: float) -> float:
+        """The share of the experts that a step of so many rows reads, 0 to 1."""
+        if not self.experts:
+            return 0.0
+        return speed.experts_read(self.experts, self.experts_used, math.ceil(rows)) / self.experts
+
+    def pages(self, memory_bytes: float, page: int) -> int:
+        """Pages of keys and values of `page` tokens beside the weights. Raises RequestError where not one fits."""
+        pages = int((memory_bytes - self.weights) // (self.kv_bytes_per_token * page))
+        if pages < 1:
+            raise RequestError(
+                f"{self.name} takes {self.weights / 1e9:.1f} GB of weights, which leaves nothing of "
+                f"{memory_bytes / 1e9:.1f} GB for keys and values. Take fewer bits, more devices, or more --memory."
+            )
+        return pages
+
+    @classmethod
+    def of_file(cls, file: ModelFile) -> Self:
+        """From a file's header. Raises UnsupportedModelError for architectures that the native engine does not know."""
+        from models.config import read_config
+
+        config = read_config(file)
+        tensors = file.tensors
+        output = tensors[_OUTPUT if _OUTPUT in tensors else _EMBEDDING]
+        rest = [each for name, each in tensors.items() if name not in (_EMBEDDING, _OUTPUT)]
+        experts = [each for each in rest if _EXPERTS in each.name]
+        expert_bytes = sum(each.nbytes for each in experts)
+        used = config.experts_used / config.experts if config.experts else 0.0
+        dense = sum(math.prod(each.shape) for each in rest if _EXPERTS not in each.name)
+        return cls(
+            name=file.path.name,
+            layers=config.layers,
+            embedding=config.embedding,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_size=config.head_size,
+            context=config.context,
+            weights=file.weights_bytes,
+            dense_bytes=sum(each.nbytes for each in rest) - expert_bytes,
+            output_bytes=output.nbytes,
+            row_operations=speed.operations_per_token(dense + used * sum(math.prod(each.shape) for each in experts)),
+            output_operations=speed.operations_per_token(math.prod(output.shape)),
+            expert_bytes=expert_bytes,
+            experts=config.experts,
+            experts_used=config.experts_used,
+        )
+
+    @classmethod
+    def of_figures(
+        cls,
+        name: str,
+        parameters: float,
+        bits: float,
+        *,
+        layers: int,
+        embedding: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        vocabulary: int,
+        context: int,
+    ) -> Self:
+        """A dense model with an embedding and an output matrix, all of the same bits."""
+        output = float(vocabulary * embedding)
+        dense = parameters - 2 * output
+        return cls(
+            name=name,
+            layers=layers,
+            embedding=embedding,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head_size,
+            context=context,
+            weights=memory.weight_bytes(parameters, bits),
+            dense_bytes=memory.weight_bytes(dense, bits),
+            output_bytes=memory.weight_bytes(output, bits),
+            row_operations=speed.operations_per_token(dense),
+            output_operations=speed.operations_per_token(output),
+        )
+
+
+def llama_3_8b(bits: float = 4.9) -> ModelShape:
+    """The shape of Llama-3-8B."""
+    return ModelShape.of_figures(
+        f"Llama-3-8B's shape, {bits:g} bits",
+        8.03e9,
+        bits,
+        layers=32,
+        embedding=4096,
+        heads=32,
+        kv_heads=8,
+        head_size=128,
+        vocabulary=128256,
+        context=8192,
+    )
+
+
+def llama_3_70b(bits: float = 4.9) -> ModelShape:
+    """The shape of Llama-3-70B."""
+    return ModelShape.of_figures(
+        f"Llama-3-70B's shape, {bits:g} bits",
+        70.6e9,
+        bits,
+        layers=80,
+        embedding=8192,
+        heads=64,
+        kv_heads=8,
+        head_size=128,
+        vocabulary=128256,
+        context=8192,
+    )

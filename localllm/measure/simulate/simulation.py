@@ -1,0 +1,250 @@
+"""Requests through the real engine in virtual time."""
+
+import zlib
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+
+from localllm.engine.draft_model import DraftModel
+from localllm.engine.engine import Engine, EngineStats
+from localllm.engine.plan import ChunkSize
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.stream import GenerationStream
+from localllm.errors import LocalLLMError
+from localllm.measure.latency import Outcome
+from localllm.measure.loadtest.trial import ClosedLoop, Load
+from localllm.measure.simulate.costs import StepTimes
+from localllm.measure.simulate.runner import VOCABULARY, SimulatedRunner, SimulatedVocabulary, Use, VirtualClock
+from localllm.measure.workload.requests import Request
+
+_GREEDY = SamplingParams(temperature=0)
+_BLOCKS_KEPT = 256
+
+
+class Batching(StrEnum):
+    """CONTINUOUS: the engine's own. STATIC: a batch is filled when the last one has ended. NONE: one at a time."""
+
+    CONTINUOUS = "continuous"
+    STATIC = "static"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft model. acceptance: the chance that a guess is right if all before it are."""
+
+    times: StepTimes
+    acceptance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A server. pages: of keys and values, of 16 tokens. slots: requests that run at once. queue: that wait, at most.
+
+    max_rows: of a step; without chunked_prefill a whole prompt is one step, whatever max_rows says.
+    """
+
+    times: StepTimes
+    pages: int
+    context: int
+    slots: int = 8
+    queue: int = 64
+    max_rows: int = 512
+    batching: Batching = Batching.CONTINUOUS
+    chunked_prefill: bool = True
+    prefix_cache: bool = True
+    draft: Draft | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What came out. outcomes: in the order of their ends. queue: (seconds, waiting requests) after each step."""
+
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+    use: Use
+    stats: EngineStats
+    queue: tuple[tuple[float, int], ...]
+
+    @property
+    def busy(self) -> float:
+        """The share of the time in which steps ran."""
+        return self.use.seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def kv_mean(self) -> float:
+        """The share of the pages that running requests held, on average over the busy time."""
+        return self.use.kv_seconds / self.use.seconds if self.use.seconds else 0.0
+
+    @property
+    def rows_per_step(self) -> float:
+        """How full steps were."""
+        return self.use.rows / self.use.steps if self.use.steps else 0.0
+
+    @property
+    def queue_peak(self) -> int:
+        """Most requests that waited at once."""
+        return max((waiting for _, waiting in self.queue), default=0)
+
+    @property
+    def queue_mean(self) -> float:
+        """Requests that waited, on average over time."""
+        total, before, waiting = 0.0, 0.0, 0
+        for at, now in self.queue:
+            total += waiting * (at - before)
+            before, waiting = at, now
+        return total / before if before else 0.0
+
+
+@dataclass(slots=True)
+class _Visit:
+    """A request on its way."""
+
+    due: float
+    sent: float
+    stream: GenerationStream
+    pieces: list[float] = field(default_factory=list)
+
+
+class _WholePrompts(ChunkSize):
+    """What a step may have without chunked prefill: everything."""
+
+    def _rows_in(self, seconds: float) -> int:
+        return self._largest
+
+
+def simulate(setup: Setup, requests: Sequence[Request], load: Load, seed: str) -> Simulated:
+    """Serve the requests as the load says. Raises RequestError for prompts that nothing could serve.
+
+    Of an open loop each request comes at its `at`; of a closed one, when a client has its last answer. seed: blocks of
+    the same identity have the same tokens under the same seed.
+    """
+    return _Simulation(setup, requests, load, seed).run()
+
+
+class _Simulation:
+    def __init__(self, setup: Setup, requests: Sequence[Request], load: Load, seed: str) -> None:
+        self._setup, self._requests, self._seed = setup, requests, seed
+        self._clients = load.clients if isinstance(load, ClosedLoop) else None
+        self._clock = VirtualClock()
+        self._runner = self._runner_of(setup.times, 1.0)
+        draft = setup.draft
+        guesser = DraftModel(self._runner_of(draft.times, draft.acceptance), self._clock) if draft else None
+        self._engine = Engine(
+            self._runner,
+            SimulatedVocabulary(),
+            max_running=1 if setup.batching is Batching.NONE else setup.slots,
+            max_waiting=setup.queue,
+            background_tokens=0,
+            draft_model=guesser,
+            clock=self._clock,
+            chunk=None if setup.chunked_prefill else _WholePrompts(self._runner.info.max_rows),
+        )
+        self._due: list[tuple[float, int]] = []  # when, and which request
+        self._visits: list[_Visit] = []
+        self._held: list[tuple[float, int]] = []  # due, but the static batch has not ended
+        self._outcomes: list[Outcome] = []
+        self._queue: list[tuple[float, int]] = []
+        self._left = len(requests)
+
+    def run(self) -> Simulated:
+        """All requests until the last has ended."""
+        for number, request in enumerate(self._requests[: self._clients]):
+            insort(self._due, (0.0 if self._clients else request.at, number))
+        self._left -= len(self._due)
+        while self._due or self._held or self._visits:
+            self._send()
+            worked = self._engine.step()
+            self._collect()
+            self._queue.append((self._clock.now, self._engine.stats().waiting + len(self._held)))
+            if worked:
+                continue
+            if self._visits:
+                raise RuntimeError("the simulated engine has requests and does nothing")
+            if self._due and not self._held:
+                self._clock.now = max(self._clock.now, self._due[0][0])
+        stats = self._engine.stats()
+        self._engine.check_integrity()
+        return Simulated(tuple(self._outcomes), self._clock.now, self._runner.use, stats, tuple(self._queue))
+
+    def _runner_of(self, times: StepTimes, accuracy: float) -> SimulatedRunner:
+        setup = self._setup
+        rows = setup.max_rows if setup.chunked_prefill else setup.context * setup.slots
+        return SimulatedRunner(
+            times, self._clock, pages=setup.pages, context=setup.context, max_rows=rows, accuracy=accuracy
+        )
+
+    def _send(self) -> None:
+        """Submit what is due; of static batches, only when the last one has ended."""
+        while self._due and self._due[0][0] <= self._clock.now:
+            self._held.append(self._due.pop(0))
+        if self._setup.batching is not Batching.STATIC:
+            batch, self._held = self._held, []
+        elif not self._visits:
+            batch, self._held = self._held[: self._setup.slots], self._held[self._setup.slots :]
+        else:
+            batch = []
+        for due, number in batch:
+            request = self._requests[number]
+            try:
+                stream = self._engine.submit(self._asked(request, number))
+            except LocalLLMError as error:
+                self._end(Outcome(due, self._clock.now, (), self._clock.now, error=str(error)))
+            else:
+                self._visits.append(_Visit(due, self._clock.now, stream))
+
+    def _asked(self, request: Request, number: int) -> GenerationRequest:
+        prompt: list[int] = []
+        for block in request.blocks:
+            prompt += _tokens(f"{self._seed} {block.identity}", block.tokens)
+        return GenerationRequest(
+            tuple(prompt),
+            _GREEDY,
+            max_tokens=request.answer_tokens,
+            namespace="" if self._setup.prefix_cache else f"request {number}",
+        )
+
+    def _collect(self) -> None:
+        now = self._clock.now
+        going = []
+        for visit in self._visits:
+            last = None
+            for event in visit.stream.poll():
+                if event.token_ids:
+                    visit.pieces.append(now)
+                last = event
+            if last is None or last.finish_reason is None:
+                going.append(visit)
+                continue
+            counts = last.counts
+            self._end(
+                Outcome(
+                    visit.due,
+                    visit.sent,
+                    tuple(visit.pieces),
+                    now,
+                    counts.prompt,
+                    counts.cached,
+                    counts.generated,
+                    last.error,
+                )
+            )
+        self._visits = going
+
+    def _end(self, outcome: Outcome) -> None:
+        """Note an outcome; a client that has its answer sends its next request."""
+        self._outcomes.append(outcome)
+        if self._clients is not None and self._left:
+            self._due.append((self._clock.now, len(self._requests) - self._left))
+            self._left -= 1
+
+
+@lru_cache(_BLOCKS_KEPT)
+def _tokens(identity: str, count: int) -> list[int]:
+    """The tokens of a block."""
+    tokens: list[int] = np.random.default_rng(zlib.crc32(identity.encode())).integers(1, VOCABULARY, count).tolist()
+    return tokens
