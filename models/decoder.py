@@ -102,7 +102,8 @@ class DecoderRecorder:
     def _finish_embedding(self) -> None:
         """Add what encoders know of positions and of the first kind of token, and normalise, where the file has it."""
         recording, config, loader = self._recording, self._recording.config, self._recording.loader
-        if not loader.has("token_embd_norm.weight"):
+        # LFM2's norm before logits has this name.
+        if not loader.has("token_embd_norm.weight") or recording.architecture.norms.output == "token_embd_norm":
             return
         added = np.zeros((1, padded(config.embedding)), np.float32)
         by_position = loader.has("position_embd.weight")

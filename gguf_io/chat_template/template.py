@@ -137,7 +137,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._thinking_switches(enable_thinking),
-            **_checked(extra),
+            **checked_arguments(extra),
         }
         fitted = adapted(normalised(messages, "developer" in self.source), self._takes)
         try:
@@ -164,7 +164,8 @@ class ChatTemplate:
         return {name: on if enabled else off for name, (on, off) in _THINKING_SWITCHES.items() if name in read}
 
 
-def _checked(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+def checked_arguments(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same, if they are all of EXTRA_ARGUMENTS. Raises TemplateError."""
     for name in extra.keys() - EXTRA_ARGUMENTS:
         near = difflib.get_close_matches(name[:80], EXTRA_ARGUMENTS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(EXTRA_ARGUMENTS))}"

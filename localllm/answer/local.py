@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
 from localllm.answer.harmony import before_answer
 from localllm.answer.placeholders import has_images
@@ -74,7 +75,7 @@ class LocalModel:
             enable_thinking=None if think is None else bool(think),
             continues=request.goes_on,
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
-            **request.template_arguments,
+            **checked_arguments(request.template_arguments),
         )
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
         constraint = self._constraint(request, reasoning)

@@ -39,7 +39,7 @@ class EmbeddingModel:
             self._ranks = is_reranker(self.file)
             self._pairs = Pairs(self.file.metadata, self._tokenizer)
             self._encoder, self.backend = open_text_encoder(self.file, settings, progress)
-            self.held_bytes = self.file.size_bytes + bytes_beside_weights(self.file, self.backend)
+            self.held_bytes = self.file.weights_bytes + bytes_beside_weights(self.file, self.backend)
         except BaseException:
             self.file.close()
             raise

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError, ModelFileError
-from gpu_offload.embedder import LlamaEmbedder
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.loading import load_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.planner import PlanRequest, plan
 from gpu_offload.runner import LlamaCppRunner
 from gpu_offload.served_file import served
+from gpu_offload.text_encoder import LlamaTextEncoder
 from localllm.cli.main import main
 from localllm.engine.backends import open_runner
 from localllm.engine.runner import Runner
@@ -92,8 +92,8 @@ def test_a_real_model_tells_the_same_story(
 def test_an_embedding_model_makes_the_same_vectors(tmp_path: Path) -> None:
     vectors = []
     for path in _both(LAYOUTS[EMBEDDING], tmp_path):
-        with open_model(path) as file, LlamaEmbedder(file, OPTIONS) as embedder:
-            vectors.append(embedder.embed([TOKENS[:9], TOKENS[9:12]]))
+        with open_model(path) as file, LlamaTextEncoder(file, OPTIONS) as encoder:
+            vectors.append(encoder.pooled([TOKENS[:9], TOKENS[9:12]]))
     np.testing.assert_array_equal(vectors[0], vectors[1])
 
 

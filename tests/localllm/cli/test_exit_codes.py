@@ -26,7 +26,7 @@ def called(*arguments: str, **options: object) -> subprocess.CompletedProcess[st
     [
         (["run", "builtin", "Hi", "there"], "Unexpected argument 'there'. Put quotes around a prompt"),
         (["list", "all"], "Unexpected argument 'all'. `localllm list --help`"),
-        (["run", "--foo"], "No such option: --foo. `localllm run --help`"),
+        (["run", "--xyzzy"], "No such option: --xyzzy. `localllm run --help`"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'? `localllm --help`"),
         (["run"], "Missing argument"),
         (["show", "~no-such-user/x.gguf"], "~no-such-user/x.gguf"),

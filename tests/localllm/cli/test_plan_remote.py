@@ -16,7 +16,8 @@ from models.native_runner import MAX_ROWS
 from tests.localllm.library.conftest import command, home, server
 from tests.localllm.library.model_server import ModelServer
 from tests.localllm.roofline.test_expected import LIMITS
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 __all__ = ["command", "home", "server"]  # fixtures
 

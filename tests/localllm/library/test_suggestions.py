@@ -14,7 +14,8 @@ from localllm.settings import Settings
 from models.registry import ARCHITECTURES
 from tests.localllm.library.conftest import write_file
 from tests.localllm.roofline.test_expected import LIMITS, keep
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 from tui.choices import model_choices
 
 

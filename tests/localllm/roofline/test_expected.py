@@ -25,7 +25,8 @@ from localllm.roofline.report import Measure, Report, ThreadReport
 from localllm.roofline.spread import Spread
 from localllm.roofline.work import work_in_header
 from models.native_runner import MAX_ROWS
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 READ, INT8, FLOATS = 20e9, 200e9, 100e9
 LIMITS = Limits(*(Spread(rate, rate, rate) for rate in (READ, INT8, FLOATS)))

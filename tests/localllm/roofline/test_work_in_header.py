@@ -8,7 +8,8 @@ from gguf_io import open_model
 from localllm.roofline.work import work_in_header
 from models import NativeRunner
 from models.errors import UnsupportedModelError
-from tests.models.synthetic import MODELS, write
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 
 # Dense and mixed, with shared experts, fused tensors, odd widths, tied and own outputs, windows.
 SHAPES = (

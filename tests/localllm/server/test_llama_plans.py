@@ -93,7 +93,7 @@ def test_embedders_lie_whole_where_there_is_most_room(monkeypatch: pytest.Monkey
             plan_embedder(replace(SETTINGS, gpu_layers=0), choice, file, needed, [])
         ours = choose_text_encoder(file, Settings(backend="native"))
         grant = plan_embedder(SETTINGS, ours, file, MAIN, [])
-        assert (grant.devices, grant.main) == ((), file.size_bytes + bytes_beside_weights(file, ours))
+        assert (grant.devices, grant.main) == ((), file.weights_bytes + bytes_beside_weights(file, ours))
 
 
 @pytest.mark.oracle
