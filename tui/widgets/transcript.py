@@ -116,11 +116,11 @@ class Transcript(VerticalScroll, can_focus=False):
         self.notify(f"Copied {harmless(event.href)}", markup=False)
 
     def on_resize(self) -> None:
-        """A lower screen may be the first that is too low for the messages."""
+        """The messages may have become higher than the screen, or lower."""
         self._anchor_if_full()
 
     def watch_virtual_size(self) -> None:
-        """Keep to the end as soon as there is more than the screen holds."""
+        """Keep to the end while there is more than the screen holds."""
         self._anchor_if_full()
 
     def _follow(self) -> None:
@@ -130,9 +130,10 @@ class Transcript(VerticalScroll, can_focus=False):
         self.call_after_refresh(self._anchor_if_full)
 
     def _anchor_if_full(self) -> None:
-        # Textual would push what is lower than the screen down to its bottom.
-        if self._following and not self.is_anchored and self.max_scroll_y > 0:
-            self.anchor()
+        # Textual would push what is lower than the screen down to its bottom, and what is added then below it.
+        full = self.max_scroll_y > 0
+        if self._following and full != self.is_anchored:
+            self.anchor(full)
 
     def watch_scroll_y(self, old: float, new: float) -> None:
         """Mount earlier messages when the first one that is mounted comes into view."""
