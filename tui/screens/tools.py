@@ -104,7 +104,9 @@ class ChatTools:
             return None
 
     async def _answer(self, ask_model: AskModel, view: AnswerView | None, stop: threading.Event) -> Message | None:
-        message = await ask_model(view, None)
+        # An answer whose calls met the bound goes on with them.
+        waits = view is not None and self._calls(view.message)
+        message = view.message if view is not None and waits else await ask_model(view, None)
         while message is not None and self._calls(message):
             if self.rounds >= MAX_ROUNDS:
                 again = f"Stopped after {MAX_ROUNDS} rounds of tools. /continue allows {MAX_ROUNDS} more."
