@@ -1,6 +1,6 @@
 """The main memory that a model needs, planned and checked before anything is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
@@ -48,6 +48,8 @@ def plan_memory(
     left = available - weights - RESERVE_BYTES
     plan = MemoryPlan(available, weights, left if kv_bytes is None else kv_bytes, kv_bytes_per_token)
     if plan.kv > left or plan.kv_tokens < LEAST_TOKENS:
+        if kv_bytes is None:  # the least that would do
+            plan = replace(plan, kv=LEAST_TOKENS * kv_bytes_per_token)
         raise OutOfMemoryError(
             f"The model does not fit into memory:\n{plan}\n"
             "Close other programs, choose a smaller quantisation, or set the KV budget (kv_mib) lower."

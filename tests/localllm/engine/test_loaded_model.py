@@ -70,7 +70,7 @@ def test_answers_keep_to_a_constraint(model: LoadedModel) -> None:
 def test_the_memory_plan_shows_its_sums() -> None:
     plan = plan_memory(weights=4 * 2**30, kv_bytes_per_token=2**17, available=8 * 2**30)
     assert plan.kv == 8 * 2**30 - 4 * 2**30 - plan.reserve
-    with pytest.raises(OutOfMemoryError, match=r"weights\s+4,096 MiB"):
+    with pytest.raises(OutOfMemoryError, match=r"weights\s+4,096 MiB\n\s+KV cache\s+64 MiB"):
         plan_memory(weights=4 * 2**30, kv_bytes_per_token=2**17, available=4 * 2**30)
     with pytest.raises(OutOfMemoryError, match=r"KV cache\s+8,192 MiB"):
         plan_memory(weights=2**30, kv_bytes_per_token=2**17, kv_bytes=2**33, available=2**32)
