@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -230,8 +229,7 @@ def test_a_screen(
 ) -> None:
     if theme == "no colour":
         monkeypatch.setenv("NO_COLOR", "1")
-    memory = SimpleNamespace(available=4 * 2**30)
-    monkeypatch.setattr("tui.screens.models.psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("tui.screens.models.available_memory", lambda: 4 * 2**30)
     monkeypatch.setattr("tui.screens.sessions._age", lambda _seconds: "just now")
     app = make_app(Machine(), model, plain_colours=theme == "no colour")
     if theme != "no colour":

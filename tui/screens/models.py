@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-import psutil
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -12,6 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from cpu_kernels.limits import available_memory
 from localllm.errors import LocalLLMError
 from localllm.text import harmless, human_bytes, human_speed
 from tui.backend import Backend, ModelChoice
@@ -58,7 +58,7 @@ class ModelsScreen(ModalScreen[str | None]):
         except LocalLLMError as error:
             self._memory.update(harmless(str(error)))
             return
-        free = human_bytes(psutil.virtual_memory().available)
+        free = human_bytes(available_memory())
         self._memory.update(f"{free} of memory is free")
         self._list()
 
@@ -95,7 +95,7 @@ class ModelsScreen(ModalScreen[str | None]):
     def _list(self) -> None:
         search = self._field.value.lower()
         shown = [choice for choice in self._all if search in choice.name.lower()]
-        free = psutil.virtual_memory().available
+        free = available_memory()
         entries = self._entries
         width = max(entries.outer_size.width - 5, 20)  # padding of list and rows, and a scrollbar
         entries.clear_options()
