@@ -1,14 +1,15 @@
 """Compiling kernels in several processes.
 
-Numba and LLVM compile one function at a time in a process, and a model's kernels take seconds. So kernels that are not
-in the cache are shared out: this process compiles the largest, child processes the others, which they leave in the
-cache. What a child does not finish is compiled here.
+Numba and LLVM compile one function at a time in a process, a model's kernels take seconds, and LLVM ends the process
+where one of its assertions fails. So kernels that are not in the cache are shared out among child processes, which
+leave them there. What a child does not finish is compiled here.
 """
 
 import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -22,7 +23,7 @@ CompileProgress = Callable[[int, int, str], None]
 
 # Importing Numba takes a child as long as compiling two kernels.
 _KERNELS_PER_CHILD = 3
-_WAIT_S = 0.2
+_WAIT_S = 0.1
 _CHILD = "import sys; sys.path[:] = sys.argv[2:]; from cpu_kernels.parallel_compile import serve; serve(sys.argv[1])"
 
 
@@ -36,30 +37,25 @@ def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = No
     # Attention takes as long as all others together.
     queue = deque(sorted(missing, key=lambda kernel: not kernel.name.startswith("attention.")))
 
-    def show(name: str) -> None:
+    def show(left: int, name: str = "") -> None:
         if progress is not None:
-            progress(len(kernels) - len(missing) + sum(kernel.is_ready for kernel in missing), len(kernels), name)
+            progress(len(kernels) - left, len(kernels), name)
 
     with _children(queue) as workers:
-        while queue:
-            kernel = queue.popleft()
-            show(kernel.name)
-            kernel.compile()
-        for worker in workers:
-            while worker.is_alive():
-                show("")
-                worker.join(_WAIT_S)
+        while alive := sum(worker.is_alive() for worker in workers):
+            show(len(queue) + alive)
+            time.sleep(_WAIT_S)
     for kernel in missing:
         if not kernel.load():  # a child failed
-            show(kernel.name)
+            show(sum(not each.is_ready for each in missing), kernel.name)
             kernel.compile()
-    show("")
+    show(0)
 
 
 @contextlib.contextmanager
 def _children(queue: deque[Kernel]) -> Iterator[list[threading.Thread]]:
-    """Start children that take kernels from the queue's end; kill them at the end. Yields the threads that wait."""
-    count = min(usable_cores() - 1, len(queue) // _KERNELS_PER_CHILD) if cache_works() else 0
+    """Start children that take kernels from the queue; kill them at the end. Yields the threads that wait for them."""
+    count = min(usable_cores(), -(-len(queue) // _KERNELS_PER_CHILD)) if cache_works() else 0
     with contextlib.ExitStack() as stack:
         workers = []
         for _ in range(count):
@@ -84,7 +80,7 @@ def _feed(child: subprocess.Popen[str], queue: deque[Kernel]) -> None:
     assert child.stdin is not None and child.stdout is not None
     with contextlib.suppress(IndexError, OSError, ValueError):
         while child.stdout.readline():
-            child.stdin.write(f"{queue.pop().name}\n")
+            child.stdin.write(f"{queue.popleft().name}\n")
 
 
 def serve(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Kernels that are not in the cache are compiled by several processes; what a child cannot do is done here."""
+"""Kernels that are not in the cache are compiled by child processes; what a child cannot do is done here."""
 
 import json
 import os
@@ -44,11 +44,11 @@ def compiled(cache: Path, patch: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_child_compiles_some_of_them(tmp_path: Path) -> None:
+def test_children_compile_them(tmp_path: Path) -> None:
     first = compiled(tmp_path)
     assert len(first["all"]) >= 6
     assert first["ready"] == first["all"]
-    assert 0 < len(first["built"]) < len(first["all"])
+    assert first["built"] == []
     assert first["asked"][-1] == [len(first["all"]), len(first["all"]), ""]
     again = compiled(tmp_path)
     assert again["built"] == [] and again["ready"] == again["all"]
