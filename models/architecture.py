@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from models.config import ModelConfig, RopeScaling
@@ -112,6 +112,22 @@ def windows(period: int, default: int = 0) -> Callable[[ModelConfig, int], int]:
         return (default if config.window is None else config.window) if slides else 0
 
     return window
+
+
+def stated_windows(period: int) -> Callable[[ModelConfig, int], int]:
+    """As `windows`, for files that must say how wide they are."""
+    of_layer = windows(period)
+
+    def window(config: ModelConfig, layer: int) -> int:
+        stated(config, "attention.sliding_window", config.window)
+        return of_layer(config, layer)
+
+    return window
+
+
+def unscaled(scaling: RopeScaling) -> RopeScaling:
+    """Rotation of the same base without scaling, which layers with a window have."""
+    return replace(scaling, kind="none")
 
 
 def _softmax(config: ModelConfig) -> Gating:

@@ -51,20 +51,8 @@ _Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256)
 
 def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
     """Tiles that share panels; where there are fewer than `fewest`, `few` computes them."""
-    width, compute_few, block_bytes = few.width, few.compute, layout.nbytes
-    unpack, add = _unpack(layout), _add(layout, width)
-
-    @inner
-    def compute_many(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int) -> None:
-        y, y_stride, addends, offset, addend_stride = out
-        sums = panel + _PANEL_BYTES
-        for t in range(tiles * width):
-            store_f32(sums + 64 * t, zero_f32())
-        for b in range(k // 256):
-            unpack(group + b * block_bytes, panel)
-            add(panel, act, first, tiles, k, b, sums)
-        for t in range(tiles * width):
-            put_sum(load_f32(sums + 64 * t), y + t * y_stride, addends, offset + t * addend_stride)
+    width, compute_few = few.width, few.compute
+    compute_many = round_of(_unpack(layout), _add(layout, width), width, layout.nbytes, _PANEL_BYTES)
 
     @inner
     def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int) -> None:
@@ -74,6 +62,28 @@ def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
             compute_many(group, k, act, first, tiles, out, memory)
 
     return Tiles(compute, width, ROUND_TOKENS, ROUND_BYTES)
+
+
+def round_of(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes: int) -> Any:
+    """A `compute` of Tiles whose tiles share panels. Behind a panel of panel_bytes are the tokens' sums, 64 bytes each.
+
+    unpack(p, panel): make a packed super-block's panel.
+    add(panel, act, first, tiles, k, block, sums): add its products.
+    """
+
+    @inner
+    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int) -> None:
+        y, y_stride, addends, offset, addend_stride = out
+        sums = panel + panel_bytes
+        for t in range(tiles * width):
+            store_f32(sums + 64 * t, zero_f32())
+        for b in range(k // 256):
+            unpack(group + b * block_bytes, panel)
+            add(panel, act, first, tiles, k, b, sums)
+        for t in range(tiles * width):
+            put_sum(load_f32(sums + 64 * t), y + t * y_stride, addends, offset + t * addend_stride)
+
+    return compute
 
 
 def _unpack(layout: SuperBlock) -> Any:

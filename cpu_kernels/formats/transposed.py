@@ -15,10 +15,10 @@ import numpy as np
 
 from cpu_kernels.declarations import inner
 from cpu_kernels.formats.codec import BYTES
-from cpu_kernels.formats.panels import ROUND_BYTES, ROUND_TOKENS
+from cpu_kernels.formats.panels import ROUND_BYTES, ROUND_TOKENS, round_of
 from cpu_kernels.formats.source import Source
 from cpu_kernels.isa import POLICY
-from cpu_kernels.matmul import Tiles, put_sum
+from cpu_kernels.matmul import Tiles
 from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import mul_f32, prefetch_lines
 from cpu_kernels.simd.bytes import BYTE_OFFSET
@@ -36,7 +36,6 @@ from cpu_kernels.simd.vectors import (
     put_i32,
     splat_f32,
     store_f32,
-    zero_f32,
 )
 
 SCALES_AT = 4096
@@ -117,25 +116,16 @@ def row_unpacker(layout: Transposed) -> Any:
 
 def tiles(layout: Transposed, width: int) -> Tiles:
     """Tiles of `width` tokens that share panels."""
-    unpack, add = layout.unpack, _adder(layout, width)
-    block_bytes, d_at, lines = layout.nbytes, 64 * layout.words, (layout.nbytes + 63) // 64
+    unpack, d_at, lines = layout.unpack, 64 * layout.words, (layout.nbytes + 63) // 64
     per_unit = np.float32(1 / layout.unit)
 
     @inner
-    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int) -> None:
-        y, y_stride, addends, offset, addend_stride = out
-        sums = panel + _PANEL_BYTES
-        for t in range(tiles * width):
-            store_f32(sums + 64 * t, zero_f32())
-        for b in range(k // 256):
-            p = group + b * block_bytes
-            prefetch_lines(p + _AHEAD, lines)
-            unpack(p, panel)
-            store_f32(panel + _D_AT, mul_f32(load_f16(p + d_at), splat_f32(per_unit)))
-            add(panel, act, first, tiles, k, b, sums)
-        for t in range(tiles * width):
-            put_sum(load_f32(sums + 64 * t), y + t * y_stride, addends, offset + t * addend_stride)
+    def unpack_all(p: int, panel: int) -> None:
+        prefetch_lines(p + _AHEAD, lines)
+        unpack(p, panel)
+        store_f32(panel + _D_AT, mul_f32(load_f16(p + d_at), splat_f32(per_unit)))
 
+    compute = round_of(unpack_all, _adder(layout, width), width, layout.nbytes, _PANEL_BYTES)
     return Tiles(compute, width, ROUND_TOKENS, ROUND_BYTES)
 
 

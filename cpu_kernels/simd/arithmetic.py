@@ -68,7 +68,6 @@ mul_f32 = _binary("mul_f32", f32x16, "fmul", np.multiply)
 div_f32 = _binary("div_f32", f32x16, "fdiv", np.divide)
 neg_f32 = define("neg_f32", [f32x16], f32x16, lambda b, x: b.fneg(x), np.negative)
 fma = define("fma", [f32x16] * 3, f32x16, fused_multiply_add, exact_fma)
-to_f32 = define("to_f32", [i32x16], f32x16, lambda b, x: b.sitofp(x, _VECTOR_F), lambda x: x.astype(np.float32))
 round_i32 = define("round_i32", [f32x16], i32x16, _round_to_integer, _nearest)
 
 

@@ -189,20 +189,6 @@ def _full(value: Any, dtype: Any) -> NDArray[Any]:
     return np.full(LANES, value, dtype)
 
 
-broadcast_i32 = define(
-    "broadcast_i32",
-    [address],
-    i32x16,
-    lambda b, p: broadcast(b, p, I32),
-    lambda p: _full(view(p, np.int32, 1), np.int32),
-)
-broadcast_f32 = define(
-    "broadcast_f32",
-    [address],
-    f32x16,
-    lambda b, p: broadcast(b, p, F32),
-    lambda p: _full(view(p, np.float32, 1), np.float32),
-)
 splat_f32 = define("splat_f32", [float32], f32x16, splat, lambda x: _full(x, np.float32))
 splat_i32 = define("splat_i32", [int64], i32x16, lambda b, x: splat(b, b.trunc(x, I32)), lambda x: _full(x, np.int32))
 zero_i32 = define("zero_i32", [], i32x16, lambda b: constant(i32x16.llvm, 0), lambda: _full(0, np.int32))

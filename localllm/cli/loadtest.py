@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,10 +109,7 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         raise RequestError(f"--api must be openai or ollama (got {api!r}).")
     if knee and slo is None:
         raise RequestError("--knee needs --slo: it searches for the highest rate that meets it.")
-    if plot and as_json:
-        raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
-    if svg is not None and svg.exists():
-        raise RequestError(f"{svg} exists already; choose another file for --svg.")
+    check_drawing(plot, as_json, svg)
     wanted = loads(rate, concurrency, knee, trace is not None)
     if speedup is not None and (rate or concurrency or knee):
         raise RequestError(
@@ -119,16 +117,8 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         )
     # Another one each time: a server may still have cached the prompts of the last test.
     seed = secrets.randbelow(MOST_REQUESTS) if seed is None else seed
-    shape = {"--prompt-tokens": prompt_tokens, "--shared-prefix": shared_prefix, "--prefixes": prefixes}
-    replay = {"--scale": scale, "--speedup": speedup}
-    if trace is not None:
-        refuse("--trace", {**shape, "--prompts": prompts, "--answer-tokens": answer_tokens})
-        source = traced(trace, scale, speedup, requests, seed)
-    else:
-        refuse("requests that are not a trace's; they need --trace", replay)
-        if prompts is not None:
-            refuse("--prompts", shape)
-        source = made_up(prompts, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
+    given = Given(prompts, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
+    source = given.source(requests, seed)
     settings = load_settings({})
     key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
     plan = Plan(
@@ -209,37 +199,69 @@ def numbers(text: str, option: str, kind: type[float] | type[int]) -> tuple[floa
     return numbers
 
 
-def traced(trace: Path, scale: float | None, speedup: float | None, requests: int, seed: int) -> "Source":
+def check_drawing(plot: bool, as_json: bool, svg: Path | None) -> None:
+    """Raise RequestError for options that ask for a drawing where none can be made."""
     from localllm.errors import RequestError
-    from localllm.measure.loadtest.session import Source
-    from localllm.measure.workload.traces import read_trace, scaled
 
-    for option, value in (("--scale", scale), ("--speedup", speedup)):
-        if value is not None and not 0 < value < float("inf"):
-            raise RequestError(f"{option} is {value}; give a number above 0.")
-    rows = scaled(read_trace(trace, requests), scale or 1.0, speedup or 1.0)
-    return Source(lambda count, _seed: rows[:count], seed)
+    if plot and as_json:
+        raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
+    if svg is not None and svg.exists():
+        raise RequestError(f"{svg} exists already; choose another file for --svg.")
 
 
-def made_up(
-    prompts: Path | None,
-    prompt_tokens: str | None,
-    answer_tokens: str | None,
-    shared_prefix: int | None,
-    prefixes: int | None,
-    seed: int,
-) -> "Source":
-    """Requests of random lengths; with a file, its prompts are sent and only the answers' lengths count."""
-    from localllm.errors import RequestError
-    from localllm.measure.loadtest.session import Source
-    from localllm.measure.workload.requests import Lengths, Shape
-    from localllm.measure.workload.texts import read_prompts
+@dataclass(frozen=True)
+class Given:
+    """The options that say which requests are sent."""
 
-    if prefixes is not None and shared_prefix is None:
-        raise RequestError("--prefixes counts shared prefixes; say how long they are with --shared-prefix.")
-    prompt = Lengths.parse(prompt_tokens or _PROMPT, "--prompt-tokens")
-    shape = Shape(prompt, Lengths.parse(answer_tokens or _ANSWER, "--answer-tokens"), shared_prefix or 0, prefixes or 1)
-    return Source(shape.requests, seed, read_prompts(prompts) if prompts else ())
+    prompts: Path | None
+    trace: Path | None
+    scale: float | None
+    speedup: float | None
+    prompt_tokens: str | None
+    answer_tokens: str | None
+    shared_prefix: int | None
+    prefixes: int | None
+
+    def source(self, requests: int, seed: int) -> "Source":
+        """The requests. Raises RequestError for options that exclude each other and values out of range."""
+        shape = {
+            "--prompt-tokens": self.prompt_tokens,
+            "--shared-prefix": self.shared_prefix,
+            "--prefixes": self.prefixes,
+        }
+        if self.trace is not None:
+            refuse("--trace", {**shape, "--prompts": self.prompts, "--answer-tokens": self.answer_tokens})
+            return self._traced(self.trace, requests, seed)
+        replay = {"--scale": self.scale, "--speedup": self.speedup}
+        refuse("requests that are not a trace's; they need --trace", replay)
+        if self.prompts is not None:
+            refuse("--prompts", shape)
+        return self._made_up(seed)
+
+    def _traced(self, trace: Path, requests: int, seed: int) -> "Source":
+        from localllm.errors import RequestError
+        from localllm.measure.loadtest.session import Source
+        from localllm.measure.workload.traces import read_trace, scaled
+
+        for option, value in (("--scale", self.scale), ("--speedup", self.speedup)):
+            if value is not None and not 0 < value < float("inf"):
+                raise RequestError(f"{option} is {value}; give a number above 0.")
+        rows = scaled(read_trace(trace, requests), self.scale or 1.0, self.speedup or 1.0)
+        return Source(lambda count, _seed: rows[:count], seed)
+
+    def _made_up(self, seed: int) -> "Source":
+        """Requests of random lengths; with a file, its prompts are sent and only the answers' lengths count."""
+        from localllm.errors import RequestError
+        from localllm.measure.loadtest.session import Source
+        from localllm.measure.workload.requests import Lengths, Shape
+        from localllm.measure.workload.texts import read_prompts
+
+        if self.prefixes is not None and self.shared_prefix is None:
+            raise RequestError("--prefixes counts shared prefixes; say how long they are with --shared-prefix.")
+        prompt = Lengths.parse(self.prompt_tokens or _PROMPT, "--prompt-tokens")
+        answers = Lengths.parse(self.answer_tokens or _ANSWER, "--answer-tokens")
+        shape = Shape(prompt, answers, self.shared_prefix or 0, self.prefixes or 1)
+        return Source(shape.requests, seed, read_prompts(self.prompts) if self.prompts else ())
 
 
 def _fields(body: str | None) -> dict[str, Any]:

@@ -110,10 +110,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             raise RequestError(f"{option} is {value}; give a number from 0 to {most}.")
     if batching not in tuple(Batching):
         raise RequestError(f"--batching is {batching!r}; give {', '.join(Batching)}.")
-    if plot and as_json:
-        raise RequestError("--plot cannot be used with --json; --svg draws to a file.")
-    if svg is not None and svg.exists():
-        raise RequestError(f"{svg} exists already; choose another file for --svg.")
+    loadtest.check_drawing(plot, as_json, svg)
     if sum((machine is not None, measure, bench is not None)) > 1:
         raise RequestError("--machine, --measure and --bench exclude each other.")
     figures = _Figures(machine, bench, bandwidth, compute, memory, overhead)
@@ -157,13 +154,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         return
     goal = None if slo is None else Slo.parse(slo)
     wanted = loadtest.loads(rate, concurrency, False, trace is not None)
-    if trace is not None:
-        shapes = {"--prompt-tokens": prompt_tokens, "--shared-prefix": shared_prefix, "--prefixes": prefixes}
-        loadtest.refuse("--trace", {**shapes, "--answer-tokens": answer_tokens})
-        source = loadtest.traced(trace, scale, speedup, requests, seed)
-    else:
-        loadtest.refuse("requests that are not a trace's; they need --trace", {"--scale": scale, "--speedup": speedup})
-        source = loadtest.made_up(None, prompt_tokens, answer_tokens, shared_prefix, prefixes, seed)
+    given = loadtest.Given(None, trace, scale, speedup, prompt_tokens, answer_tokens, shared_prefix, prefixes)
+    source = given.source(requests, seed)
     runs = []
     with StatusLine() as status:
         for number, load in enumerate(wanted, 1):

@@ -93,6 +93,7 @@ class Engine:
         self._draft_model = draft_model
         self._max_waiting = max_waiting
         max_running = max(min(max_running, info.max_sequences // 2, info.max_rows), 1)
+        self._wakened = threading.Event()  # first: the disk cache's threads set it as soon as they run
         self._kv = KVManager(
             runner,
             kept_sequences=info.max_sequences - max_running,
@@ -105,7 +106,6 @@ class Engine:
         self._journal = Journal()
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
-        self._wakened = threading.Event()
         self._interrupted = threading.Event()  # a request came or was cancelled since the step began
         self._submissions: deque[Generation] = deque()
         self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure

@@ -1,15 +1,10 @@
 """Command R7B and A: parallel sub-layers, layer norm, windows on three of four layers, and rotation only on those."""
 
-from models.architecture import Architecture, Norms, RopePairs, Rotation, Scales, stated, windows
+from models.architecture import Architecture, Norms, RopePairs, Rotation, Scales, stated, stated_windows
 from models.config import ModelConfig
 
 _PERIOD = 4
-_of_layer = windows(_PERIOD)
-
-
-def _window(config: ModelConfig, layer: int) -> int:
-    stated(config, "attention.sliding_window", config.window)
-    return _of_layer(config, layer)
+_window = stated_windows(_PERIOD)
 
 
 def _turns(config: ModelConfig, layer: int) -> bool:

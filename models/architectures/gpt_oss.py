@@ -3,21 +3,12 @@
 The chosen experts' weights are a softmax over the chosen ones, which is the softmax over all of them normalised.
 """
 
-from models.architecture import Activation, Architecture, Norms, RopePairs, Rotation, stated, windows
-from models.config import ModelConfig
-
-_of_layer = windows(2)
-
-
-def _window(config: ModelConfig, layer: int) -> int:
-    stated(config, "attention.sliding_window", config.window)
-    return _of_layer(config, layer)
-
+from models.architecture import Activation, Architecture, Norms, RopePairs, Rotation, stated_windows
 
 ARCHITECTURE = Architecture(
     name="gpt-oss",
     rotation=Rotation(RopePairs.HALVES),
     norms=Norms(feed_forward="post_attention_norm"),
     activation=Activation.CLAMPED,
-    window=_window,
+    window=stated_windows(2),
 )

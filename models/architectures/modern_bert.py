@@ -1,9 +1,7 @@
 """ModernBERT: norms before sub-layers, gated GELU, and one layer that sees all to two with a window around each row."""
 
-from dataclasses import replace
-
-from models.architecture import Activation, Architecture, Norms, RopePairs, Rotation
-from models.config import ModelConfig, RopeScaling
+from models.architecture import Activation, Architecture, Norms, RopePairs, Rotation, unscaled
+from models.config import ModelConfig
 
 _PERIOD = 3
 
@@ -14,13 +12,9 @@ def _window(config: ModelConfig, layer: int) -> int:
     return (config.window or 0) if slides else 0
 
 
-def _window_scaling(scaling: RopeScaling) -> RopeScaling:
-    return replace(scaling, kind="none")
-
-
 ARCHITECTURE = Architecture(
     name="modern-bert",
-    rotation=Rotation(RopePairs.HALVES, window_base=10_000.0, window_scaling=_window_scaling),
+    rotation=Rotation(RopePairs.HALVES, window_base=10_000.0, window_scaling=unscaled),
     norms=Norms(layer_norm=True, first=False),
     activation=Activation.GELU,
     window=_window,

@@ -1,10 +1,12 @@
 """Steps that the chat's tests repeat."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from textual.pilot import Pilot
 
+from localllm.answer.event import AnswerEvent, AnswerStream
 from tui.app import ChatApp
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message
@@ -53,3 +55,14 @@ async def ask(pilot: Pilot[None], text: str) -> Message:
     await say(pilot, text)
     await until(pilot, lambda: len(chat.conversation.messages) >= before + 2)
     return await answered(pilot)
+
+
+def read(answer: AnswerStream) -> list[AnswerEvent]:
+    """Every update up to the last."""
+    updates: list[AnswerEvent] = []
+    end = time.monotonic() + 20
+    while not updates or updates[-1].finish_reason is None:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+        updates += answer.poll()
+    return updates

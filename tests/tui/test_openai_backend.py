@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from localllm.answer.event import AnswerEvent, AnswerStream
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
 from localllm.errors import RequestError
@@ -13,6 +12,7 @@ from localllm.remote.connection import RemoteError
 from localllm.remote.openai import OpenAIServer
 from localllm.settings import Settings
 from tests.fakes.openai_server import ScriptedOpenAI, openai_server
+from tests.tui.chatting import read
 from tui.server_backend import OpenAIBackend
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -27,17 +27,6 @@ def script() -> Iterator[ScriptedOpenAI]:
 @pytest.fixture
 def backend(script: ScriptedOpenAI) -> OpenAIBackend:
     return OpenAIBackend(OpenAIServer.at(script.address, Settings()))
-
-
-def read(answer: AnswerStream) -> list[AnswerEvent]:
-    """Every update up to the last."""
-    updates: list[AnswerEvent] = []
-    end = time.monotonic() + 20
-    while not updates or updates[-1].finish_reason is None:
-        assert time.monotonic() < end
-        time.sleep(0.005)
-        updates += answer.poll()
-    return updates
 
 
 def test_an_answer_and_what_was_asked_for(backend: OpenAIBackend, script: ScriptedOpenAI) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from localllm.answer.event import AnswerEvent, AnswerStream, PartKind, merged
+from localllm.answer.event import PartKind, merged
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason, Progress
 from localllm.errors import RequestError
 from localllm.remote.connection import RemoteError
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.stream import NO_REASON
+from tests.tui.chatting import read
 from tui.backend import LoadStoppedError, Recipe
 from tui.server_backend import OllamaBackend
 
@@ -101,17 +102,6 @@ def backend(script: Script) -> Iterator[OllamaBackend]:
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-def read(answer: AnswerStream) -> list[AnswerEvent]:
-    """Every update up to the last."""
-    updates: list[AnswerEvent] = []
-    end = time.monotonic() + 20
-    while not updates or updates[-1].finish_reason is None:
-        assert time.monotonic() < end
-        time.sleep(0.005)
-        updates += answer.poll()
-    return updates
 
 
 HI = [{"role": "user", "content": "Hi"}]
