@@ -13,8 +13,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# Two processes at once, a file's tests in one of them: most tests wait, or keep one core busy.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
+# Two processes at once, a file's tests in one of them: most tests wait, or keep one core busy. In the order of
+# tests/conftest.py, slow files first.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: run install test test-fast check bench lock clean
 
