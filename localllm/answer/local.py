@@ -160,6 +160,7 @@ class LocalModel:
             context_limit=own.get("ctx") if request.context_limit is None else request.context_limit,
             context_policy=request.policy,
             background=request.background,
+            priority=request.priority,
             adapters=request.adapters,
             keep=self._behaviour.keep if request.keep is None else request.keep,
             namespace=request.namespace,

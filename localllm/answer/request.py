@@ -37,7 +37,7 @@ class AnswerRequest:
     sampling: parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only
         these are sent to a remote server.
     stop: stop strings; None for the model's own.
-    adapters, keep, background, namespace, client: see GenerationRequest.
+    adapters, keep, background, priority, namespace, client: see GenerationRequest.
     persist_from: prompts of at least this many tokens may be written to the disk cache.
     """
 
@@ -65,6 +65,7 @@ class AnswerRequest:
     keep: int | None = None
     adapters: tuple[tuple[int, float], ...] | None = None
     background: bool = False
+    priority: int = 0
     persist_from: int = 0
     namespace: str = ""
     client: str = ""

@@ -46,6 +46,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         str | None, typer.Option(metavar="T", help="How long idle models stay loaded; -1 is forever (5m).")
     ] = None,
     max_models: Annotated[int | None, typer.Option(metavar="N", help="Most models in memory at once (3).")] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="BOUNDS", help="Count answers within ttft=2s,tpot=100ms in /metrics.")
+    ] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     backend: Backend = None,
@@ -84,6 +87,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         "origins": origins,
         "keep_alive": keep_alive,
         "max_models": max_models,
+        "slo": slo,
         **computing_flags(given),
         "remote": remote,
     }

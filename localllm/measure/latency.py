@@ -83,7 +83,7 @@ class Slo:
             found = _TIME.fullmatch(value.strip())
             if name not in names or name in bounds or found is None:
                 raise RequestError(
-                    f"--slo has {part.strip()!r}; give each of {', '.join(names)} at most once, as in "
+                    f"The SLO has {part.strip()!r}; give each of {', '.join(names)} at most once, as in "
                     "ttft=2s,tpot=100ms."
                 )
             bounds[name] = float(found[1]) * _UNITS[found[2] or "s"]
@@ -95,11 +95,14 @@ class Slo:
 
     def met_by(self, outcome: Outcome) -> bool:
         """Whether a request was answered within all bounds."""
-        if outcome.error is not None:
-            return False
-        times = ((self.ttft, outcome.ttft), (self.tpot, outcome.tpot), (self.e2e, outcome.e2e))
-        gaps = ((self.itl, max(outcome.itl, default=None)),)
-        return all(bound is None or value is None or value <= bound for bound, value in (*times, *gaps))
+        longest = max(outcome.itl, default=None)
+        return outcome.error is None and not self.violated(outcome.ttft, outcome.tpot, longest, outcome.e2e)
+
+    def violated(self, ttft: float, tpot: float | None, itl: float | None, e2e: float) -> list[str]:
+        """The names of the bounds that an answer's times exceed. tpot, itl: None for an answer of one token."""
+        times = {"ttft": ttft, "tpot": tpot, "itl": itl, "e2e": e2e}
+        bounds = {name: getattr(self, name) for name in times}
+        return [name for name, value in times.items() if None not in (value, bounds[name]) and value > bounds[name]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ _PROTOCOLS = (
 
 def create_app(options: ServerOptions, models: Callable[[], ServedModels[Any]]) -> FastAPI:
     """Create the application. models: called on its event loop."""
-    metrics = Metrics()
+    metrics = Metrics(options.slo)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

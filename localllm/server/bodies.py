@@ -36,6 +36,7 @@ Stops = str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)]
 
 # Defaults below the request and the model's manifest: OpenAI's; min_p, which OpenAI lacks, is Ollama's.
 DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
+MAX_PRIORITY = 1000
 BANNED = -100  # a logit_bias of this or less bans the token
 _SAMPLING = (
     "temperature",
@@ -96,7 +97,7 @@ class Extensions(Body):
 
     num_ctx limits the context, keep_alive is how long the model stays loaded, truncate drops old messages that do not
     fit, progress asks for events before the first token. lora replaces the default adapters; an empty list uses none.
-    service_tier "flex", OpenAI's, lets other requests go first.
+    service_tier "flex", OpenAI's, lets other requests go first; so does a higher priority, vLLM's.
     """
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
@@ -108,6 +109,7 @@ class Extensions(Body):
     repeat_penalty: Number | None = None
     lora: Annotated[list[AppliedAdapter], Field(max_length=MAX_ADAPTERS)] | None = None
     service_tier: str | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     def request_fields(self, stop: Any, logprobs: int | None = None) -> dict[str, Any]:
         """The fields of an AnswerRequest for limits and sampling. Raises ApiError 400."""
@@ -125,6 +127,7 @@ class Extensions(Body):
             "context_limit": self.num_ctx,
             "policy": ContextPolicy.DROP_MESSAGES if self.truncate else ContextPolicy.REFUSE,
             "background": self.service_tier == "flex",
+            "priority": self.priority,
             "adapters": None if self.lora is None else tuple((entry.id, entry.scale) for entry in self.lora),
         }
 

@@ -1,7 +1,7 @@
 """Prometheus metrics. They contain nothing of prompts or answers."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -11,49 +11,99 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.answer.event import AnswerEvent
 from localllm.engine.engine import EngineStats
+from localllm.measure.latency import Slo
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+_USER_DIGITS = 8
+_LABELS = ("model", "user")
 
 LoadedStats = Callable[[], Mapping[str, EngineStats]]
 
 
 class Metrics:
-    """A server's metrics. Not thread-safe: use them on the event loop."""
+    """A server's metrics. Not thread-safe: use them on the event loop.
 
-    def __init__(self) -> None:
+    Answers are labelled by model and user: the beginning of a hash of the user's key, "" without keys of several users.
+    Their times are the engine's, from submission; a model's load is not among them.
+    """
+
+    def __init__(self, slo: Slo | None = None) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "localllm_requests", "HTTP requests by route and status.", ["route", "status"], registry=self.registry
         )
-        self._ttft = Histogram(
-            "localllm_ttft_seconds", "Submission to first token.", buckets=_SECONDS, registry=self.registry
-        )
-        self._itl = Histogram(
-            "localllm_itl_seconds",
-            "Time between two tokens, a request's mean.",
-            buckets=_TOKEN_SECONDS,
-            registry=self.registry,
-        )
-        self._queue = Histogram(
-            "localllm_queue_seconds", "Time that requests spent in the queue.", buckets=_SECONDS, registry=self.registry
-        )
+        self.slo = slo
+        self.ttft = self._histogram("ttft_seconds", "Submission to first token.", _SECONDS)
+        self.itl = self._histogram("itl_seconds", "Time between two tokens.", _TOKEN_SECONDS)
+        self.e2e = self._histogram("e2e_seconds", "Submission to the end of the answer.", _SECONDS)
+        self.queue = self._histogram("queue_seconds", "Time in the queue.", _SECONDS)
+        self.cached = self._histogram("cached_share", "Share of the prompt that was cached.", _SHARES)
+        self.good = self._counter("slo_met", "Answers within the SLO; their rate is the goodput.")
+        self.violations = self._counter("slo_violations", "Answers that exceeded a bound of the SLO.", "bound")
 
     def watch(self, loaded: LoadedStats) -> None:
         """Include the engines' figures, read whenever the metrics are."""
         self.registry.register(_Engines(loaded))
 
-    def observe(self, last: AnswerEvent) -> None:
-        """Count an answer by its last event."""
-        self._queue.observe(last.timings.queue_s)
-        if last.counts.generated:
-            self._ttft.observe(last.timings.ttft_s)
-        if last.counts.generated > 1:
-            self._itl.observe(last.timings.decode_s / (last.counts.generated - 1))
+    def meter(self, model: str, namespace: str) -> "Meter":
+        """Count an answer of a model to the user of a cache namespace."""
+        return Meter(self, model, namespace[:_USER_DIGITS])
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format. Call it on the event loop."""
         return generate_latest(self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"localllm_{name}", text, _LABELS, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"localllm_{name}", text, (*_LABELS, *labels), registry=self.registry)
+
+
+class Meter:
+    """Counts one answer, from its events."""
+
+    def __init__(self, metrics: Metrics, *labels: str) -> None:
+        self._metrics = metrics
+        self._labels = labels
+        self._itl = metrics.itl.labels(*labels)
+        self._tokens = 0
+        self._decode_s = 0.0
+        self._longest: float | None = None
+
+    def add(self, event: AnswerEvent) -> None:
+        """Count an event. Tokens that come together share the time since the last ones evenly."""
+        tokens, decode_s = event.counts.generated, event.timings.decode_s
+        if tokens > self._tokens:
+            if self._tokens:
+                gap = (decode_s - self._decode_s) / (tokens - self._tokens)
+                self._longest = max(gap, self._longest or 0.0)
+                for _ in range(tokens - self._tokens):
+                    self._itl.observe(gap)
+            self._tokens, self._decode_s = tokens, decode_s
+        if event.finish_reason is not None:
+            self._end(event)
+
+    def _end(self, last: AnswerEvent) -> None:
+        metrics, labels, counts, times = self._metrics, self._labels, last.counts, last.timings
+        e2e = times.ttft_s + times.decode_s
+        metrics.queue.labels(*labels).observe(times.queue_s)
+        if counts.prompt:
+            metrics.cached.labels(*labels).observe(counts.cached / counts.prompt)
+        if not counts.generated:
+            return
+        metrics.ttft.labels(*labels).observe(times.ttft_s)
+        metrics.e2e.labels(*labels).observe(e2e)
+        if metrics.slo is None:
+            return
+        tpot = times.decode_s / (counts.generated - 1) if counts.generated > 1 else None
+        exceeded = metrics.slo.violated(times.ttft_s, tpot, self._longest, e2e)
+        for bound in exceeded:
+            metrics.violations.labels(*labels, bound).inc()
+        if not exceeded:
+            metrics.good.labels(*labels).inc()
 
 
 _GAUGES = {

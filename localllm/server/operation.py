@@ -1,4 +1,4 @@
-"""Routes for operating the server: /health, /metrics and /docs.
+"""Routes for operating the server: /health, /health/ready, /metrics and /docs.
 
 /docs is a static page of our own: FastAPI's pages load scripts from a CDN.
 """
@@ -9,13 +9,17 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse
 
+from localllm.answer.request import AnswerRequest
 from localllm.server.service import ServiceDep
 
 router = APIRouter(tags=["Operation"])
 
 Schema = Mapping[str, Any]
+
+# A token of any kind shows that the model works.
+_PROBE = AnswerRequest(prompt="Hello", max_tokens=1, ignore_eos=True)
 
 _POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = """\
@@ -37,6 +41,19 @@ _BOUNDS = (
 async def health(service: ServiceDep) -> dict[str, Any]:
     """Liveness (status) and readiness (ready: a token has been computed, or the remote server answers)."""
     return await service.models.health()
+
+
+@router.get("/health/ready")
+async def ready(service: ServiceDep, model: str | None = None) -> JSONResponse:
+    """Readiness: 200, or 503 while no token has been computed. model: load this one, and compute one, if need be."""
+    if model is not None:
+        entry = await service.find(model)
+        stats = service.models.engine_stats().get(entry.name)
+        if stats is None or not stats.generated_tokens:
+            async with service.run(model, [_PROBE]) as run:
+                await run.answers()
+    state = await service.models.health()
+    return JSONResponse(state, 200 if state["ready"] else 503)
 
 
 @router.get("/metrics")

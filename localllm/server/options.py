@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import get_args
 from urllib.parse import urlsplit
 
-from localllm.errors import SettingsError
+from localllm.errors import RequestError, SettingsError
+from localllm.measure.latency import Slo
 from localllm.server.keys import Key, read_keys
 from localllm.settings import PREFIX, KVType, Settings
 
@@ -21,7 +22,8 @@ _STEP = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
 class ServerOptions:
     """keep_alive_s and grace_s are seconds; memory_bytes: None is the machine's free memory.
 
-    hosts: further names allowed in the Host header. origins: web pages that may call; * matches anything.
+    hosts: further names allowed in the Host header. origins: web pages that may call; * matches anything. slo: what
+    answers are held to in the metrics.
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +36,7 @@ class ServerOptions:
     max_queue: int = 512
     memory_bytes: int | None = None
     grace_s: float = 30.0
+    slo: Slo | None = None
 
     @property
     def api_key(self) -> str | None:
@@ -65,7 +68,7 @@ def parse_duration(value: str | float) -> float:
 
 
 def server_options(settings: Settings) -> ServerOptions:
-    """The server's options from the settings. Raises SettingsError for an invalid duration or key file."""
+    """The server's options from the settings. Raises SettingsError for an invalid duration, SLO or key file."""
     try:
         keep_alive = parse_duration(settings.keep_alive)
     except ValueError as error:
@@ -81,7 +84,15 @@ def server_options(settings: Settings) -> ServerOptions:
         max_queue=settings.max_queue,
         memory_bytes=None if settings.memory_mib is None else settings.memory_mib * 2**20,
         grace_s=settings.grace_s,
+        slo=_slo(settings.slo),
     )
+
+
+def _slo(text: str | None) -> Slo | None:
+    try:
+        return None if text is None else Slo.parse(text)
+    except RequestError as error:
+        raise SettingsError(f"slo: {error}") from error
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,21 +20,27 @@ from localllm.server.contents import check_images
 from localllm.server.errors import ApiError
 from localllm.server.keys import namespace_of
 from localllm.server.load_watch import LoadListener
-from localllm.server.metrics import Metrics
+from localllm.server.metrics import Meter, Metrics
 from localllm.server.options import ServerOptions
 from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, ServedModels
+
+# RFC 9218, section 4.1: urgency 7 is for work in the background.
+_BACKGROUND = re.compile(r"(?:^|,)\s*u=7\s*(?:,|;|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One or more answers in progress, on a model that is held for them. choices: answers to each prompt."""
+    """One or more answers in progress, on a model that is held for them. choices: answers to each prompt.
+
+    meters: count each answer.
+    """
 
     lease: Lease[ServedModel]
     prompts: Sequence[Prompt]
     choices: int
     streams: Sequence[AnswerStream]
     began: float
-    metrics: Metrics
+    meters: Sequence[Meter]
 
     @property
     def total_s(self) -> float:
@@ -87,8 +94,7 @@ class Run:
         async with contextlib.aclosing(self.streams[index].__aiter__()) as events:
             async for event in events:
                 check_ending(event)
-                if event.finish_reason is not None:
-                    self.metrics.observe(event)
+                self.meters[index].add(event)
                 yield event
 
 
@@ -178,8 +184,9 @@ class Service:
                 raise ApiError(400, f"one request cannot have {len(requests) * choices} answers; send several requests")
             prompts = [await to_thread.run_sync(lease.model.prepare, request) for request in requests]
             streams = await self._submit(lease, prompts, choices)
+            meters = [self.metrics.meter(lease.model.name, requests[0].namespace) for _ in streams]
             try:
-                yield Run(lease, prompts, choices, streams, began, self.metrics)
+                yield Run(lease, prompts, choices, streams, began, meters)
             finally:
                 for stream in streams:
                     stream.cancel()
@@ -230,9 +237,15 @@ def _cancel_all(work: "asyncio.Future[Sequence[AnswerStream]]") -> None:
 
 
 def for_user_of(http: Request, requests: Sequence[AnswerRequest]) -> list[AnswerRequest]:
-    """The requests, in the cache namespace of the HTTP request's user."""
+    """The requests in the cache namespace of the HTTP request's user, and in the background if its headers say so.
+
+    Raises ApiError 403 where one of several users would go before the others.
+    """
     namespace = namespace_of(http.scope)
-    return [replace(request, namespace=namespace) for request in requests] if namespace else list(requests)
+    if namespace and any(request.priority < 0 for request in requests):
+        raise ApiError(403, "priority must not be negative on a server with several users")
+    background = _BACKGROUND.search(http.headers.get("priority", "")) is not None
+    return [replace(request, namespace=namespace, background=background or request.background) for request in requests]
 
 
 def service_of(request: Request) -> Service:

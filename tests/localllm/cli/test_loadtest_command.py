@@ -32,7 +32,7 @@ def refused(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     [
         (["--api", "grpc"], "--api must be openai or ollama (got 'grpc')"),
         (["--knee"], "--knee needs --slo"),
-        (["--slo", "fast"], "--slo has 'fast'"),
+        (["--slo", "fast"], "The SLO has 'fast'"),
         (["--rate", "1", "--concurrency", "2"], "--rate, --concurrency and --knee exclude each other"),
         (["--rate", "0"], "--rate is '0'; give numbers above 0"),
         (["--rate", "nan"], "--rate is 'nan'"),

@@ -54,7 +54,7 @@ def test_an_slo_is_read_and_written() -> None:
     "text", ["", "ttft", "ttft=", "ttft=fast", "ttft=1h", "latency=1s", "ttft=1s,ttft=2s", "ttft=-1"]
 )
 def test_other_bounds_are_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=r"--slo has .*ttft, tpot, itl, e2e"):
+    with pytest.raises(RequestError, match=r"The SLO has .*ttft, tpot, itl, e2e"):
         Slo.parse(text)
 
 

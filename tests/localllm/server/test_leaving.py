@@ -195,8 +195,8 @@ def test_metrics_tell_what_happened(server: Any) -> None:
     text = httpx.get(server.url + "/metrics", timeout=PATIENCE_S).text
     for name in (
         'localllm_requests_total{route="/api/generate",status="200"}',
-        "localllm_ttft_seconds_count",
-        "localllm_itl_seconds_bucket",
+        f'localllm_ttft_seconds_count{{model="{MODEL}",user=""}}',
+        f'localllm_itl_seconds_bucket{{le="0.5",model="{MODEL}",user=""}}',
         f'localllm_prefix_hit_tokens_total{{model="{MODEL}",tier="memory"}}',
         f'localllm_kv_pages{{model="{MODEL}"}}',
         "localllm_preemptions_total",
@@ -205,3 +205,16 @@ def test_metrics_tell_what_happened(server: Any) -> None:
         assert name in text, name
     health = httpx.get(server.url + "/health", timeout=PATIENCE_S).json()
     assert health["ready"] is True
+
+
+def test_readiness_needs_a_token_that_was_computed(start_server: StartServer) -> None:
+    with start_server() as server:
+
+        def ready(**query: str) -> tuple[int, Any]:
+            answer = httpx.get(server.url + "/health/ready", params=query, timeout=PATIENCE_S)
+            return answer.status_code, answer.json()
+
+        assert ready()[0] == 503
+        assert ready(model="none")[0] == 404
+        assert ready(model=MODEL) == (200, {"status": "ok", "ready": True, "models_loaded": 1, "models_loading": 0})
+        assert ready()[0] == 200
