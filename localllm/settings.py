@@ -107,7 +107,8 @@ class Settings:
     # The server: where it listens, its key or the file that holds it (which may have one for each user), further names
     # of this machine and web pages that may call (with commas), how long an idle model stays (such as 5m), requests
     # at work or waiting, models in memory and their MiB, seconds that requests get to end when the server stops, and
-    # the times that its metrics hold answers to (such as ttft=2s,tpot=100ms).
+    # the times that its metrics hold answers to (such as ttft=2s,tpot=100ms), names that stand for lists of models of
+    # which the next answers where one cannot (such as smart=qwen3:8b,qwen3:0.6b).
     host: str = "127.0.0.1"
     port: int = 11434
     api_key: str | None = field(default=None, repr=False)
@@ -120,6 +121,7 @@ class Settings:
     memory_mib: int | None = None
     grace_s: int = 30
     slo: str | None = None
+    fallbacks: str = ""
 
     def __post_init__(self) -> None:
         for name in _BOUNDS:

@@ -16,6 +16,12 @@ from localllm.server.streams import connected, held_lines, streamed
 from localllm.server.wire import load_progress, prompt_progress
 
 
+class Asking(Protocol):
+    """A request's body."""
+
+    model: str
+
+
 class Writer(Protocol):
     """Writes the answers to one request in a protocol's format. Every method but `whole` returns lines of a stream."""
 
@@ -46,7 +52,7 @@ class Writer(Protocol):
 async def answer(
     http: Request,
     service: Service,
-    model: str,
+    body: Asking,
     requests: Sequence[AnswerRequest],
     writer: Writer,
     *,
@@ -55,10 +61,18 @@ async def answer(
     keep_alive_s: float | None,
     choices: int = 1,
 ) -> Response:
-    """Run requests and respond. progress: whether the client wants progress lines before the first token."""
+    """Run requests and respond. progress: whether the client wants progress lines before the first token.
 
-    def running(listener: LoadListener | None = None) -> contextlib.AbstractAsyncContextManager[Run]:
-        return service.run(model, for_user_of(http, requests), keep_alive_s, choices=choices, listener=listener)
+    Where the body names a list of models, its model becomes the one that answers, as the response's does then.
+    """
+    for_user, options = for_user_of(http, requests), service.options
+
+    @contextlib.asynccontextmanager
+    async def running(listener: LoadListener | None = None) -> AsyncGenerator[Run, None]:
+        async with service.run(body.model, for_user, keep_alive_s, choices=choices, listener=listener) as run:
+            if options.models_of(body.model):
+                body.model = run.lease.model.name
+            yield run
 
     async def whole() -> Any:
         async with running() as run:

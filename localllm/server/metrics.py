@@ -1,6 +1,8 @@
 """Prometheus metrics. They contain nothing of prompts or answers."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import psutil
@@ -17,6 +19,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _USER_DIGITS = 8
+_RECENT_S, _FEWEST, _MOST_RECENT = 60.0, 3, 16
 _LABELS = ("model", "user")
 
 LoadedStats = Callable[[], Mapping[str, EngineStats]]
@@ -40,8 +43,15 @@ class Metrics:
         self.e2e = self._histogram("e2e_seconds", "Submission to the end of the answer.", _SECONDS)
         self.queue = self._histogram("queue_seconds", "Time in the queue.", _SECONDS)
         self.cached = self._histogram("cached_share", "Share of the prompt that was cached.", _SHARES)
+        self.recent: dict[str, deque[tuple[float, bool]]] = {}  # when answers of a model ended, whether within the SLO
         self.good = self._counter("slo_met", "Answers within the SLO; their rate is the goodput.")
         self.violations = self._counter("slo_violations", "Answers that exceeded a bound of the SLO.", "bound")
+
+    def is_slow(self, model: str) -> bool:
+        """Whether most of a model's answers of the last minute violated the SLO."""
+        since = time.monotonic() - _RECENT_S
+        recent = [good for ended, good in self.recent.get(model, ()) if ended > since]
+        return len(recent) >= _FEWEST and 2 * sum(recent) < len(recent)
 
     def watch(self, loaded: LoadedStats) -> None:
         """Include the engines' figures, read whenever the metrics are."""
@@ -104,6 +114,7 @@ class Meter:
             metrics.violations.labels(*labels, bound).inc()
         if not exceeded:
             metrics.good.labels(*labels).inc()
+        metrics.recent.setdefault(labels[0], deque(maxlen=_MOST_RECENT)).append((time.monotonic(), not exceeded))
 
 
 _GAUGES = {

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 from urllib.parse import urlsplit
 
 from localllm.errors import RequestError, SettingsError
 from localllm.measure.latency import Slo
+from localllm.server.fallbacks import Fallbacks, parse_fallbacks
 from localllm.server.keys import Key, read_keys
 from localllm.settings import PREFIX, KVType, Settings
 
@@ -23,7 +24,7 @@ class ServerOptions:
     """keep_alive_s and grace_s are seconds; memory_bytes: None is the machine's free memory.
 
     hosts: further names allowed in the Host header. origins: web pages that may call; * matches anything. slo: what
-    answers are held to in the metrics.
+    answers are held to in the metrics. fallbacks: the models that a name stands for.
     """
 
     host: str = "127.0.0.1"
@@ -37,11 +38,16 @@ class ServerOptions:
     memory_bytes: int | None = None
     grace_s: float = 30.0
     slo: Slo | None = None
+    fallbacks: Fallbacks = field(default_factory=dict)
 
     @property
     def api_key(self) -> str | None:
         """A valid key, for local programs that read the same settings; None if no key is needed."""
         return self.keys[0].secret if self.keys else None
+
+    def models_of(self, name: str) -> tuple[str, ...]:
+        """The models that a name stands for; none if it is a model's own."""
+        return self.fallbacks.get(name.removesuffix(":latest"), ())
 
 
 def parse_duration(value: str | float) -> float:
@@ -68,7 +74,7 @@ def parse_duration(value: str | float) -> float:
 
 
 def server_options(settings: Settings) -> ServerOptions:
-    """The server's options from the settings. Raises SettingsError for an invalid duration, SLO or key file."""
+    """The server's options from the settings. Raises SettingsError for an invalid duration, SLO, list or key file."""
     try:
         keep_alive = parse_duration(settings.keep_alive)
     except ValueError as error:
@@ -85,6 +91,7 @@ def server_options(settings: Settings) -> ServerOptions:
         memory_bytes=None if settings.memory_mib is None else settings.memory_mib * 2**20,
         grace_s=settings.grace_s,
         slo=_slo(settings.slo),
+        fallbacks=parse_fallbacks(settings.fallbacks),
     )
 
 

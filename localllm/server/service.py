@@ -17,7 +17,8 @@ from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
 from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
 from localllm.server.contents import check_images
-from localllm.server.errors import ApiError
+from localllm.server.errors import ApiError, ModelNotFoundError
+from localllm.server.fallbacks import CANNOT_ANSWER
 from localllm.server.keys import namespace_of
 from localllm.server.load_watch import LoadListener
 from localllm.server.metrics import Meter, Metrics
@@ -129,9 +130,20 @@ class Service:
         finally:
             self._admitted -= 1
 
+    def choices(self, name: str) -> Sequence[str]:
+        """The models that may answer for a name, those first that lately kept to the SLO."""
+        return sorted(self.options.models_of(name) or (name,), key=self.metrics.is_slow)
+
     async def find(self, name: str) -> Any:
-        """Find a model by name; see ServedModels.find."""
-        return await to_thread.run_sync(self.models.find, name)
+        """Find a model by name; see ServedModels.find. Of a list, the first that is here."""
+        return await to_thread.run_sync(self._find, name)
+
+    def _find(self, name: str) -> Any:
+        *others, last = self.options.models_of(name) or (name,)
+        for other in others:
+            with contextlib.suppress(ModelNotFoundError):
+                return self.models.find(other)
+        return self.models.find(last)
 
     def listed(self) -> list[tuple[Any, ModelAbout]]:
         """All models with their rows; leaves out those whose files cannot be read. Blocks."""
@@ -139,6 +151,10 @@ class Service:
         for entry in self.models.entries():
             with contextlib.suppress(OSError, LocalLLMError):
                 found.append((entry, self.models.about(entry)))
+        for name in self.options.fallbacks:
+            with contextlib.suppress(OSError, LocalLLMError):
+                entry = self._find(name)
+                found.append((entry, replace(self.models.about(entry), name=name)))
         return found
 
     @contextlib.asynccontextmanager
@@ -172,13 +188,36 @@ class Service:
         """Load the model, prepare the requests on other threads and submit them; cancel them at the end.
 
         Each HTTP request is a client of the engine's queue, or each user where users have keys. choices: answers to
-        each request. Errors of loading, preparing and submitting are raised before any event.
+        each request. Where a name stands for a list, the first model that can takes the requests. Errors of loading,
+        preparing and submitting are raised before any event.
         """
         began = time.monotonic()
         number = f"request {next(self._numbers)}"
         requests = [replace(request, client=request.namespace or number) for request in requests]
         for request in requests:
             check_images(request.messages)
+        *first, last = self.choices(name)
+        async with contextlib.AsyncExitStack() as stack:
+            for model in first:
+                with contextlib.suppress(*CANNOT_ANSWER):
+                    held = self._run(model, requests, keep_alive_s, choices, listener, began)
+                    run = await stack.enter_async_context(held)
+                    break
+            else:
+                held = self._run(last, requests, keep_alive_s, choices, listener, began)
+                run = await stack.enter_async_context(held)
+            yield run
+
+    @contextlib.asynccontextmanager
+    async def _run(
+        self,
+        name: str,
+        requests: Sequence[AnswerRequest],
+        keep_alive_s: float | None,
+        choices: int,
+        listener: LoadListener | None,
+        began: float,
+    ) -> AsyncIterator[Run]:
         async with self.lease(name, keep_alive_s, listener) as lease:
             if len(requests) * choices > lease.model.most_choices:
                 raise ApiError(400, f"one request cannot have {len(requests) * choices} answers; send several requests")

@@ -50,7 +50,7 @@ async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Re
     return await answer(
         http,
         service,
-        body.model,
+        body,
         [request],
         _Writer(body),
         stream=bool(body.stream),

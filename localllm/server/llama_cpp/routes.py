@@ -129,7 +129,7 @@ async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Respon
     return await answer(
         http,
         service,
-        body.model,
+        body,
         [request],
         _InfillWriter(),
         stream=bool(body.stream),

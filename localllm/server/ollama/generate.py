@@ -150,7 +150,7 @@ async def _answer(body: Common, request: AnswerRequest, fields: Fields, http: Re
     return await answer(
         http,
         service,
-        body.model,
+        body,
         [request],
         _Writer(body, fields),
         stream=body.stream is not False,

@@ -36,7 +36,7 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
     return await answer(
         http,
         service,
-        body.model,
+        body,
         [request],
         _Writer(body),
         stream=bool(body.stream),

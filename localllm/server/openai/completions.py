@@ -26,7 +26,7 @@ async def completions(body: CompletionBody, http: Request, service: ServiceDep) 
     return await answer(
         http,
         service,
-        body.model,
+        body,
         requests,
         _Writer(body),
         stream=bool(body.stream),

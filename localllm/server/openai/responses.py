@@ -55,7 +55,7 @@ async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> 
     return await answer(
         http,
         service,
-        body.model,
+        body,
         [request],
         _Writer(body, keep),
         stream=bool(body.stream),
@@ -107,7 +107,8 @@ class _Writer:
     def __init__(self, body: ResponsesBody, keep: Callable[[Object], None]) -> None:
         """keep: called with the response when it is complete."""
         self._keep = keep
-        self._response = _begun(body)
+        self._body = body
+        self._fixed = _begun(body)
         self._tools: Toolbox = toolbox(body.tools or [])
         self._kinds = dict(_ITEMS)
         if body.reasoning and body.reasoning.summary:
@@ -117,6 +118,10 @@ class _Writer:
         self._open: PartKind | None = None
         self._text = ""
         self._sequence = 0
+
+    @property
+    def _response(self) -> Object:
+        return {**self._fixed, "model": self._body.model}
 
     def begin(self, _run: Run | None = None) -> list[bytes]:
         """See answering.Writer. Nothing if progress has begun the stream."""
@@ -271,7 +276,6 @@ def _begun(body: ResponsesBody) -> Object:
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "model": body.model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,

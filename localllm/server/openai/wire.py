@@ -41,13 +41,12 @@ class ChunkWriter:
     def __init__(self, body: Sampled, prefix: str, kind: str) -> None:
         self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
         self._choices = body.n or 1
-        self._head = {
-            "id": f"{prefix}-{secrets.token_hex(12)}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": body.model,
-            "system_fingerprint": "fp_localllm",
-        }
+        self._body = body
+        self._fixed = {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
+
+    @property
+    def _head(self) -> Object:
+        return {**self._fixed, "model": self._body.model, "system_fingerprint": "fp_localllm"}
 
     def progress(self, progress: Object) -> bytes:
         return sse({**self._head, "choices": [], "progress": progress})
