@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FLUSH_S = 1 / 25
 SAVE_EVERY_S = 1.0
+MOST_TITLE_WORDS = 8  # five are asked for
 
 
 async def follow(
@@ -51,7 +52,7 @@ async def follow(
 
 
 async def make_title(conversation: Conversation, backend: Backend) -> None:
-    """Ask the model for a title of a conversation that has none of its own. Raises LocalLLMError."""
+    """Ask the model for a title for a conversation that has none; sentences are not taken. Raises LocalLLMError."""
     request, session_id = conversation.title_request(), conversation.session_id
     if request is None or session_id is None:
         return
@@ -62,7 +63,7 @@ async def make_title(conversation: Conversation, backend: Backend) -> None:
         events += answer.poll()
     whole = merged(events)
     title = " ".join(harmless(whole.content).split()).strip("\"'*#.")[:60]
-    if whole.finish_reason == FinishReason.STOP and title:
+    if whole.finish_reason == FinishReason.STOP and 0 < len(title.split()) <= MOST_TITLE_WORDS:
         conversation.store.rename(session_id, title)
 
 

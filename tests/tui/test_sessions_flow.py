@@ -11,6 +11,9 @@ from localllm.engine.request import Counts, FinishReason
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
+from tui.answering import make_title
+from tui.conversation import Conversation
+from tui.parameters import Parameters
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
 
@@ -176,6 +179,16 @@ def test_the_model_names_the_chat_in_the_background(make_app: MakeApp, store: Se
     asyncio.run(flow())
     assert backend.requests[1].background
     assert store.sessions()[0].title == "Leaf colours"
+
+
+def test_a_sentence_is_no_title(store: SessionStore) -> None:
+    backend = FakeBackend([said("The subject of our conversation in five words was: leaves."), ended()])
+    conversation = Conversation(store, "fake", Parameters())
+    conversation.ask("What colour are leaves?")
+    conversation.begin_answer().content = "Green."
+    asyncio.run(make_title(conversation, backend))
+    assert len(backend.requests) == 1
+    assert store.sessions()[0].title == "What colour are leaves?"
 
 
 def test_delete_and_undo_by_command(make_app: MakeApp, store: SessionStore) -> None:
