@@ -7,13 +7,13 @@ Kernels hold no Python object and never raise; all bounds are checked before a s
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from cpu_kernels.isa import TARGET, Isa, plain_target
-from cpu_kernels.kernel_cache import CachedKernel, read_kernel, write_kernel
-from cpu_kernels.loader import LoadError, load_object
+from cpu_kernels.compile_children import CompileProgress, compile_in_children
+from cpu_kernels.kernel_cache import CachedKernel, read_kernel
+from cpu_kernels.loader import load_object
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
 log = logging.getLogger("localllm.kernels")
@@ -21,91 +21,80 @@ Samples = Callable[[], Iterable[Any]] | None
 _declared: "WeakValueDictionary[str, Kernel]" = WeakValueDictionary()
 
 
-class KernelError(Exception):
-    """A kernel that no build of computes what its source says."""
-
-
 class Kernel:
     """A function with the kernel signature, compiled when its address is first asked for.
 
-    name must be unique among all kernels: it is the key in the cache. samples(): small arguments on which the compiled
+    name must be unique among all kernels: it is the key in the cache. Importing the function's module, or the table of
+    formats, must declare it: kernels are compiled by child processes. samples(): small arguments on which the compiled
     kernel is held against its source before it is used; None for one that has no result, or meets other threads.
     """
 
     def __init__(self, function: Callable[[int, int, int, int], None], name: str, samples: Samples = None) -> None:
+        self.function = function
         self.name = name
         self.samples = samples
         self.from_cache = False
-        self._function = function
         self._address: int | None = None
         self._entry: Any = None
         _declared[name] = self
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the kernel has an address already."""
-        return self._address is not None
+    def symbol(self) -> str:
+        """Name of the C function in the kernel's object file."""
+        return f"localllm.{self.name}"
+
+    @staticmethod
+    def entry(address: int) -> Callable[[int, int, int, int], None]:
+        """Compiled code as a Python function, which releases the interpreter's lock."""
+        return _PROTOTYPE(address)
 
     def load(self) -> bool:
         """Load from the cache, unless that is done; whether there is an address now."""
         if self._address is None and (cached := read_kernel(self.name)) is not None:
             self.from_cache = True
-            self._address = load_object(cached.code, self._symbol)
-            if cached.portable:
-                log.warning("kernel %s is a portable one, which is slower: see localllm doctor", self.name)
+            self.use(cached)
         return self._address is not None
 
-    def compile(self) -> None:
-        """Load from the cache, or compile, which takes seconds at worst, unless that is done."""
-        if not self.load():
-            self._address = self._build()
-
-    @property
-    def _symbol(self) -> str:
-        return f"localllm.{self.name}"
-
-    def _build(self) -> int:
-        """Compile and check the kernel, keep it, and return its address.
-
-        Where a build computes something else than its source says, one without this processor's own instructions takes
-        its place. Raises KernelError where that is wrong too.
-        """
-        from cpu_kernels.compiler import CompileError, compile_kernel
-
-        for target in (TARGET, plain_target(Isa.PORTABLE)):
-            try:
-                code = compile_kernel(self._function, self._symbol, target)
-                address = load_object(code, self._symbol)
-                self._check(address)
-            except (CompileError, LoadError, KernelError) as error:
-                log.warning("%s; it is not used. Please report it with what localllm doctor prints.", error)
-                continue
-            write_kernel(self.name, CachedKernel(code, portable=target is not TARGET))
-            return address
-        raise KernelError(
-            f"no build of the kernel {self.name} computes what its source says on this processor. "
-            "Use --backend llama, and please report it with what localllm doctor prints."
-        )
-
-    def _check(self, address: int) -> None:
-        """Raise KernelError where compiled code computes something else than the source on a sample."""
-        from cpu_kernels.self_check import differing
-
-        if self.samples is not None and differing(self.samples(), _PROTOTYPE(address), self._function):
-            raise KernelError(f"kernel {self.name}: as compiled for {TARGET.cpu} ({TARGET.isa}), its results are wrong")
+    def use(self, built: CachedKernel) -> None:
+        """Take compiled code. Raises LoadError."""
+        self._address = load_object(built.code, self.symbol)
+        if built.portable:
+            log.warning("kernel %s is a portable one, which is slower: see localllm doctor", self.name)
 
     @property
     def address(self) -> int:
-        """Address of the compiled code; compiles on first use."""
-        self.compile()
+        """Address of the compiled code; compiles on first use. Raises KernelError."""
+        if self._address is None:
+            compile_all([self])
         assert self._address is not None
         return self._address
 
     def __call__(self, op: int, step: int, thread: int, threads: int) -> None:
         """Run on this thread, without the interpreter's lock."""
         if self._entry is None:
-            self._entry = _PROTOTYPE(self.address)
+            self._entry = self.entry(self.address)
         self._entry(op, step, thread, threads)
+
+
+def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = None) -> None:
+    """Load kernels from the cache, or compile them, which takes seconds at worst.
+
+    progress may raise to end it: what was finished stays in the cache. Raises KernelError.
+    """
+    missing = [kernel for kernel in kernels if not kernel.load()]
+    # Attention takes as long as all others together.
+    missing.sort(key=lambda kernel: not kernel.name.startswith("attention."))
+    ready = len(kernels) - len(missing)
+
+    def show(done: int) -> None:
+        if progress is not None:
+            progress(ready + done, len(kernels))
+
+    if missing:
+        built = compile_in_children([(kernel.function.__module__, kernel.name) for kernel in missing], show)
+        for kernel in missing:
+            kernel.use(built[kernel.name])
+    show(len(missing))
 
 
 def find_kernel(name: str) -> Kernel:

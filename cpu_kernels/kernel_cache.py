@@ -133,11 +133,6 @@ def _usable_folder() -> int | None:
     return folder
 
 
-def cache_works() -> bool:
-    """Whether kernels can be kept."""
-    return _usable_folder() is not None
-
-
 def read_kernel(name: str) -> CachedKernel | None:
     """A kernel from the cache, None where it was never compiled or is damaged."""
     folder = _usable_folder()

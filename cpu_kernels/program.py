@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kernel import Kernel
+from cpu_kernels.compile_children import CompileProgress
+from cpu_kernels.kernel import Kernel, compile_all
 from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.parallel_compile import CompileProgress, compile_all
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Op, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kernel import Kernel, kernel
+from cpu_kernels.kernel import Kernel, compile_all, kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Op, argument, share
 from cpu_kernels.simd.arithmetic import add_i32
@@ -46,7 +46,7 @@ class Probe:
         self._team, self._kernel, self._keep = team, what, keep
         self._op = aligned_zeros((int(Op.SIZE),), np.int64)
         self._op[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
-        what.compile()
+        compile_all([what])
 
     def run(self) -> None:
         """Do it once."""

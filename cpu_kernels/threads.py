@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.declarations import inner
-from cpu_kernels.kernel import Kernel, kernel
+from cpu_kernels.kernel import Kernel, compile_all, kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Barrier, Op, Step, field
 from cpu_kernels.simd.threads import atomic_add, atomic_load, atomic_store, call_kernel, pause, sleep, wake
@@ -112,8 +112,7 @@ class ThreadTeam:
         self.threads = threads
         self._control = aligned_zeros((_CONTROL_BYTES // 8,), np.int64)
         self._address = self._control.ctypes.data
-        for entry in (lead, work):
-            entry.compile()  # here, not while another thread waits at the barrier
+        compile_all([lead, work])  # here, not while another thread waits at the barrier
         self._workers = [
             threading.Thread(target=self._work, args=(t,), name=f"localllm-kernel-{t}", daemon=True)
             for t in range(1, threads)

@@ -43,7 +43,7 @@ class Steps:
     ) -> None:
         """Compile what the builder's operations need."""
 
-        def compiling(done: int, count: int, name: str) -> None:
+        def compiling(done: int, count: int) -> None:
             if progress is not None:
                 progress("compiling kernels for this CPU, once", done / count)
 

@@ -67,7 +67,7 @@ def open_runner(
     heads do not fit the types of keys and values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not
     suffice.
     """
-    from models.errors import UnsupportedModelError
+    from models.errors import UnsupportedModelError, kernels_needed
 
     for note in file.notes:
         log.info("%s: %s", file.path.name, note)
@@ -77,7 +77,8 @@ def open_runner(
         runner, choice = _open_llama(file, settings, choice, progress, main_memory)
     else:
         try:
-            runner = _open_native(file, settings, progress, kv_tokens)
+            with kernels_needed():
+                runner = _open_native(file, settings, progress, kv_tokens)
         except UnsupportedModelError as error:
             if settings.backend == "native" or not llama_is_here():
                 raise

@@ -148,7 +148,7 @@ def load_model(
         tokenizer,
         context_limit=settings.ctx,
         max_running=settings.parallel,
-        max_waiting=settings.max_queue,
+        max_waiting=2 * settings.max_queue,  # of all clients; the server bounds the shares of each
         disk=disk,
         draft_model=draft_model,
         adapters=adapters,

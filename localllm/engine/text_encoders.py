@@ -73,13 +73,14 @@ def open_text_encoder(
     called on this thread; what it raises ends the load and is raised again. Raises ModelFileError and its kin, for a
     reranker without a head too, and LlamaCppError.
     """
-    from models.errors import UnsupportedModelError
+    from models.errors import UnsupportedModelError, kernels_needed
     from models.text_encoder import TextEncoder as NativeTextEncoder
 
     choice = choose_text_encoder(file, settings)
     if choice.backend == "native":
         try:
-            return NativeTextEncoder(file, settings.threads, progress), choice
+            with kernels_needed():
+                return NativeTextEncoder(file, settings.threads, progress), choice
         except UnsupportedModelError as error:
             if settings.backend == "native" or not llama_is_here():
                 raise

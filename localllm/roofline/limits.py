@@ -7,6 +7,7 @@ from cpu_kernels.limits import available_memory
 from cpu_kernels.roofline import Probe, float_probes, int8_probes, largest_cache, read_probe
 from cpu_kernels.threads import ThreadTeam
 from localllm.roofline.spread import Spread
+from models.errors import kernels_needed
 
 # A buffer of so many times the largest cache, and at least so many bytes: what is left in the cache hardly counts.
 _CACHES, _LEAST_BYTES = 4, 256 << 20
@@ -27,13 +28,14 @@ class LimitProbes:
     def __init__(self, threads: int, clock: Callable[[], float]) -> None:
         self.threads = threads
         self._clock = clock
-        self._team = ThreadTeam(threads)
         size = min(max(_CACHES * largest_cache(), _LEAST_BYTES), available_memory() // 4)
-        self._probes = {
-            "read": [read_probe(self._team, size)],
-            "int8": int8_probes(self._team),
-            "floats": float_probes(self._team),
-        }
+        with kernels_needed():
+            self._team = ThreadTeam(threads)
+            self._probes = {
+                "read": [read_probe(self._team, size)],
+                "int8": int8_probes(self._team),
+                "floats": float_probes(self._team),
+            }
         self._samples: dict[str, list[float]] = {name: [] for name in self._probes}
 
     def sample(self, *names: str) -> None:

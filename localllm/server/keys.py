@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import MutableMapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from localllm.settings import Settings, read_key
 
 # The ASGI scope's key for the request's cache namespace.
 NAMESPACE = "localllm.namespace"
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""Who sends the HTTP request at work: a user, where several have keys, or else an address. Set by the gate."""
 
 _NAMED = re.compile(r"([A-Za-z0-9._@-]{1,64}):\s+(\S+)")
 _DIGEST = 16

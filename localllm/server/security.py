@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.server.errors import ErrorBody
-from localllm.server.keys import NAMESPACE, KeyRing
+from localllm.server.keys import CLIENT, NAMESPACE, KeyRing, namespace_of
 from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTES, MAX_BODY_BYTES
 from localllm.server.options import ServerOptions
 
@@ -81,6 +81,7 @@ class Gate:
             if refusal:
                 await _discard(receive)
             receive = _replay(content, receive)
+        CLIENT.set(namespace_of(scope) or (scope.get("client") or ("",))[0])
         if refusal:
             status, message = refusal
             body = self._error_body_at(scope["path"])(status, message, None)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -19,7 +20,7 @@ from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
 from localllm.server.contents import check_images
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.fallbacks import CANNOT_ANSWER
-from localllm.server.keys import namespace_of
+from localllm.server.keys import CLIENT, namespace_of
 from localllm.server.load_watch import LoadListener
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.options import ServerOptions
@@ -116,19 +117,27 @@ class Service:
         self.options = options
         self.models = models
         self.metrics = metrics
-        self._admitted = 0
+        self._admitted = Counter[str]()
         self._numbers = count(1)
 
     @contextlib.contextmanager
-    def admit(self) -> Iterator[None]:
-        """Count a request that needs a model. Raises QueueFullError if too many are pending."""
-        if self._admitted >= self.options.max_queue:
+    def admit(self, answers: int = 1) -> Iterator[None]:
+        """Count a client's answers that need a model. Raises QueueFullError if too many are pending.
+
+        A client may have as many as there are places left for others, of twice max_queue: one alone has max_queue, two
+        have two thirds of that each, and there is always room for a further one (dynamic thresholds: Choudhury and
+        Hahne, 1998).
+        """
+        client, answers = CLIENT.get(), min(answers, self.options.max_queue)
+        left = 2 * self.options.max_queue - self._admitted.total() - answers
+        if self._admitted[client] + answers > left:
             raise QueueFullError("server busy, please try again. maximum pending requests exceeded")
-        self._admitted += 1
+        self._admitted[client] += answers
         try:
             yield
         finally:
-            self._admitted -= 1
+            self._admitted[client] -= answers
+            self._admitted += Counter()  # drops clients that have none
 
     def choices(self, name: str) -> Sequence[str]:
         """The models that may answer for a name, those first that lately kept to the SLO."""
@@ -159,11 +168,11 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def lease(
-        self, name: str, keep_alive_s: float | None = None, listener: LoadListener | None = None
+        self, name: str, keep_alive_s: float | None = None, listener: LoadListener | None = None, answers: int = 1
     ) -> AsyncIterator[Lease[ServedModel]]:
-        """Hold a generating model by name. listener: called with the load's states."""
+        """Hold a generating model by name. listener: called with the load's states. answers: as admit has it."""
         entry = await self.find(name)
-        with self.admit():
+        with self.admit(answers):
             async with self.models.lease(entry, keep_alive_s, listener) as lease:
                 yield lease
 
@@ -218,7 +227,7 @@ class Service:
         listener: LoadListener | None,
         began: float,
     ) -> AsyncIterator[Run]:
-        async with self.lease(name, keep_alive_s, listener) as lease:
+        async with self.lease(name, keep_alive_s, listener, len(requests) * choices) as lease:
             if len(requests) * choices > lease.model.most_choices:
                 raise ApiError(400, f"one request cannot have {len(requests) * choices} answers; send several requests")
             prompts = [await to_thread.run_sync(lease.model.prepare, request) for request in requests]

@@ -4,13 +4,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 
+from cpu_kernels.compile_children import KernelError
 from cpu_kernels.declarations import define, int64
 from cpu_kernels.isa import Isa, emitted_isa
-from cpu_kernels.kernel import Kernel, KernelError
+from cpu_kernels.kernel import Kernel
 from cpu_kernels.kernel_cache import cache_directory, portable_kernels, read_kernel
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import I64, call, put_i32
@@ -60,29 +60,27 @@ def exchange_folder_and_load() -> None:
     main()
 
 
-def _samples() -> Iterator[Sample]:
-    yield Sample()
-
-
 def _kernel(number, name: str) -> Kernel:
     def add_number(op: int, step: int, thread: int, threads: int) -> None:
         put_i32(op, step + number())
 
     # The sample's op record is where the kernel writes, as `run` has it.
-    return Kernel(add_number, f"kernel_child.{name}", _samples)
+    return Kernel(add_number, f"kernel_child.{name}", lambda: iter([Sample()]))
+
+
+_LIAR = _kernel(define("two", [], int64, lambda b: I64(2 if emitted_isa() is Isa.PORTABLE else 3), lambda: 2), "liar")
+_ALWAYS_WRONG = _kernel(define("three", [], int64, lambda b: I64(3), lambda: 2), "always_wrong")
+_CALLS_OUT = _kernel(define("clock", [], int64, lambda b: call(b, "clock", I64), lambda: 2), "calls_out")
 
 
 def liar() -> None:
     logging.basicConfig()
-    number = define("two", [], int64, lambda b: I64(2 if emitted_isa() is Isa.PORTABLE else 3), lambda: 2)
-    kernel = _kernel(number, "liar")
-    result = run(kernel)
-    say(kernel.from_cache, result)
+    result = run(_LIAR)
+    say(_LIAR.from_cache, result)
 
 
-def _refused(number, name: str) -> None:
+def _refused(kernel: Kernel) -> None:
     logging.basicConfig()
-    kernel = _kernel(number, name)
     try:
         run(kernel)
     except KernelError as error:
@@ -91,8 +89,8 @@ def _refused(number, name: str) -> None:
 
 
 def always_wrong() -> None:
-    _refused(define("three", [], int64, lambda b: I64(3), lambda: 2), "always_wrong")
+    _refused(_ALWAYS_WRONG)
 
 
 def calls_out() -> None:
-    _refused(define("clock", [], int64, lambda b: call(b, "clock", I64), lambda: 2), "calls_out")
+    _refused(_CALLS_OUT)

@@ -209,7 +209,7 @@ for weights in WEIGHT_FORMATS.values():
     kernels += [weights.repack, weights.embed, weights.matmul[1], weights.matmul[4]]
 for kernel in kernels:
     if isinstance(kernel, Kernel):
-        code = compiler.compile_kernel(kernel._function, "kernel", isa.TARGET)
+        code = compiler.compile_kernel(kernel.function, "kernel", isa.TARGET)
         print(kernel.name, int.from_bytes(code[18:20], "little"), *compiler._called(code))
 """
 AARCH64 = "183"

@@ -30,23 +30,24 @@ def times(factor):
         fill(op, step)
         fill(op + 240, step + 1)
     return Kernel(multiply, f"times_{{factor}}")
-out = np.zeros(120, np.int32)
-for factor in map(int, sys.argv[1:]):
-    times(factor)(out.ctypes.data, 5, 0, 1)
-    print(int(out[0]))
+kernels = {{factor: times(factor) for factor in (2, 3)}}
+def main():
+    out = np.zeros(120, np.int32)
+    for factor in map(int, sys.argv[1:]):
+        kernels[factor](out.ctypes.data, 5, 0, 1)
+        print(int(out[0]))
 """
 
 
 def test_kernels_that_different_processes_compiled_do_not_mix(tmp_path: Path) -> None:
-    script = tmp_path / "factors.py"
-    script.write_text(FACTORS)
+    (tmp_path / "factors.py").write_text(FACTORS)
     environment = {
         **os.environ,
         CACHE_VARIABLE: str(tmp_path / "kernels"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]),
     }
     for factors, products in ((("2",), [10]), (("3",), [15]), (("2", "3"), [10, 15]), (("3", "2"), [15, 10])):
-        command = [sys.executable, str(script), *factors]
+        command = [sys.executable, "-c", "import factors; factors.main()", *factors]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert [int(line) for line in done.stdout.split()] == products
 
@@ -82,8 +83,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path, start: Start) -> None:
     first, second = start(tmp_path), start(tmp_path)
     assert (first.cached, second.cached) == (False, True)
-    # Importing the compiler takes longer than all else that a start does.
-    assert (first.has_compiler, second.has_compiler) == (True, False)
+    assert not first.has_compiler, "only children compile"
     assert first.warning == second.warning == ""
     assert first.folder.parent == tmp_path / "localllm-kernels"
     if os.name == "posix":

@@ -93,7 +93,7 @@ class Interrupt(Exception):
 def interrupt(*_):
     raise Interrupt
 
-count_step.compile()
+count_step.address  # compiles it
 counters, op = np.zeros((4, 8), np.int64), np.zeros(int(Op.SIZE), np.int64)
 op[Op.ARGUMENTS] = counters.ctypes.data
 team = ThreadTeam(4)

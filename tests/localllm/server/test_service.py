@@ -1,6 +1,7 @@
 """Submitting on another thread, whatever happens meanwhile."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +13,8 @@ import pytest
 from localllm.errors import QueueFullError
 from localllm.remote.connection import RemoteError
 from localllm.server.errors import ClientGoneError
+from localllm.server.keys import CLIENT
+from localllm.server.options import ServerOptions
 from localllm.server.service import Service
 from localllm.server.streams import interruptible
 from tests.waiting import PATIENCE_S
@@ -107,3 +110,42 @@ def test_work_that_is_awaited_is_done() -> None:
         return 7
 
     assert asyncio.run(interruptible(work)) == 7
+
+
+def queue(max_queue: int) -> Service:
+    nothing: Any = None
+    return Service(ServerOptions(max_queue=max_queue), nothing, nothing)
+
+
+def fill(service: Service, client: str, stack: contextlib.ExitStack, answers: int = 1) -> int:
+    """Let a client ask until it is refused; how many answers it has."""
+    taken = 0
+    CLIENT.set(client)
+    with contextlib.suppress(QueueFullError):
+        while True:
+            stack.enter_context(service.admit(answers))
+            taken += answers
+    return taken
+
+
+def test_a_client_alone_has_the_whole_queue_and_leaves_room_for_others() -> None:
+    service = queue(512)
+    with contextlib.ExitStack() as stack:
+        assert fill(service, "first", stack) == 512
+        assert fill(service, "second", stack) == 256
+        assert fill(service, "third", stack) == 128
+        assert fill(service, "first", stack) == 0
+    with contextlib.ExitStack() as stack:
+        assert fill(service, "first", stack) == 512
+    assert not service._admitted
+
+
+def test_answers_count_and_not_requests() -> None:
+    service = queue(512)
+    with contextlib.ExitStack() as stack:
+        assert fill(service, "first", stack, 8) == 512
+    with contextlib.ExitStack() as stack:
+        CLIENT.set("large")
+        stack.enter_context(service.admit(2048))  # a single request may always come; it takes all of the client's share
+        assert fill(service, "large", stack) == 0
+        assert fill(service, "other", stack) == 256

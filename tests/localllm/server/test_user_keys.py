@@ -1,5 +1,6 @@
 """Keys for one user and for several, and the cached prefixes that these do not share."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from localllm.errors import SettingsError
 from localllm.server.keys import Key, KeyRing, read_keys
 from localllm.server.options import server_options
 from localllm.settings import Settings
-from tests.localllm.server.conftest import MODEL, StartServer
+from tests.localllm.server.conftest import MODEL, SLOWLY, StartServer
 from tests.waiting import PATIENCE_S
 
 SEVERAL = "# who may ask\nalice: wonderland\n\nbob:  builder # 1\n"
@@ -75,3 +76,38 @@ def test_users_do_not_share_prefixes(start_server: StartServer, tmp_path: Path) 
         assert cached[:2] == [0, 0] and cached[2] == cached[3] > 30
         assert len({answer["response"] for answer in answers}) == 1
         assert "error" in ask("alice")
+
+
+def test_a_user_who_fills_the_queue_leaves_room_for_another(start_server: StartServer, tmp_path: Path) -> None:
+    """On connections that stay open while the engine is slow, as a program that asks without end has them."""
+    file = tmp_path / "keys"
+    file.write_text("alice: wonderland\nbob: builder\n", encoding="utf-8")
+    body = {"model": MODEL, "prompt": "Once", "options": {"num_predict": 400, "temperature": 0}}
+    with (
+        start_server("--api-key-file", str(file), begins=SLOWLY, LOCALLLM_MAX_QUEUE="6") as server,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def ask(key: str) -> int:
+            client = stack.enter_context(httpx.Client(timeout=PATIENCE_S))
+            asked = client.stream(
+                "POST", f"{server.url}/api/generate", json=body, headers={"Authorization": f"Bearer {key}"}
+            )
+            return stack.enter_context(asked).status_code
+
+        assert [ask("wonderland") for _ in range(8)] == [200] * 6 + [503] * 2
+        assert [ask("builder") for _ in range(4)] == [200] * 3 + [503]
+        assert ask("wonderland") == 503
+
+
+def test_addresses_are_clients_where_there_are_no_users(start_server: StartServer) -> None:
+    body = {"model": MODEL, "prompt": "Once", "options": {"num_predict": 400, "temperature": 0}}
+    with start_server(begins=SLOWLY, LOCALLLM_MAX_QUEUE="4") as server, contextlib.ExitStack() as stack:
+
+        def ask(address: str) -> int:
+            client = httpx.Client(timeout=PATIENCE_S, transport=httpx.HTTPTransport(local_address=address))
+            asked = stack.enter_context(client).stream("POST", f"{server.url}/api/generate", json=body)
+            return stack.enter_context(asked).status_code
+
+        assert [ask("127.0.0.1") for _ in range(5)] == [200] * 4 + [503]
+        assert [ask("127.0.0.2") for _ in range(3)] == [200] * 2 + [503]

@@ -1,0 +1,89 @@
+"""What a child process of cpu_kernels.compile_children does: compile kernels, check them, and send the code back.
+
+A request is a line on standard input: a module and the name of a kernel that importing it declares. The reply is a line
+of JSON and, where that says so, the bytes of an object file.
+"""
+
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from itertools import product
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
+from typing import Any
+
+from cpu_kernels import attention
+from cpu_kernels.attention_shape import WIDTHS
+from cpu_kernels.compiler import CompileError, compile_kernel
+from cpu_kernels.formats import table  # noqa: F401 - declares kernels
+from cpu_kernels.isa import TARGET, Isa, plain_target
+from cpu_kernels.kernel import Kernel, find_kernel
+from cpu_kernels.kernel_cache import CachedKernel, cache_directory
+from cpu_kernels.kv_types import KVType
+from cpu_kernels.loader import LoadError, load_object
+from cpu_kernels.self_check import differing
+
+log = logging.getLogger("localllm.kernels")
+
+
+class _WrongKernelError(Exception):
+    """A build that computes something else than its source says."""
+
+
+def build(kernel: Kernel) -> CachedKernel | None:
+    """Compile a kernel and check it on its samples.
+
+    Where a build computes something else than its source says, one without this processor's own instructions takes its
+    place. None where that is wrong too.
+    """
+    for target in (TARGET, plain_target(Isa.PORTABLE)):
+        try:
+            code = compile_kernel(kernel.function, kernel.symbol, target)
+            _check(kernel, code)
+        except (CompileError, LoadError, _WrongKernelError) as error:
+            log.warning("%s; it is not used. Please report it with what localllm doctor prints.", error)
+            continue
+        return CachedKernel(code, portable=target is not TARGET)
+    return None
+
+
+def _check(kernel: Kernel, code: bytes) -> None:
+    """Load the code and raise _WrongKernelError where it computes something else than the source on a sample."""
+    compiled = kernel.entry(load_object(code, kernel.symbol))
+    if kernel.samples is not None and differing(kernel.samples(), compiled, kernel.function):
+        raise _WrongKernelError(
+            f"kernel {kernel.name}: as compiled for {TARGET.cpu} ({TARGET.isa}), its results are wrong"
+        )
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide about
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else is printed is no reply
+    for keys, values, group in product(KVType, KVType, WIDTHS):
+        attention.attention_kernel(keys, values, group)
+    warnings: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    log.addHandler(QueueHandler(warnings))
+    cache = cache_directory().name
+    for line in sys.stdin:
+        module, name = line.split()
+        reply: dict[str, Any] = {"cache": cache}
+        code = b""
+        try:
+            importlib.import_module(module)
+            built = build(find_kernel(name))
+        except (ImportError, KeyError):
+            reply["error"] = f"importing {module} does not declare the kernel {name}, so it cannot be compiled."
+        else:
+            if built is None:
+                reply["error"] = f"no build of the kernel {name} computes what its source says on this processor."
+            else:
+                code = built.code
+                reply |= {"bytes": len(code), "portable": built.portable}
+        reply["warnings"] = [warnings.get().getMessage() for _ in range(warnings.qsize())]
+        replies.write(json.dumps(reply).encode() + b"\n" + code)
+        replies.flush()

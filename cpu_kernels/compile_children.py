@@ -1,0 +1,162 @@
+"""Child processes that compile kernels (see cpu_kernels.compile_child).
+
+LLVM aborts the process where one of its assertions fails, and a kernel that was compiled wrong may crash while it is
+checked. So nothing is compiled in the process that serves or chats. Several children also compile side by side, which
+Numba and LLVM cannot do in one process.
+"""
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from cpu_kernels.cores import usable_cores
+from cpu_kernels.kernel_cache import CachedKernel, cache_directory, write_kernel
+
+CompileProgress = Callable[[int, int], None]
+"""Called with kernels done and kernels in all; may raise to end the compilation."""
+
+# Importing Numba takes a child as long as compiling two kernels.
+_KERNELS_PER_CHILD = 3
+_WAIT_S = 0.1
+_IDLE_S = 3.0
+_ADVICE = "Use --backend llama, and please report it with what localllm doctor prints."
+log = logging.getLogger("localllm.kernels")
+
+
+class KernelError(Exception):
+    """A kernel that could not be compiled, or of which no build computes what its source says."""
+
+
+class _Child:
+    """A process that compiles one kernel after another."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill
+        start = "import sys; sys.path[:] = sys.argv[1:]; from cpu_kernels.compile_child import serve; serve()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", start, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+
+    def compile(self, module: str, name: str) -> CachedKernel:
+        """Compile the kernel of this name, which importing the module declares. Raises KernelError."""
+        commands, replies = self._process.stdin, self._process.stdout
+        assert commands is not None and replies is not None
+        try:
+            commands.write(f"{module} {name}\n".encode())
+            commands.flush()
+            head = replies.readline()
+            reply = json.loads(head) if head else {}
+            code = replies.read(reply.get("bytes", 0))
+        except (OSError, ValueError):
+            reply, code = {}, b""
+        if not reply or len(code) < reply.get("bytes", 0):
+            raise KernelError(f"compiling the kernel {name} failed: {self._end()}. {_ADVICE}")
+        for warning in reply["warnings"]:
+            log.warning(warning)
+        if reply["cache"] != cache_directory().name:
+            raise KernelError(
+                "localllm, or its compiler, was changed while this process ran: kernels of the new version do not fit. "
+                "Start localllm again."
+            )
+        if "error" in reply:
+            raise KernelError(f"{reply['error']} {_ADVICE}")
+        return CachedKernel(code, reply["portable"])
+
+    def _end(self) -> str:
+        """How the process ended, and its last words."""
+        code = self._process.wait()
+        self._errors.seek(-min(4096, self._errors.seek(0, os.SEEK_END)), os.SEEK_END)
+        words = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        how = f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
+        return f"{how} ({words})" if words else how
+
+    def kill(self) -> None:
+        """End the process."""
+        self._process.kill()
+        with self._process:  # closes its pipes and waits
+            self._errors.close()
+
+
+class _Pool:
+    """Children. Those that are idle wait a few seconds for the next kernels."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Child] = []
+        self._timer = threading.Timer(0, self.end_idle)
+
+    @contextlib.contextmanager
+    def take(self, count: int) -> Iterator[list[_Child]]:
+        """Some children, idle ones first. They are idle again afterwards, or killed where something is raised."""
+        with self._lock:
+            children, self._idle = self._idle[:count], self._idle[count:]
+        try:
+            while len(children) < count:
+                children.append(_Child())
+            yield children
+        except BaseException:
+            for child in children:
+                child.kill()
+            raise
+        with self._lock:
+            self._idle += children
+            self._timer.cancel()
+            self._timer = threading.Timer(_IDLE_S, self.end_idle)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end_idle(self) -> None:
+        """End the children that are idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.kill()
+
+
+POOL = _Pool()
+atexit.register(POOL.end_idle)
+
+
+def compile_in_children(
+    kernels: Sequence[tuple[str, str]], done: Callable[[int], None] = lambda done: None
+) -> dict[str, CachedKernel]:
+    """Compile kernels, and keep each in the cache as soon as it is compiled.
+
+    kernels: a module and the name of a kernel that it declares. done(number of kernels that are compiled) may raise to
+    end it; the children are killed then. Raises KernelError.
+    """
+    queue, built, errors = deque(kernels), dict[str, CachedKernel](), list[BaseException]()
+
+    def feed(child: _Child) -> None:
+        try:
+            while True:
+                module, name = queue.popleft()
+                built[name] = child.compile(module, name)
+                write_kernel(name, built[name])
+        except IndexError:
+            return
+        except Exception as error:  # raised again below
+            errors.append(error)
+
+    with POOL.take(min(usable_cores(), -(-len(queue) // _KERNELS_PER_CHILD))) as children:
+        threads = [threading.Thread(target=feed, args=(child,), daemon=True) for child in children]
+        for thread in threads:
+            thread.start()
+        while not errors and (busy := [thread for thread in threads if thread.is_alive()]):
+            done(len(built))
+            busy[0].join(_WAIT_S)
+        if errors:
+            raise errors[0]
+    return built

@@ -1,0 +1,106 @@
+"""Kernels that are not in the cache are compiled by child processes, and by nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_SCRIPT = """
+import json, logging, sys
+import psutil
+import cpu_kernels.compile_children as children
+from cpu_kernels import norms, sums, activations
+from cpu_kernels.kernel import Kernel, compile_all
+
+logging.basicConfig()
+kernels = [each for module in (norms, sums, activations) for each in vars(module).values() if isinstance(each, Kernel)]
+asked = []
+children.usable_cores = lambda: 2
+{patch}
+error = ""
+try:
+    compile_all(kernels, lambda *counts: asked.append(counts))
+except (InterruptedError, children.KernelError) as found:
+    error = str(found)
+idle = len(psutil.Process().children())
+children.POOL.end_idle()
+print(json.dumps(dict(all=[k.name for k in kernels], asked=asked, error=error, compiler="numba" in sys.modules,
+                      cached=[each.name for each in kernels if each.from_cache],
+                      ready=[each.name for each in kernels if each.load()],
+                      idle=idle, left=len(psutil.Process().children()))))
+"""
+
+
+def compiled(cache: Path, patch: str = "", **variables: str) -> dict[str, Any]:
+    environment = os.environ | {"LOCALLLM_KERNEL_CACHE": str(cache)} | variables
+    call = [sys.executable, "-c", _SCRIPT.replace("{patch}", patch)]
+    done = subprocess.run(call, env=environment, check=True, capture_output=True, text=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["left"] == 0
+    assert not result["compiler"]
+    return result
+
+
+@pytest.mark.slow
+def test_children_compile_them(tmp_path: Path) -> None:
+    first = compiled(tmp_path)
+    assert len(first["all"]) >= 6
+    assert first["ready"] == first["all"] and first["cached"] == []
+    assert first["asked"][-1] == [len(first["all"])] * 2
+    assert first["idle"] == 2
+    again = compiled(tmp_path)
+    assert again["cached"] == again["all"]
+    assert again["idle"] == 0, "nothing is started where all is in the cache"
+
+
+@pytest.mark.slow
+def test_they_do_so_without_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = compiled(tmp_path / "file" / "kernels")
+    assert result["ready"] == result["all"] and result["cached"] == []
+
+
+_ABORT = "import os, sys; sys.stdin.readline(); os.write(2, b'Assertion failed.\\n'); os.abort()"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit(3)", "its process ended with 3"),
+        (_ABORT, "its process was ended by SIGABRT (Assertion failed.)"),
+        ("import sys; sys.stdout.write('no JSON\\n')", "its process ended with 0"),
+    ],
+    ids=["ends", "aborts", "speaks otherwise"],
+)
+def test_a_child_that_dies_is_one_error(tmp_path: Path, code: str, said: str) -> None:
+    (tmp_path / "dying.py").write_text(code)
+    patch = (
+        "Popen = children.subprocess.Popen\n"
+        f"start = lambda command, **pipes: Popen([sys.executable, {str(tmp_path / 'dying.py')!r}], **pipes)\n"
+        "children.subprocess.Popen = start"
+    )
+    result = compiled(tmp_path / "kernels", patch)
+    assert result["error"].startswith("compiling the kernel ")
+    assert said in result["error"] and "localllm doctor" in result["error"]
+    assert result["ready"] == []
+
+
+def test_kernels_of_another_version_are_refused(tmp_path: Path) -> None:
+    result = compiled(tmp_path, "children.cache_directory = lambda: __import__('pathlib').Path('another')")
+    assert "was changed while this process ran" in result["error"]
+    assert result["ready"] == []
+
+
+def test_what_no_module_declares_is_refused(tmp_path: Path) -> None:
+    result = compiled(tmp_path, "kernels = [Kernel(lambda op, step, thread, threads: None, 'nowhere')]")
+    assert "importing __main__ does not declare the kernel nowhere" in result["error"]
+
+
+def test_a_load_that_is_stopped_leaves_no_child(tmp_path: Path) -> None:
+    stop = "class Stop(list):\n    def append(self, shown): raise InterruptedError('stopped')\nasked = Stop()"
+    result = compiled(tmp_path, stop)
+    assert result["error"] == "stopped" and result["ready"] == [] and result["idle"] == 0
