@@ -210,7 +210,8 @@ class Architecture:
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
     instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for
-    all. attention_cap, logit_cap: soft caps where the file states none. causal: a row sees only rows before it, unless
+    all. attention_cap, logit_cap: soft caps where the file states none. value_norms: heads of values are normalised, as
+    those of queries and keys, but without weights; a layer without a tensor for values makes them of its keys'. causal: a row sees only rows before it, unless
     the file says otherwise; where it sees all of its text, a window lies half before and half behind it.
     """
 
@@ -224,4 +225,5 @@ class Architecture:
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    value_norms: bool = False
     causal: bool = True

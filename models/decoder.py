@@ -35,7 +35,8 @@ class DecoderRecorder:
         self._attention = AttentionLayers(recording, store, ropes)
         config = recording.config
         self._convolution = ConvolutionLayers(recording, store.states) if store.states else None
-        self._dense = FeedForwardLayers(recording, config.dense_feed_forward) if config.dense_layers else None
+        widths = config.dense_feed_forwards[: config.dense_layers]
+        self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         self._experts = ExpertLayers(recording) if config.experts else None
 
     def record(self) -> LogitsOperations:
@@ -79,8 +80,9 @@ class DecoderRecorder:
 
     def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers:
         """A layer's network, which works on each row alone."""
-        if self._dense and layer < self._recording.config.dense_layers:
-            return self._dense
+        config = self._recording.config
+        if layer < config.dense_layers:
+            return self._dense[config.dense_feed_forwards[layer]]
         assert self._experts is not None
         return self._experts
 

@@ -68,7 +68,7 @@ class Recording:
             int(wanted),
             bias,
             barrier=Barrier.MANY_ROWS,
-            stage=Stage.WANTED if wanted else Stage.ALL,
+            stage=Stage.WANTED if wanted else None,
         )
 
     def pack(self, rows: Rows, k: int, form: Form, *, stride: int | None = None) -> None:
@@ -84,7 +84,7 @@ class Recording:
         last: bool,
         addend: tuple[int, int] = (0, 0),
         private: bool = True,
-        stage: Stage = Stage.ALL,
+        stage: Stage | None = None,
     ) -> int:
         """out = matrix * packed + addend (address, stride); the last of several side by side ends with a barrier."""
         return self.builder.add(
