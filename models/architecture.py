@@ -193,12 +193,14 @@ class Scales:
 class Experts:
     """How the weights of a row's experts come about.
 
-    normalise: whether they add up to one, None for what the file states. scale: their factor after that.
+    normalise: whether they add up to one, None for what the file states. scale: their factor after that. beside: a dense
+    network works on the same rows, each of the two has norms of its own, and the router has one of its own too.
     """
 
     gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
     normalise: bool | None = True
     scale: Factor = one
+    beside: bool = False
 
 
 @dataclass(frozen=True)

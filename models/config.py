@@ -143,6 +143,11 @@ class ModelConfig:
         return max(own)
 
     @property
+    def narrows(self) -> bool:
+        """Whether the last layers are computed for wanted rows alone. Experts are shared out among all rows."""
+        return self.last_stored < self.layers - 1 and not self.experts
+
+    @property
     def longest_head(self) -> int:
         """The most values that a head has with its padding."""
         return max(heads.padded for heads in self.layer_heads)

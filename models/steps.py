@@ -16,6 +16,7 @@ from cpu_kernels.records import TILE_WIDTHS, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from models.config import ModelConfig
 from models.kv_pages import Sequence
+from models.per_layer_inputs import PerLayerInputs
 from models.rope_tables import Ropes
 from models.weights import padded
 
@@ -30,7 +31,7 @@ _SEGMENT_FIELDS = 4
 class Steps:
     """Runs a program on a team of threads, step by step, for up to max_rows rows each.
 
-    Call `place` before `run` where the program reads tokens, or keys and values of sequences.
+    Call `fetch` and `place` before `run` where the program reads tokens, or keys and values of sequences.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Steps:
         config: ModelConfig,
         max_rows: int,
         progress: LoadProgress | None,
+        inputs: PerLayerInputs | None = None,
     ) -> None:
-        """Compile what the builder's operations need."""
+        """Compile what the builder's operations need. inputs: what the program reads of the file in each step."""
 
         def compiling(done: int, count: int, name: str) -> None:
             if progress is not None:
@@ -49,7 +51,7 @@ class Steps:
 
         self.program = builder.build(compiling)
         release_linker()
-        self._team, self._config = team, config
+        self._team, self._config, self._inputs = team, config, inputs
         self._step = aligned_zeros((int(Step.SIZE),), np.int64)
         self._address = self._step.ctypes.data
         self._tokens = self._field(Step.TOKENS, max_rows, np.int32)
@@ -58,7 +60,7 @@ class Steps:
         self._segments = self._field(Step.SEGMENTS, max_rows * _SEGMENT_FIELDS, np.int64)
         self._wanted = self._field(Step.WANTED, max_rows, np.int32)
         self._wanted_segments = self._field(Step.WANTED_SEGMENTS, max_rows * _SEGMENT_FIELDS, np.int64)
-        self._narrows = config.last_stored < config.layers - 1
+        self._narrows = config.narrows
         self._placed: Ordered[tuple[Sequence, int, int]] = ()
         self._kinds = {(heads.keys, heads.group) for heads in config.layer_heads}
         needs = 4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES
@@ -73,6 +75,19 @@ class Steps:
         array = aligned_zeros((size,), dtype)
         self._step[index] = array.ctypes.data
         return array
+
+    def fetch(self, tokens: Ordered[int]) -> None:
+        """Read what the program needs of the file for the next step's tokens.
+
+        Raises ModelFileError where the file was changed or cannot be read, before anything else changes.
+        """
+        if self._inputs:
+            self._inputs.fetch(tokens, self.program)
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        if self._inputs:
+            self._inputs.close()
 
     def place(
         self,

@@ -63,9 +63,10 @@ class TextEncoder:
             self._head = PoolingHead(file, loader, config, architecture, scores=scores, team=team, progress=progress)
             self._ropes = Ropes(config, architecture, loader, config.context)
             recording = Recording(builder, loader, config, architecture, rows, team.threads)
-            self._states = DecoderRecorder(recording, self._store, self._ropes).record_states().values
+            recorder = DecoderRecorder(recording, self._store, self._ropes)
+            self._states = recorder.record_states().values
             loader.check_all_used(config.layers)
-            self._steps = Steps(builder, team, config, rows, progress)
+            self._steps = Steps(builder, team, config, rows, progress, recorder.inputs)
         except BaseException:
             team.close()
             raise
@@ -100,6 +101,7 @@ class TextEncoder:
         """Stop the threads; memory goes with the last reference. Idempotent."""
         self._closed = True
         self._team.close()
+        self._steps.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +121,7 @@ class TextEncoder:
                 segments.append((sequence, len(tokens), len(text)))
                 tokens += text
                 positions += range(len(text))
+            self._steps.fetch(tokens)
             self._steps.place(tokens, positions, segments, self._ropes)
             self._steps.run(len(tokens))
         finally:
