@@ -312,6 +312,7 @@ _GEMMA4 = Synthetic(
     head=128,
     window_head=64,
     per_layer=32,
+    query_norm=0.1,
     head_norms=True,
     post_norms=True,
     extra={
@@ -321,6 +322,7 @@ _GEMMA4 = Synthetic(
         "attention.shared_kv_layers": 5,
         "rope.freq_base": 1_000_000.0,
         "rope.freq_base_swa": 10_000.0,
+        "rope.dimension_count_swa": 64,
         "final_logit_softcapping": 30.0,
     },
     factors={"rope_freqs.weight": STILL},
@@ -348,16 +350,19 @@ MODELS["gemma4-odd"] = replace(
 )
 MODELS["gemma4-moe"] = replace(
     MODELS["gemma4-odd"],
+    layers=3,
     embedding=256,
     feed_forward=320,
     head=128,
     window_head=64,
-    experts=8,
+    experts=4,
     extra={
         **MODELS["gemma4-odd"].extra,
-        "expert_used_count": 3,
+        "expert_used_count": 2,
         "expert_feed_forward_length": 96,
         "rope.dimension_count_swa": 64,
+        "attention.head_count_kv": [4, 4, 2],
+        "attention.sliding_window_pattern": [True, True, False],
     },
     added={
         **_GEMMA4.added,

@@ -47,6 +47,7 @@ class Synthetic:
     expert_width: int = 0  # where no key states it as a number
     window_head: int = 0  # of layers with a window, where they have heads of their own size
     per_layer: int = 0  # values that each layer gets of a token's second embedding
+    query_norm: float = 1.0  # a factor, for architectures that do not scale scores down by the size of a head
 
     @property
     def inner(self) -> int:
@@ -99,7 +100,6 @@ def write(
     metadata |= {"expert_count": model.experts} if model.experts else {}
     if model.window_head:
         metadata |= {"attention.key_length_swa": model.window_head, "attention.value_length_swa": model.window_head}
-    if model.per_layer:
         metadata |= {"embedding_length_per_layer_input": model.per_layer}
     for key, value in {**metadata, **model.extra}.items():
         add: Any = {
@@ -113,7 +113,9 @@ def write(
     writer.add_token_type_count(2)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
-        writer.add_tensor(tensor, _values(tensor, shape, random) if values is None else values[tensor])
+        made = _values(tensor, shape, random) if values is None else values[tensor]
+        factor = model.query_norm if tensor.endswith("attn_q_norm.weight") else 1.0
+        writer.add_tensor(tensor, made * np.float32(factor))
     for tensor, factor in model.factors.items():
         pairs = model.head // 2
         factors = np.linspace(1.0, factor, pairs, dtype=np.float32)
