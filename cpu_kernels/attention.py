@@ -25,17 +25,18 @@ from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, 
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
-from cpu_kernels.records import Step, argument, field, scratch
+from cpu_kernels.records import Op, Step, argument, field, scratch
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import mul_f32
 from cpu_kernels.simd.threads import atomic_add, atomic_store
-from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
+from cpu_kernels.simd.vectors import get_f32, get_i64, load_f32, put_f32, splat_f32, store_f32
 
 _ONE = np.float32(1.0)
-_SEGMENTS, _SEGMENT_COUNT, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT), int(Step.ROPE_TABLES)
-_PARTS = int(Step.PARTS)
+_SEGMENTS, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.ROPE_TABLES)
+_SEGMENT_COUNT, _PARTS = int(Step.SEGMENT_COUNT), int(Step.PARTS)
+_OF_WANTED, _STAGE = int(Step.WANTED_SEGMENTS) - _SEGMENTS, 8 * int(Op.STAGE)
 _SEGMENT_FIELDS = 4
 _TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
 
@@ -72,6 +73,12 @@ def tiles_of(rows: int, group: int) -> int:
 def spans_of(tokens: int) -> int:
     """Spans of so many tokens, the most that a tile of them is split into."""
     return -(-tokens // SPAN_TOKENS)
+
+
+@inner
+def _of_stage(op: int, step: int, index: int) -> int:
+    """A field of the step record that says which rows to attend with: all, or those that are wanted."""
+    return field(step, index + (_OF_WANTED if get_i64(op + _STAGE) != 0 else 0))
 
 
 @inner
@@ -121,8 +128,7 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
     """Function that attends with the columns of a tile, `width` of them side by side."""
     put_query = _TYPES[keys].queries(width)
     score = _TYPES[keys].scores(width, _TYPES[values].VALUE_LINES)
-    key_bytes, value_bytes = _TYPES[keys].PAGE_BYTES_PER_VALUE, _TYPES[values].PAGE_BYTES_PER_VALUE
-    weigh = _TYPES[values].outputs(width, key_bytes)
+    weigh = _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
 
     @inner
     def attend(op: int, step: int, place: Any, head: int, spans: Any, parts: int, memory: int) -> None:
@@ -137,7 +143,7 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
         position = field(segment, 2) + first
         columns = count * mine
         part = memory + _PART
-        size = _part_bytes(padded)
+        size = _part_bytes(argument(op, 20))
         totals = part + size
         state = memory + _STATE
         queries = totals + MAX_COLUMNS * padded * 4
@@ -147,7 +153,7 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
             put_query(query, c, padded, queries, memory)
         key_pages = argument(op, 3) + head * argument(op, 14)
         value_pages = argument(op, 4) + head * argument(op, 15)
-        storage = (key_pages, value_pages, padded * key_bytes, padded * value_bytes, padded)
+        storage = (key_pages, value_pages, argument(op, 18), argument(op, 19), padded)
         last_page = (_end(segment, first, count, ahead) - 1) // PAGE_TOKENS + 1
         clear(columns, padded, totals, state)
         if argument(op, 16) != 0:
@@ -182,8 +188,8 @@ def _spans_of_step(op: int, step: int) -> int:
     group, window, ahead = argument(op, 10), argument(op, 13), argument(op, 17)
     together = max(1, MAX_COLUMNS // group)
     total = 0
-    for s in range(field(step, _SEGMENT_COUNT)):
-        segment = field(step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
+    for s in range(_of_stage(op, step, _SEGMENT_COUNT)):
+        segment = _of_stage(op, step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
         for first in range(0, field(segment, 1), together):
             count = min(together, field(segment, 1) - first)
             position = field(segment, 2) + first
@@ -200,7 +206,9 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
     4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
     11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 tokens that
     a row sees up to its own or 0 for all, 14 and 15 bytes from one kv head's pages of keys and of values to the next's,
-    16 scores of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them.
+    16 scores of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them, 18 and 19
+    bytes of keys and of values from one place of a sequence's table to the next, 20 the longest D of any layer: counters
+    of parts must lie where other layers leave none of their results.
 
     Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
     tiles are dealt to the threads forth and back, since later ones are longer.
@@ -213,22 +221,22 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
     @inner
     def attend(op: int, step: int, thread: int, threads: int, mine: int, others: int) -> None:
         """Spans mine..others-1 of all tiles', or the thread's tiles."""
-        group, window, ahead, parts = argument(op, 10), argument(op, 13), argument(op, 17), field(step, _PARTS)
+        group, window, ahead, parts = argument(op, 10), argument(op, 13), argument(op, 17), _of_stage(op, step, _PARTS)
         together = max(1, MAX_COLUMNS // group)
         blocks = (group + MAX_COLUMNS - 1) // MAX_COLUMNS
         tile, before = 0, 0
         for part_of_head in range(argument(op, 5) * blocks):
             head, low = part_of_head // blocks, part_of_head % blocks * MAX_COLUMNS
             used = min(MAX_COLUMNS, group - low)
-            for s in range(field(step, _SEGMENT_COUNT)):
-                segment = field(step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
+            for s in range(_of_stage(op, step, _SEGMENT_COUNT)):
+                segment = _of_stage(op, step, _SEGMENTS) + s * _SEGMENT_FIELDS * 8
                 for first in range(0, field(segment, 1), together):
                     count = min(together, field(segment, 1) - first)
                     position = field(segment, 2) + first
                     begin = _first_span(position, window)
                     end = (_end(segment, first, count, ahead) - 1) // SPAN_TOKENS + 1
                     spans = (begin, end, max(begin, begin + mine - before), min(end, begin + others - before))
-                    gathered = parts + before * _part_bytes(argument(op, 6))
+                    gathered = parts + before * _part_bytes(argument(op, 20))
                     if parts == 0:
                         turn = tile % (2 * threads)
                         spans = (begin, end, begin, end if turn in (thread, 2 * threads - 1 - thread) else begin)
@@ -248,7 +256,7 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
                         widest(op, step, place, head, spans, gathered, scratch(step, thread))
 
     def attention(op: int, step: int, thread: int, threads: int) -> None:
-        total = _spans_of_step(op, step) if field(step, _PARTS) != 0 else 0
+        total = _spans_of_step(op, step) if _of_stage(op, step, _PARTS) != 0 else 0
         first, last = first_share(total, thread, threads)
         while first >= 0:
             attend(op, step, thread, threads, first, last)
@@ -273,7 +281,8 @@ def _samples(keys: KVType, values: KVType, group: int) -> Iterator[Sample]:
         storage = (1, 32, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([3.0 if options else 0.0]))
         queries, norm = s.normal(rows, group, 32), s.normal(32) if options else 0
         extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0, 1 if options else 0)
-        yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent)
+        places = [32 * _TYPES[kind].PAGE_BYTES_PER_VALUE for kind in (keys, values)]
+        yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent, *places, 32)
 
 
 def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:

@@ -25,6 +25,7 @@ from cpu_kernels.simd.vectors import (
     put_i64,
     splat_f32,
     store_f32,
+    zero_f32,
 )
 
 _EXPERT_ROWS = 8 * (int(Step.ROWS) + int(Stage.EXPERT))
@@ -68,11 +69,12 @@ def _choose(
     weights: int,
     how: tuple[int, int, int],
     scale: np.float32,
+    scales: int,
 ) -> None:
     """The `used` experts that are preferred (the lower index first among equals) and their weights.
 
-    how: (normalise, sigmoid, address of biases or 0); normalise divides by the chosen ones' sum. Scores are
-    overwritten.
+    how: (normalise, sigmoid, address of biases or 0); normalise divides by the chosen ones' sum. scales: each expert's
+    factor, beside the one of all, or 0. Scores are overwritten.
     """
     normalise, sigmoid, biases = how
     total = _weigh_all(scores, experts, sigmoid)
@@ -93,7 +95,10 @@ def _choose(
     # A score that is NaN makes the total NaN, and all weights with it.
     divisor += total - total
     for i in range(used):
-        put_f32(weights + 4 * i, scale * get_f32(weights + 4 * i) / divisor)
+        factor = scale
+        if scales != 0:
+            factor = scale * get_f32(scales + 4 * get_i32(chosen + 4 * i))
+        put_f32(weights + 4 * i, factor * get_f32(weights + 4 * i) / divisor)
 
 
 def _route_samples() -> Iterator[Sample]:
@@ -102,8 +107,8 @@ def _route_samples() -> Iterator[Sample]:
         scores, scale = s.array(s.random.integers(-3, 3, (4, 32))), s.array([1.5])
         segments, slots = s.zeros(3 * 7 + 1, np.int64), s.zeros(4 * 3 + 7 * 2, np.int32)
         choices = s.zeros(12, np.int32), s.zeros(12), s.zeros(12, np.int32)
-        biases = s.normal(7) if biased else 0
-        yield s.arguments(scores, 128, 7, 3, normalise, scale, segments, slots, *choices, sigmoid, biases)
+        biases, scales = (s.normal(7), s.normal(7)) if biased else (0, 0)
+        yield s.arguments(scores, 128, 7, 3, normalise, scale, segments, slots, *choices, sigmoid, biases, scales)
 
 
 @kernel(_route_samples)
@@ -113,7 +118,8 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 scores, 1 stride in bytes, 2 experts, 3 experts used by a row, 4 normalise, 5 address of the weights'
     scale, 6 segments (out, as cpu_kernels.matmul reads them), 7 row of a slot (out, int32, -1 for none), 8 slot of a
     choice (out, int32 [row][used]), 9 weight of a choice (out, f32 [row][used]), 10 expert of a choice (scratch),
-    11 sigmoid: 1 for a sigmoid of each score in place of a softmax over all, 12 biases of the choice or 0.
+    11 sigmoid: 1 for a sigmoid of each score in place of a softmax over all, 12 biases of the choice or 0,
+    13 each expert's factor or 0.
     """
     if thread != 0:
         return
@@ -129,6 +135,7 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
             argument(op, 9) + row * used * 4,
             (argument(op, 4), argument(op, 11), argument(op, 12)),
             get_f32(argument(op, 5)),
+            argument(op, 13),
         )
     slot = 0
     segments = argument(op, 6)
@@ -179,21 +186,25 @@ def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
 def _combine_samples() -> Iterator[Sample]:
     s = Sample(rows=3)
     slots, weights = s.array(s.random.integers(0, 8, 6), np.int32), s.normal(6)
-    yield s.arguments(s.normal(3, 48), 192, s.normal(8, 48), 192, 48, 2, slots, weights)
+    for fresh in (0, 1):
+        yield s.arguments(s.normal(3, 48), 192, s.normal(8, 48), 192, 48, 2, slots, weights, fresh)
 
 
 @kernel(_combine_samples)
 def combine(op: int, step: int, thread: int, threads: int) -> None:
-    """x[row] += sum over the row's choices of weight * y[slot].
+    """x[row] += sum over the row's choices of weight * y[slot], or x[row] = this sum.
 
-    Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 k, 5 experts used by a row, 6 slot of a choice, 7 weight of a choice.
+    Arguments: 0 x, 1 x stride, 2 y, 3 y stride, 4 k, 5 experts used by a row, 6 slot of a choice, 7 weight of a choice,
+    8 whether x is only written.
     """
     rows, used = field(step, _ALL_ROWS), argument(op, 5)
     vectors = (argument(op, 4) + 15) // 16
     for row in range(rows):
         x = argument(op, 0) + row * argument(op, 1)
         for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
-            total = load_f32(x + v * 64)
+            total = zero_f32()
+            if argument(op, 8) == 0:
+                total = load_f32(x + v * 64)
             for i in range(used):
                 choice = 4 * (row * used + i)
                 y = argument(op, 2) + get_i32(argument(op, 6) + choice) * argument(op, 3)

@@ -22,7 +22,8 @@ def _store(keys: KVType, values: KVType) -> Kernel:
 
     Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages, 4 value pages, 5 kv heads,
     6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 bytes from one head's pages of keys and of
-    values to the next's. Threads share out the heads of all rows.
+    values to the next's, 12 and 13 bytes of them from one place of a sequence's table to the next. Threads share out the
+    heads of all rows.
     """
     store_key, store_value = _TYPES[keys].store_key, _TYPES[values].store_value
     key_bytes, value_bytes = _TYPES[keys].PAGE_BYTES_PER_VALUE, _TYPES[values].PAGE_BYTES_PER_VALUE
@@ -42,9 +43,9 @@ def _store(keys: KVType, values: KVType) -> Kernel:
             key, value = argument(op, 0) + item * padded * 4, argument(op, 1) + item * padded * 4
             table = tables + position * padded * 4
             rotate_head(key, argument(op, 2), table, padded, argument(op, 7), epsilon, _ONE, turned)
-            place = argument(op, 3) + head * argument(op, 10) + page * padded * key_bytes
+            place = argument(op, 3) + head * argument(op, 10) + page * argument(op, 12)
             store_key(turned, place, slot, padded, memory)
-            place = argument(op, 4) + head * argument(op, 11) + page * padded * value_bytes
+            place = argument(op, 4) + head * argument(op, 11) + page * argument(op, 13)
             store_value(value, place, slot, padded, memory)
 
     def samples() -> Iterator[Sample]:
@@ -54,7 +55,8 @@ def _store(keys: KVType, values: KVType) -> Kernel:
             s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
             pages = [s.zeros(2 * 2 * 32 * each, np.uint8) for each in (key_bytes, value_bytes)]
             shape = (s.normal(32) if norm else 0, *pages, 2, 32, 24, 0, s.array([1e-5]))
-            yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, 64 * key_bytes, 64 * value_bytes)
+            strides = (64 * key_bytes, 64 * value_bytes, 32 * key_bytes, 32 * value_bytes)
+            yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, *strides)
 
     return Kernel(store_kv, f"kv_store.{keys}_{values}", samples)
 

@@ -83,6 +83,24 @@ def norm_rows(op: int, step: int, thread: int, threads: int) -> None:
         norm_row(x, argument(op, 2), argument(op, 3), argument(op, 4), epsilon, x)
 
 
+def _norm_heads_samples() -> Iterator[Sample]:
+    s = Sample(rows=2)
+    yield s.arguments(s.normal(2, 3, 32), 3, s.normal(32), 32, 24, s.array([1e-3]))
+
+
+@kernel(_norm_heads_samples)
+def norm_heads(op: int, step: int, thread: int, threads: int) -> None:
+    """x = RMSNorm(x) * weight in place, head by head; threads share out the heads of all rows.
+
+    Arguments: 0 x (rows of heads * D), 1 heads, 2 weight, 3 D, 4 size of a head, 5 address of epsilon.
+    """
+    padded, epsilon = argument(op, 3), get_f32(argument(op, 5))
+    items = stage_rows(op, step) * argument(op, 1)
+    for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
+        x = argument(op, 0) + item * padded * 4
+        norm_row(x, argument(op, 2), argument(op, 4), padded, epsilon, x)
+
+
 def _add_norm_samples() -> Iterator[Sample]:
     for by_position in (False, True):
         s = Sample(rows=3)

@@ -18,6 +18,8 @@ class ProgramBuilder:
     def __init__(self) -> None:
         self._rows: list[tuple[Mapping[int, Kernel], list[int]]] = []
         self._keep: list[NDArray[np.generic]] = []
+        self.stage = Stage.ALL
+        """Which rows an operation runs over that does not say so."""
 
     def array(self, values: NDArray[np.generic]) -> int:
         """Copy values into aligned memory that lives as long as the program; return its address."""
@@ -39,7 +41,7 @@ class ProgramBuilder:
         return array.ctypes.data
 
     def add(
-        self, kernels: Mapping[int, Kernel] | Kernel, *arguments: int, barrier: Barrier, stage: Stage = Stage.ALL
+        self, kernels: Mapping[int, Kernel] | Kernel, *arguments: int, barrier: Barrier, stage: Stage | None = None
     ) -> int:
         """Append an operation and return its index.
 
@@ -48,7 +50,7 @@ class ProgramBuilder:
         if isinstance(kernels, Kernel):
             kernels = dict.fromkeys(TILE_WIDTHS, kernels)
         record = [0] * int(Op.SIZE)
-        record[Op.BARRIER], record[Op.STAGE] = int(barrier), int(stage)
+        record[Op.BARRIER], record[Op.STAGE] = int(barrier), int(self.stage if stage is None else stage)
         record[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
         self._rows.append((kernels, record))
         return len(self._rows) - 1

@@ -17,7 +17,10 @@ TILE_WIDTHS = POLICY.tile_widths
 
 
 class Step(IntEnum):
-    """Indices into the step record. ROWS and WIDTH repeat per stage, WIDTH_INDEX picks a column of the op's kernels."""
+    """Indices into the step record. ROWS and WIDTH repeat per stage, WIDTH_INDEX picks a column of the op's kernels.
+
+    SEGMENTS, SEGMENT_COUNT and PARTS are those of all rows; the fields 16 behind them are those of the wanted rows.
+    """
 
     ROWS = 0
     WIDTH = 3
@@ -33,7 +36,10 @@ class Step(IntEnum):
     SCRATCH_STRIDE = 20
     PARKED = 21
     PARTS = 22
-    SIZE = 32
+    WANTED_SEGMENTS = 28
+    WANTED_SEGMENT_COUNT = 29
+    WANTED_PARTS = 38
+    SIZE = 40
 
 
 class Stage(IntEnum):

@@ -9,7 +9,7 @@ from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.records import argument, field, share, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
-from cpu_kernels.simd.arithmetic import add_f32, fma
+from cpu_kernels.simd.arithmetic import add_f32, fma, mul_f32
 from cpu_kernels.simd.vectors import get_f32, load_f32, splat_f32, store_f32
 
 _ONE = np.float32(1.0)
@@ -39,6 +39,21 @@ def add_rows(op: int, step: int, thread: int, threads: int) -> None:
         factor = _ONE if argument(op, 5) == 0 else _sigmoid(get_f32(argument(op, 5) + row * argument(op, 6)))
         for v in range(share(vectors, thread, threads), share(vectors, thread + 1, threads)):
             store_f32(x + v * 64, fma(load_f32(y + v * 64), splat_f32(factor), load_f32(x + v * 64)))
+
+
+def _scale_rows_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    yield s.arguments(s.normal(3, 48), 192, 40, s.array([0.7]))
+
+
+@kernel(_scale_rows_samples)
+def scale_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """x *= a factor. Arguments: 0 x, 1 x stride, 2 values of a row, 3 address of the factor."""
+    rows, factor = stage_rows(op, step), splat_f32(get_f32(argument(op, 3)))
+    for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+        x = argument(op, 0) + row * argument(op, 1)
+        for i in range(0, argument(op, 2), 16):
+            store_f32(x + i * 4, mul_f32(load_f32(x + i * 4), factor))
 
 
 def _expert_bias_samples() -> Iterator[Sample]:

@@ -8,7 +8,9 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,7 +26,7 @@ from gguf_io.header import Header, TensorInfo, read_header
 from gguf_io.layouts import StandardFile, translate
 from gguf_io.metadata import Metadata
 
-__all__ = ["FileState", "ModelFile", "TensorInfo", "open_model"]
+__all__ = ["FileState", "ModelFile", "TensorInfo", "TensorRows", "open_model"]
 
 MAX_NAME = 80
 MAX_PARTS = 512  # each holds a file descriptor
@@ -33,6 +35,8 @@ _SAMPLES_PER_TENSOR = 4
 _SAMPLE_BYTES = 1024
 _LARGE_BYTES, _AHEAD_BYTES = 1 << 20, 8 << 20  # behind large reads, the system is asked to read ahead
 SLACK_BYTES = 64  # room that a buffer needs behind the rows, for kernels that load whole vectors
+LOOKED_UP = "per_layer_token_embd.weight"
+"""A table of which a token needs one row, and most of some files: it is read row by row, and never loaded."""
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -89,6 +93,12 @@ class ModelFile:
         self.parameter_count: int = sum(prod(tensor.shape) for tensor in self.tensors.values())
 
     @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the tensors that take memory when the model is loaded: all but a table that is looked up."""
+        table = self.tensors.get(LOOKED_UP)
+        return self.weights_bytes - (table.nbytes if table else 0)
+
+    @property
     def architecture(self) -> str:
         """`general.architecture`; ModelFileError where it is missing or absurdly long."""
         name = self.metadata.get_str("general.architecture")
@@ -121,6 +131,11 @@ class ModelFile:
         wanted = into[: count * row_bytes]
         self._open_parts()[tensor.part].read_into(wanted.data, tensor.offset + first * row_bytes)
         return wanted.reshape(count, row_bytes)
+
+    def rows(self, name: str) -> "TensorRows":
+        """A tensor's rows, to be read one by one, also when the model is closed. KeyError for an unknown name."""
+        tensor = self.tensors[name]
+        return TensorRows(self._open_parts()[tensor.part], tensor)
 
     def standard_file(self) -> StandardFile | None:
         """The model as a file in the standard layout; None where its own files are in that already."""
@@ -173,6 +188,34 @@ class ModelFile:
         return self._parts
 
 
+class TensorRows:
+    """Rows of a tensor, read whenever they are asked for. It keeps the file open until it is closed itself."""
+
+    def __init__(self, part: "_Part", tensor: TensorInfo) -> None:
+        self._file = part.duplicate()
+        self._close = weakref.finalize(self, os.close, self._file.fd)
+        self._offset, self._count = tensor.offset, prod(tensor.shape[:-1])
+        self.row_bytes: int = tensor.type.row_bytes(tensor.shape[-1])
+
+    def read(self, rows: Sequence[int]) -> NDArray[np.uint8]:
+        """The rows of these numbers as they lie in the file: uint8[len(rows), row_bytes].
+
+        Raises IndexError for a number that there is not, ModelFileError as ModelFile does.
+        """
+        found = np.empty((len(rows), self.row_bytes), np.uint8)
+        target = found.reshape(-1).data
+        for i, row in enumerate(rows):
+            if not 0 <= row < self._count:
+                raise IndexError(f"there are {self._count} rows, and no row {row}")
+            begin = i * self.row_bytes
+            self._file.read_into(target[begin : begin + self.row_bytes], self._offset + row * self.row_bytes)
+        return found
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        self._close()
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """A file as it was when it was opened: two of the same state have the same content.
@@ -213,6 +256,12 @@ class _Part:
         except BaseException:
             os.close(self.fd)
             raise
+
+    def duplicate(self) -> "_Part":
+        """The same file with a descriptor of its own, which the caller closes."""
+        twin = copy(self)
+        twin.fd = os.dup(self.fd)
+        return twin
 
     def split_count(self) -> int:
         return self.header.metadata.get_int("split.count", 1, maximum=MAX_PARTS)

@@ -193,12 +193,14 @@ class Scales:
 class Experts:
     """How the weights of a row's experts come about.
 
-    normalise: whether they add up to one, None for what the file states. scale: their factor after that.
+    normalise: whether they add up to one, None for what the file states. scale: their factor after that. beside: a dense
+    network works on the same rows, each of the two has norms of its own, and the router has one of its own too.
     """
 
     gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
     normalise: bool | None = True
     scale: Factor = one
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ class Architecture:
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
     instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for
-    all. attention_cap, logit_cap: soft caps where the file states none. causal: a row sees only rows before it, unless
+    all. attention_cap, logit_cap: soft caps where the file states none. value_norms: heads of values are normalised, as
+    those of queries and keys, but without weights; a layer without a tensor for values makes them of its keys'. causal: a row sees only rows before it, unless
     the file says otherwise; where it sees all of its text, a window lies half before and half behind it.
     """
 
@@ -224,4 +227,5 @@ class Architecture:
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    value_norms: bool = False
     causal: bool = True

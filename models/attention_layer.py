@@ -10,6 +10,7 @@ from cpu_kernels.records import Barrier
 from models.architecture import RopePairs
 from models.buffers import Rows
 from models.kv_pages import PageStore
+from models.layer_sizes import Heads
 from models.recording import Recording, forms
 from models.rope_tables import NO_ROPE, Ropes, head_order
 from models.weights import Matrix
@@ -19,32 +20,50 @@ _LOG2E = math.log2(math.e)
 _TO_THE_END = 1 << 40
 
 
+class _HeadRows:
+    """Rows of queries, keys, values and what was attended to, for heads of one kind, and the order of a head's values.
+
+    turned: of queries and keys, whose turning pairs lie apart as kernels want them. plain: of values.
+    """
+
+    def __init__(self, recording: Recording, heads: Heads) -> None:
+        padded, size = heads.padded, heads.size
+        self.heads = heads
+        self.queries = recording.rows(heads.queries * padded)
+        self.keys = recording.rows(heads.keys * padded)
+        self.values = recording.rows(heads.keys * padded)
+        self.attended = recording.rows(heads.queries * size)
+        self.turned = head_order(heads, recording.architecture.rotation.pairs is RopePairs.NEIGHBOURS)
+        self.plain = np.concatenate([np.arange(size), np.full(padded - size, -1)]).astype(np.int64)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Heads of queries, keys and values."""
+        return self.heads.queries, self.heads.keys, self.heads.keys
+
+
 class AttentionLayers:
-    """Buffers that all attention layers of a model share, and the recording of one layer."""
+    """Buffers that attention layers of a model share, and the recording of one layer."""
 
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
         self._recording, self._store, self._ropes = recording, store, ropes
         config, builder = recording.config, recording.builder
-        padded, size = config.padded_head, config.head_size
-        self._queries = recording.rows(config.heads * padded)
-        self._keys = recording.rows(config.kv_heads * padded)
-        self._values = recording.rows(config.kv_heads * padded)
-        self._attended = recording.rows(config.heads * size)
+        self._rows = {heads: _HeadRows(recording, heads) for heads in dict.fromkeys(config.layer_heads)}
         self._epsilon = builder.scalar(config.epsilon)
         architecture = recording.architecture
         cap = config.attention_cap if config.attention_cap is not None else architecture.attention_cap
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
         self._scale = builder.scalar(scale if cap else scale * _LOG2E)
-        self._turned = head_order(config, architecture.rotation.pairs is RopePairs.NEIGHBOURS)
-        self._plain = np.concatenate([np.arange(size), np.full(padded - size, -1)]).astype(np.int64)
 
     def record(self, layer: int) -> None:
         """Add attention(norm(x)) to x, or leave it aside where the feed-forward network still reads x."""
         recording, prefix = self._recording, f"blk.{layer}."
         config, architecture = recording.config, recording.architecture
-        self._products(prefix)
-        query_norm, key_norm = self._norms(prefix)
+        rows, stores = self._rows[config.layer_heads[layer]], config.kv_layers[layer] == layer
+        heads = rows.heads
+        self._products(prefix, rows, stores)
+        query_norm, key_norm = self._norms(prefix, rows, stores)
         turns = architecture.rotation.turns(config, layer)
         window = architecture.window(config, layer)
         query_rope, key_rope = self._ropes.of_layer(turns, window > 0)
@@ -52,46 +71,48 @@ class AttentionLayers:
         if turns and architecture.rotation.before_norms:
             if not (query_norm and key_norm):
                 recording.loader.refuse_missing(f"{prefix}attn_{'k' if query_norm else 'q'}_norm.weight")
-            for rows, heads, norm, rope in (
-                (self._queries, config.heads, query_norm, query_rope),
-                (self._keys, config.kv_heads, key_norm, key_rope),
-            ):
-                self._turn_then_normalise(rows, heads, norm, rope)
+            for kind, norm, rope in (("q", query_norm, query_rope), ("k", key_norm, key_rope)):
+                self._turn_then_normalise(rows, kind, norm, rope)
             query_norm = key_norm = 0
             query_rope = key_rope = NO_ROPE
-        pages = self._store.addresses(layer)
-        shape = (config.kv_heads, config.padded_head, config.head_size)
+        pages, strides = self._store.addresses(layer), self._store.head_bytes(layer)
+        places = self._store.place_bytes(layer)
+        shape = (heads.keys, heads.padded, heads.size)
+        if stores:
+            recording.builder.add(
+                kv_store.KERNELS[self._store.types],
+                rows.keys.address,
+                rows.values.address,
+                key_norm,
+                *pages,
+                *shape,
+                key_rope,
+                self._epsilon,
+                *strides,
+                *places,
+                barrier=Barrier.ALWAYS,
+            )
         recording.builder.add(
-            kv_store.KERNELS[self._store.types],
-            self._keys.address,
-            self._values.address,
-            key_norm,
-            *pages,
-            *shape,
-            key_rope,
-            self._epsilon,
-            *self._store.head_bytes,
-            barrier=Barrier.ALWAYS,
-        )
-        recording.builder.add(
-            attention.attention_kernel(*self._store.types, config.group),
-            self._queries.address,
-            self._attended.address,
+            attention.attention_kernel(*self._store.types, heads.group),
+            rows.queries.address,
+            rows.attended.address,
             query_norm,
             *pages,
             *shape,
             query_rope,
             self._epsilon,
-            config.group,
+            heads.group,
             self._scale,
             self._cap,
             window,
-            *self._store.head_bytes,
-            self._sinks(prefix),
+            *strides,
+            self._sinks(prefix, heads.queries),
             behind,
+            *places,
+            config.longest_head,
             barrier=Barrier.ALWAYS,
         )
-        self._output(prefix)
+        self._output(prefix, rows)
 
     def _extent(self, window: int) -> tuple[int, int]:
         """Tokens that a row of a layer sees up to its own (0 for all), and behind it."""
@@ -102,73 +123,90 @@ class AttentionLayers:
             return window // 2 + 1, window // 2
         return window, _TO_THE_END
 
-    def _products(self, prefix: str) -> None:
-        """Queries, keys and values of the rows, from one fused tensor or from three."""
-        recording, config = self._recording, self._recording.config
-        counts = (config.heads, config.kv_heads, config.kv_heads)
+    def _products(self, prefix: str, rows: _HeadRows, stores: bool) -> None:
+        """Queries, keys and values of the rows, from one fused tensor or from three.
+
+        stores: whether the layer has keys and values of its own; files may hold weights for them that are not used.
+        """
+        recording, counts = self._recording, rows.counts
         orders = [
-            self._repeated(heads, order)
-            for heads, order in zip(counts, (self._turned, self._turned, self._plain), strict=True)
+            _repeated(count, rows.heads.size, order)
+            for count, order in zip(counts, (rows.turned, rows.turned, rows.plain), strict=True)
         ]
+        if not stores:
+            orders = orders[:1]
+            unused = ("attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight")
+            recording.loader.leave_out(*(prefix + name for name in unused))
         fused = recording.loader.has(prefix + "attn_qkv.weight")
-        matrices = [self._matrix(prefix, i, fused, counts, order) for i, order in enumerate(orders)]
+        matrices = [self._matrix(prefix, i, fused, rows, order) for i, order in enumerate(orders)]
         recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
-        outputs = (self._queries, self._keys, self._values)
-        for i, (matrix, rows, order) in enumerate(zip(matrices, outputs, orders, strict=True)):
-            recording.product(matrix, rows, addend=(self._bias(prefix, i, counts, order), 0), last=i == len(_PARTS) - 1)
+        outputs = (rows.queries, rows.keys, rows.values)[: len(orders)]
+        for i, (matrix, out, order) in enumerate(zip(matrices, outputs, orders, strict=True)):
+            addend = (self._bias(prefix, i, rows, order), 0)
+            recording.product(matrix, out, addend=addend, last=i == len(orders) - 1)
+        if stores and recording.architecture.value_norms:
+            self._normalise_values(rows)
 
-    def _matrix(self, prefix: str, i: int, fused: bool, counts: tuple[int, ...], order: NDArray[np.int64]) -> Matrix:
+    def _matrix(self, prefix: str, i: int, fused: bool, rows: _HeadRows, order: NDArray[np.int64]) -> Matrix:
         config, loader = self._recording.config, self._recording.loader
-        size = config.head_size
-        if not fused:
-            return loader.matrix(f"{prefix}attn_{_PARTS[i]}.weight", counts[i] * size, config.embedding, order)
-        order = _moved(order, sum(counts[:i]) * size)
-        return loader.part(prefix + "attn_qkv.weight", sum(counts) * size, config.embedding, order)
+        counts, size = rows.counts, rows.heads.size
+        if fused:
+            order = _moved(order, sum(counts[:i]) * size)
+            return loader.part(prefix + "attn_qkv.weight", sum(counts) * size, config.embedding, order)
+        name = f"{prefix}attn_{_PARTS[i]}.weight"
+        if i == _PARTS.index("v") and self._recording.architecture.value_norms and not loader.has(name):
+            name = prefix + "attn_k.weight"  # what becomes keys and values alike
+        return loader.matrix(name, counts[i] * size, config.embedding, order)
 
-    def _bias(self, prefix: str, i: int, counts: tuple[int, ...], order: NDArray[np.int64]) -> int:
-        loader, size = self._recording.loader, self._recording.config.head_size
+    def _normalise_values(self, rows: _HeadRows) -> None:
+        """Threads share out the heads as they do when they store them, so that they need not meet between."""
+        heads, builder = rows.heads, self._recording.builder
+        weight = np.zeros(heads.padded, np.float32)
+        weight[: heads.size] = 1.0
+        arguments = (rows.values.address, heads.keys, builder.array(weight), heads.padded, heads.size, self._epsilon)
+        builder.add(norms.norm_heads, *arguments, barrier=Barrier.NEVER)
+
+    def _bias(self, prefix: str, i: int, rows: _HeadRows, order: NDArray[np.int64]) -> int:
+        loader, counts, size = self._recording.loader, rows.counts, rows.heads.size
         name, values = f"{prefix}attn_{_PARTS[i]}.bias", counts[i] * size
         if loader.has(prefix + "attn_qkv.bias"):
             name, values, order = prefix + "attn_qkv.bias", sum(counts) * size, _moved(order, sum(counts[:i]) * size)
         return self._recording.builder.array(loader.vector(name, values, order)) if loader.has(name) else 0
 
-    def _norms(self, prefix: str) -> tuple[int, int]:
+    def _norms(self, prefix: str, rows: _HeadRows, stores: bool) -> tuple[int, int]:
         """Addresses of the norms of each query's and key's head, or 0. Norms of all heads together are done at once."""
-        config = self._recording.config
-        found = []
-        for letter, rows, heads in (("q", self._queries, config.heads), ("k", self._keys, config.kv_heads)):
-            name = f"{prefix}attn_{letter}_norm.weight"
-            shape = self._recording.loader.shape(name)
-            if shape is None:
-                found.append(0)
-            elif shape == (config.head_size,):
-                found.append(self._vector(name, config.head_size, self._turned))
+        found = [0, 0]
+        parts = (("q", rows.queries, rows.heads.queries), ("k", rows.keys, rows.heads.keys))
+        for i, (letter, values, heads) in enumerate(parts[: 2 if stores else 1]):
+            name, size = f"{prefix}attn_{letter}_norm.weight", rows.heads.size
+            if not self._recording.loader.has(name):
+                continue
+            if self._recording.loader.shape(name) == (size,):
+                found[i] = self._vector(name, size, rows.turned)
             else:
-                size = heads * config.head_size
-                weight = self._vector(name, size, self._repeated(heads, self._turned))
-                arguments = (rows.address, rows.stride, weight, size, rows.width, self._epsilon)
+                weight = self._vector(name, heads * size, _repeated(heads, size, rows.turned))
+                arguments = (values.address, values.stride, weight, heads * size, values.width, self._epsilon)
                 self._recording.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
-                found.append(0)
         return found[0], found[1]
 
-    def _turn_then_normalise(self, rows: Rows, heads: int, norm: int, rope: int) -> None:
-        config = self._recording.config
-        arguments = (rows.address, heads, norm, config.padded_head, config.head_size, rope, self._epsilon)
+    def _turn_then_normalise(self, rows: _HeadRows, kind: str, norm: int, rope: int) -> None:
+        heads = rows.heads
+        values, count = (rows.queries, heads.queries) if kind == "q" else (rows.keys, heads.keys)
+        arguments = (values.address, count, norm, heads.padded, heads.size, rope, self._epsilon)
         self._recording.builder.add(norms.turn_then_normalise, *arguments, barrier=Barrier.ALWAYS)
 
-    def _sinks(self, prefix: str) -> int:
+    def _sinks(self, prefix: str, heads: int) -> int:
         """Address of the scores of attention sinks in base 2, one a query head, or 0."""
-        name, heads = prefix + "attn_sinks.weight", self._recording.config.heads
+        name = prefix + "attn_sinks.weight"
         if not self._recording.loader.has(name):
             return 0
         return self._recording.builder.array(self._recording.loader.vector(name, heads) * _LOG2E)
 
-    def _output(self, prefix: str) -> None:
-        recording, config = self._recording, self._recording.config
-        matrix = recording.loader.matrix(
-            prefix + "attn_output.weight", config.embedding, config.heads * config.head_size
-        )
-        recording.pack(self._attended, matrix.k, matrix.format.form)
+    def _output(self, prefix: str, rows: _HeadRows) -> None:
+        recording, heads = self._recording, rows.heads
+        name, width = prefix + "attn_output.weight", recording.config.embedding
+        matrix = recording.loader.matrix(name, width, heads.queries * heads.size)
+        recording.pack(rows.attended, matrix.k, matrix.format.form)
         bias = prefix + "attn_output.bias"
         if recording.architecture.parallel:
             recording.leave_aside(matrix, bias, private=True)
@@ -179,11 +217,6 @@ class AttentionLayers:
 
     def _vector(self, name: str, size: int, order: NDArray[np.int64]) -> int:
         return self._recording.builder.array(self._recording.loader.vector(name, size, order))
-
-    def _repeated(self, heads: int, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The order of a head's rows repeated for all heads."""
-        firsts = np.arange(heads)[:, None] * self._recording.config.head_size
-        return np.where(order >= 0, order + firsts, -1).reshape(-1)
 
 
 def attention_norm(recording: Recording, prefix: str) -> str | None:
@@ -197,3 +230,9 @@ def attention_norm(recording: Recording, prefix: str) -> str | None:
 def _moved(order: NDArray[np.int64], first: int) -> NDArray[np.int64]:
     """An order of rows that begin at row `first` of a fused tensor."""
     return np.where(order >= 0, order + first, -1)
+
+
+def _repeated(heads: int, size: int, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The order of a head's rows repeated for all heads."""
+    firsts = np.arange(heads)[:, None] * size
+    return np.where(order >= 0, order + firsts, -1).reshape(-1)

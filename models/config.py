@@ -7,22 +7,24 @@ from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError, shortened
 from gguf_io.metadata import MetadataArray
+from models import layer_sizes
 from models.errors import UnsupportedModelError
+from models.layer_sizes import CONVOLUTION, MAX_HEAD_SIZE, MAX_HEADS, Heads, in_each_layer, same_in_all_layers
 from models.refusals import refuse_unread
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
-MAX_HEADS = 4096
-MAX_HEAD_SIZE = 512
 MAX_EXPERTS = 1024
 MAX_VOCABULARY = 1 << 22
 MAX_CONTEXT = 1 << 24
 MAX_ROPE_BASE = 1e12
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
-_CONVOLUTION, _GATING = "shortconv.l_cache", "expert_gating_func"
+_GATING = "expert_gating_func"
 _ROUTER, _EXPERTS, _SHARED_EXPERT = "ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_up_shexp.weight"
-MAX_CONVOLUTION = PAGE_TOKENS + 1
+_FUSED_EXPERTS, _DENSE = "ffn_gate_up_exps.weight", "ffn_up.weight"
+_PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
+MAXCONVOLUTION = PAGE_TOKENS + 1
 """A convolution reaches back by a page at most."""
 
 
@@ -65,8 +67,12 @@ class ModelConfig:
     """Sizes in values, contexts in tokens.
 
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
-    where there is none. dense_layers, dense_feed_forward: layers before the first that has experts, and their
-    width. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
+    where there is none. dense_layers, dense_feed_forwards: layers before the first that has experts, and each layer's
+    width of the dense network. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of
+    layers that see everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an
+    earlier one that it shares them with. per_layer_width: values that a layer gets of each token's second embedding, 0
+    where there is none. sparsity: for each layer, how many standard deviations above the mean its gates begin to
+    count; empty where all count. altup: parallel residual streams, and which of them layers compute with. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
     tokens. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. rope_size:
     values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
     states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
@@ -79,8 +85,13 @@ class ModelConfig:
     feed_forward: int
     shared_feed_forward: int
     dense_layers: int
-    dense_feed_forward: int
+    dense_feed_forwards: tuple[int, ...]
     attends: tuple[bool, ...]
+    layer_heads: tuple[Heads, ...]
+    kv_layers: tuple[int, ...]
+    per_layer_width: int
+    sparsity: tuple[float, ...]
+    altup: tuple[int, int]
     convolution: int
     heads: int
     kv_heads: int
@@ -117,10 +128,35 @@ class ModelConfig:
         return self.heads // self.kv_heads
 
     @property
+    def kv_heads_of_layers(self) -> tuple[Heads, ...]:
+        """The heads of the layers that store keys and values of their own, in order."""
+        return tuple(
+            heads
+            for layer, heads in enumerate(self.layer_heads)
+            if self.attends[layer] and self.kv_layers[layer] == layer
+        )
+
+    @property
+    def last_stored(self) -> int:
+        """The last layer whose rows others look back at; what comes behind it matters to a row's own logits alone."""
+        own = (layer for layer in range(self.layers) if self.kv_layers[layer] == layer or not self.attends[layer])
+        return max(own)
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the last layers are computed for wanted rows alone. Experts are shared out among all rows."""
+        return self.last_stored < self.layers - 1 and not self.experts
+
+    @property
+    def longest_head(self) -> int:
+        """The most values that a head has with its padding."""
+        return max(heads.padded for heads in self.layer_heads)
+
+    @property
     def longest(self) -> int:
         """Values of the longest row that goes into a product."""
-        widths = self.feed_forward, self.shared_feed_forward, self.dense_feed_forward
-        return max(self.embedding, *widths, self.heads * self.head_size)
+        widths = self.feed_forward, self.shared_feed_forward, *self.dense_feed_forwards
+        return max(self.embedding, self.per_layer_width, *widths, *(h.queries * h.size for h in self.layer_heads))
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -129,13 +165,12 @@ def read_config(file: ModelFile) -> ModelConfig:
     Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that differ between layers.
     """
     metadata, name = file.metadata, file.architecture
-    heads = _same_in_all_layers(file, f"{name}.attention.head_count", MAX_HEADS)
+    heads = same_in_all_layers(file, f"{name}.attention.head_count", MAX_HEADS)
     kv_key = f"{name}.attention.head_count_kv"
     layers = _layers(file)
-    kv_heads, attends = _kv_heads(file, kv_key, layers) if kv_key in metadata else (heads, (True,) * layers)
+    kv_heads = layer_sizes.kv_heads(file, kv_key, layers) if kv_key in metadata else (heads,) * layers
+    attends = tuple(count > 0 for count in kv_heads)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
-    if heads % kv_heads:
-        raise UnsupportedModelError(f"{file.path}: {kv_key}: {heads} heads cannot share {kv_heads} key-value heads.")
     head_size = metadata.get_int(f"{name}.attention.key_length", embedding // heads, minimum=2, maximum=MAX_HEAD_SIZE)
     value_size = metadata.get_int(f"{name}.attention.value_length", head_size, minimum=2, maximum=MAX_HEAD_SIZE)
     if value_size != head_size or head_size % 2:
@@ -146,25 +181,33 @@ def read_config(file: ModelFile) -> ModelConfig:
     refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
+    windowed = _windowed(file, layers)
+    alike = Heads(heads, next(count for count in kv_heads if count), head_size, rope_size)
     dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
     first = f"blk.{dense_layers}."
     experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
-    width = _same_in_all_layers(file, f"{name}.feed_forward_length", MAX_WIDTH) if dense_layers or not experts else 0
+    dense = dense_layers or not experts or first + _DENSE in file.tensors
+    widths = in_each_layer(file, f"{name}.feed_forward_length", MAX_WIDTH, layers)[:layers] if dense else ()
     scaling = _rope_scaling(file, context)
     return ModelConfig(
         architecture=name,
         layers=layers,
         embedding=embedding,
-        feed_forward=_expert_width(file, first + _EXPERTS) if experts else width,
+        feed_forward=_expert_width(file, first) if experts else max(widths),
         shared_feed_forward=_rows(file, first + _SHARED_EXPERT) if experts else 0,
         dense_layers=dense_layers if experts else layers,
-        dense_feed_forward=width,
+        dense_feed_forwards=widths,
         attends=attends,
+        layer_heads=layer_sizes.layer_heads(file, alike, kv_heads, windowed),
+        kv_layers=layer_sizes.kv_layers(file, windowed, layers),
+        per_layer_width=_per_layer_width(file),
+        sparsity=layer_sizes.sparsity(file, layers),
+        altup=_altup(file),
         convolution=0
         if all(attends)
-        else metadata.get_int(f"{name}.{_CONVOLUTION}", minimum=2, maximum=MAX_CONVOLUTION),
+        else metadata.get_int(f"{name}.{CONVOLUTION}", minimum=2, maximum=MAXCONVOLUTION),
         heads=heads,
-        kv_heads=kv_heads,
+        kv_heads=alike.keys,
         head_size=head_size,
         vocabulary=_vocabulary(file),
         context=context,
@@ -194,36 +237,6 @@ def read_config(file: ModelFile) -> ModelConfig:
     )
 
 
-def _same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
-    """A number that the file states once, or once per layer; it must be the same in all of them."""
-    value = file.metadata.get(key)
-    if not isinstance(value, MetadataArray):
-        return file.metadata.get_int(key, minimum=1, maximum=maximum)
-    values = set(file.metadata.get_list(key, int))
-    if len(values) != 1:
-        raise UnsupportedModelError(
-            f"{file.path}: {key} differs between layers, which the native engine does not support. Use --backend llama."
-        )
-    if not 1 <= (only := values.pop()) <= maximum:
-        raise ModelFileError(f"{file.path}: {key} is {only}, outside 1..{maximum}. Get another edition of the model.")
-    return only
-
-
-def _kv_heads(file: ModelFile, key: str, layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Key-value heads of the layers that have attention, and which those are: others state 0 heads."""
-    stated = file.metadata.get_list(key, int) if isinstance(file.metadata.get(key), MetadataArray) else []
-    if 0 not in stated or f"{file.architecture}.{_CONVOLUTION}" not in file.metadata:
-        return _same_in_all_layers(file, key, MAX_HEADS), (True,) * layers
-    attends = tuple(heads > 0 for heads in stated[:layers])
-    counts = set(stated[:layers]) - {0}
-    if len(attends) < layers or len(counts) != 1 or not 1 <= (only := counts.pop()) <= MAX_HEADS:
-        raise UnsupportedModelError(
-            f"{file.path}: {key} does not give each of {layers} layers either 0 heads or one number of heads that all "
-            "the others share, which the native engine needs. Use --backend llama."
-        )
-    return only, attends
-
-
 def _vocabulary(file: ModelFile) -> int:
     """Rows of the embedding, one per token. Like llama.cpp, a vocabulary of another size is refused.
 
@@ -238,19 +251,21 @@ def _vocabulary(file: ModelFile) -> int:
     return rows
 
 
-def _expert_width(file: ModelFile, name: str) -> int:
+def _expert_width(file: ModelFile, prefix: str) -> int:
     """Width of an expert's hidden layer, from the tensor: files state it by different keys, or not at all."""
+    fused = prefix + _FUSED_EXPERTS in file.tensors
+    name = prefix + (_FUSED_EXPERTS if fused else _EXPERTS)
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 3 or not 1 <= tensor.shape[1] <= MAX_WIDTH:
         raise UnsupportedModelError(
             f"{file.path}: the tensor {name} is missing or has an unusable shape. Get another edition of the model."
         )
-    return tensor.shape[1]
+    return tensor.shape[1] // 2 if fused else tensor.shape[1]
 
 
 def _experts_used(file: ModelFile, experts: int) -> int:
     key = f"{file.architecture}.expert_used_count"
-    return _same_in_all_layers(file, key, experts) if experts and key in file.metadata else min(experts, 1)
+    return same_in_all_layers(file, key, experts) if experts and key in file.metadata else min(experts, 1)
 
 
 def _layers(file: ModelFile) -> int:
@@ -282,6 +297,40 @@ def _epsilon(file: ModelFile) -> float:
 def _window(file: ModelFile) -> int | None:
     key = f"{file.architecture}.attention.sliding_window"
     return file.metadata.get_int(key, maximum=MAX_CONTEXT) if key in file.metadata else None
+
+
+def _windowed(file: ModelFile, layers: int) -> tuple[bool, ...] | None:
+    """Which layers have a window, None where the file does not say."""
+    pattern = _window_pattern(file)
+    if isinstance(pattern, int):
+        return tuple(pattern == 0 or layer % pattern < pattern - 1 for layer in range(layers))
+    return pattern[:layers] if pattern else None
+
+
+def _per_layer_width(file: ModelFile) -> int:
+    """Values that each layer gets of a token's second embedding, 0 where there is none."""
+    norm = file.tensors.get(_PER_LAYER_NORM)
+    width = norm.shape[0] if norm else 0
+    key = f"{file.architecture}.embedding_length_per_layer_input"
+    if file.metadata.get_int(key, width) != width or width > MAX_WIDTH:
+        raise ModelFileError(
+            f"{file.path}: {key} is {file.metadata[key]}, and the tensors of embeddings of layers are {width} wide. "
+            "Get another edition of the model."
+        )
+    return width
+
+
+def _altup(file: ModelFile) -> tuple[int, int]:
+    """Parallel residual streams, and the one that layers compute with."""
+    tensor = file.tensors.get(_STREAMS)
+    streams = tensor.shape[0] + 1 if tensor and len(tensor.shape) == 3 else 1
+    prefix = f"{file.architecture}.altup"
+    if file.metadata.get_int(f"{prefix}.num_inputs", streams) != streams:
+        raise ModelFileError(
+            f"{file.path}: {prefix}.num_inputs does not fit the tensor {_STREAMS}, which is for {streams} streams. "
+            "Get another edition of the model."
+        )
+    return streams, file.metadata.get_int(f"{prefix}.active_idx", 0, maximum=streams - 1)
 
 
 def _window_pattern(file: ModelFile) -> int | tuple[bool, ...] | None:

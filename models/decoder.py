@@ -13,6 +13,7 @@ from models.convolution_layer import ConvolutionLayers
 from models.expert_layer import ExpertLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
+from models.per_layer_inputs import PerLayerInputs
 from models.recording import Recording
 from models.rope_tables import Ropes
 from models.weights import padded
@@ -35,15 +36,17 @@ class DecoderRecorder:
         self._attention = AttentionLayers(recording, store, ropes)
         config = recording.config
         self._convolution = ConvolutionLayers(recording, store.states) if store.states else None
-        self._dense = FeedForwardLayers(recording, config.dense_feed_forward) if config.dense_layers else None
+        widths = config.dense_feed_forwards[: config.dense_layers]
+        self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         self._experts = ExpertLayers(recording) if config.experts else None
+        self.inputs = PerLayerInputs(recording) if config.per_layer_width else None
 
     def record(self) -> LogitsOperations:
         """Record the whole pass, from tokens to logits of the wanted rows.
 
         Raises UnsupportedModelError for tensors that the file lacks, or has beside those that are used.
         """
-        self._layers()
+        self._layers(narrows=self._recording.config.narrows)
         logits = self._logits()
         self._recording.loader.check_all_used(self._recording.config.layers)
         return logits
@@ -54,22 +57,41 @@ class DecoderRecorder:
         Raises what `record` raises; what makes logits of the rows may be in the file, and is not loaded.
         """
         recording = self._recording
-        self._layers()
+        self._layers(narrows=False)
         if not recording.architecture.norms.sums:
             recording.norm("output_norm")
         recording.loader.leave_out("output.weight", "output.bias")
         return recording.x
 
-    def _layers(self) -> None:
-        loader, layers = self._recording.loader, self._recording.config.layers
+    def _layers(self, narrows: bool) -> None:
+        """Record the layers. narrows: those that store nothing which others read are computed for wanted rows alone."""
+        recording, config = self._recording, self._recording.config
+        loader = recording.loader
         self._embed()
         self._finish_embedding()
-        for layer in range(layers):
+        if self.inputs:
+            self.inputs.record()
+        for layer in range(config.layers):
+            prefix = f"blk.{layer}."
             self._mixer(layer).record(layer)
-            self._feed_forward(layer).record(f"blk.{layer}.")
-            loader.check_all_used(layers, layer)
+            self._feed_forward(layer).record(prefix)
+            if self.inputs:
+                self.inputs.add(layer)
+            if loader.has(prefix + "layer_output_scale.weight"):
+                recording.scale(prefix + "layer_output_scale.weight")
+            loader.check_all_used(config.layers, layer)
             if layer == 0:  # what packs the other layers has been loaded
                 release_linker()
+            if narrows and layer == config.last_stored:
+                self._narrow(layer + 1)
+
+    def _narrow(self, layer: int) -> None:
+        """Go on with the wanted rows alone, from a layer on."""
+        recording = self._recording
+        recording.keep_wanted(recording.x.values[None])
+        if self.inputs:
+            self.inputs.narrow(layer)
+        recording.builder.stage = Stage.WANTED
 
     def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers:
         """What lets a layer's rows see those before them."""
@@ -79,8 +101,9 @@ class DecoderRecorder:
 
     def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers:
         """A layer's network, which works on each row alone."""
-        if self._dense and layer < self._recording.config.dense_layers:
-            return self._dense
+        config = self._recording.config
+        if layer < config.dense_layers:
+            return self._dense[config.dense_feed_forwards[layer]]
         assert self._experts is not None
         return self._experts
 
@@ -122,7 +145,8 @@ class DecoderRecorder:
         name = "output.weight" if recording.loader.has("output.weight") else "token_embd.weight"
         output = recording.loader.matrix(name, config.vocabulary, config.embedding)
         factor = architecture.scales.logits(config)
-        recording.norm_pack(architecture.norms.output, output.format.form, wanted=True, factor=factor)
+        gathers = builder.stage is Stage.ALL
+        recording.norm_pack(architecture.norms.output, output.format.form, wanted=gathers, factor=factor)
         bias = recording.bias("output.bias", config.vocabulary)
         product = recording.product(output, Rows(builder, 1, output.rows), addend=bias, last=True, stage=Stage.WANTED)
         cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap

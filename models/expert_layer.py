@@ -29,6 +29,9 @@ class ExpertLayers:
         longest = max(config.embedding, config.feed_forward)
         shared = config.shared_feed_forward
         self._shared = FeedForwardLayers(recording, shared) if shared else None
+        widths = dict.fromkeys(config.dense_feed_forwards if recording.architecture.experts.beside else ())
+        self._beside = {width: FeedForwardLayers(recording, width) for width in widths}
+        self._found = recording.rows(config.embedding) if widths else recording.x
         self._scores = recording.rows(config.experts)
         self._gate = Rows(builder, slots, config.feed_forward)
         self._up = Rows(builder, slots, config.feed_forward)
@@ -45,8 +48,10 @@ class ExpertLayers:
         self._sigmoid = rules.gating(config) is Gating.SIGMOID
 
     def record(self, prefix: str) -> None:
-        """Add experts(norm(x)) to x, and that of a shared one, which works for all rows."""
+        """Add experts(norm(x)) to x, and that of a shared one or a dense network, which works for all rows."""
         config = self._recording.config
+        if self._beside:
+            self._beside[config.dense_feed_forwards[int(prefix.split(".")[1])]].leave_aside(prefix)
         shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
         gate, up, down = (self._expert_matrix(prefix, name) for name in ("gate", "up", "down"))
         self._route(prefix)
@@ -72,12 +77,20 @@ class ExpertLayers:
         self._combine()
         if self._shared:
             self._recording.add_aside(shared_gates)
+        if self._beside:
+            norms = (prefix + name for name in ("post_ffw_norm_1", "post_ffw_norm_2", "post_ffw_norm"))
+            self._recording.add_both(self._found, *norms)
 
     def _route(self, prefix: str) -> None:
         """Score the experts for each row, choose some, and lay out their slots."""
         recording, config = self._recording, self._recording.config
         router = recording.loader.matrix(prefix + "ffn_gate_inp.weight", config.experts, config.embedding)
-        recording.norm_pack(feed_forward_norm(recording, prefix), router.format.form)
+        if self._beside:
+            scale = recording.loader.vector(prefix + "ffn_gate_inp.scale", config.embedding)
+            weight = recording.builder.array(scale * np.float32(config.embedding**-0.5))
+            recording.norm_pack_by(weight, router.format.form)
+        else:
+            recording.norm_pack(feed_forward_norm(recording, prefix), router.format.form)
         bias = recording.bias(prefix + "ffn_gate_inp.bias", config.experts)
         recording.product(router, self._scores, addend=bias, last=True)
         recording.builder.add(
@@ -95,17 +108,19 @@ class ExpertLayers:
             self._expert_of_choice,
             int(self._sigmoid),
             recording.bias(prefix + "exp_probs_b.bias", config.experts)[0],
+            recording.bias(prefix + "ffn_down_exps.scale", config.experts)[0],
             barrier=Barrier.ALWAYS,
         )
 
     def _gather(self, prefix: str, form: Form) -> None:
         """Pack each slot's row."""
         recording = self._recording
+        norm = prefix + "pre_ffw_norm_2" if self._beside else feed_forward_norm(recording, prefix)
         recording.builder.add(
             experts.expert_pack,
             recording.x.address,
             recording.x.stride,
-            recording.vector(f"{feed_forward_norm(recording, prefix)}.weight", recording.config.embedding),
+            recording.vector(f"{norm}.weight", recording.config.embedding),
             recording.config.embedding,
             int(form),
             self._packed,
@@ -116,8 +131,8 @@ class ExpertLayers:
         )
 
     def _combine(self) -> None:
-        """x += the weighted sum of each row's answers."""
-        x, config = self._recording.x, self._recording.config
+        """The weighted sum of each row's answers, added to x, or by itself where more is to come to it."""
+        x, config = self._found, self._recording.config
         self._recording.builder.add(
             experts.combine,
             x.address,
@@ -128,6 +143,7 @@ class ExpertLayers:
             config.experts_used,
             self._slot_of_choice,
             self._weight_of_choice,
+            int(bool(self._beside)),
             barrier=Barrier.ALWAYS,
         )
 
@@ -136,6 +152,10 @@ class ExpertLayers:
         rows, k = config.feed_forward, config.embedding
         if name == "down":
             rows, k = k, rows
+        elif self._recording.loader.has(prefix + "ffn_gate_up_exps.weight"):
+            order = np.arange(rows) + (rows if name == "up" else 0)
+            fused = prefix + "ffn_gate_up_exps.weight"
+            return self._recording.loader.matrix(fused, 2 * rows, k, order, experts=config.experts)
         return self._recording.loader.matrix(f"{prefix}ffn_{name}_exps.weight", rows, k, experts=config.experts)
 
     def _product(self, matrix: Matrix, out: Rows, *, last: bool) -> None:

@@ -39,6 +39,13 @@ class FeedForwardLayers:
         if recording.architecture.parallel:
             recording.add_aside()
 
+    def leave_aside(self, prefix: str) -> None:
+        """Leave feed_forward(norm(x)) aside."""
+        gate, up, down = self._matrices(prefix, "")
+        self._recording.norm_pack(feed_forward_norm(self._recording, prefix), forms(*gate, up))
+        self._activate(prefix, "", gate, up, down)
+        self._recording.leave_aside(down, prefix + "ffn_down.bias", private=False)
+
     def leave_shared_aside(self, prefix: str) -> Rows | None:
         """Leave shared_expert(norm(x)) aside, for its gates to be added with: those of qwen2moe, else None."""
         recording = self._recording

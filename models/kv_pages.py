@@ -3,13 +3,15 @@
 A page number stands for 16 tokens in all layers; cpu_kernels.kv_types says how a head's page is laid out. Pages lie in
 groups: in a group each kv head of each layer has a run of pages, so that attention reads streams, and group follows
 group, so that a pool that grows takes memory from the front on, in huge pages. They are handed out lowest first, so
-that a sequence's pages mostly follow each other.
+that a sequence's pages mostly follow each other. Layers that share keys and values with an earlier one have no pages.
+Where layers have heads of several sizes or numbers, each kind of them has arrays of its own, and a group is one page.
 """
 
 import heapq
 import math
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
 from models.convolution_states import STATE_ROWS, ConvolutionStates, convolution_sizes
 from models.errors import UnsupportedModelError
+from models.layer_sizes import Heads
 
 _TABLE_STEP = 64
 _GROUP = 8
@@ -48,22 +51,31 @@ def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     Included is a token's share of what its page keeps for short convolutions.
     """
     sizes = convolution_sizes(config)
-    return (_page_bytes(config, _layouts(config, types)) + (sizes.page_bytes if sizes else 0)) // PAGE_TOKENS
+    return (_page_bytes(config, types) + (sizes.page_bytes if sizes else 0)) // PAGE_TOKENS
 
 
-def _layouts(config: ModelConfig, types: KVTypes) -> tuple[PageLayout, PageLayout]:
-    return key_layout(types[0], config.padded_head), value_layout(types[1], config.padded_head)
+def _layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, PageLayout]:
+    return key_layout(types[0], heads.padded), value_layout(types[1], heads.padded)
 
 
-def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, PageLayout]) -> int:
-    return config.attends.count(True) * config.kv_heads * sum(layout.page_bytes for layout in layouts)
+def _page_bytes(config: ModelConfig, types: KVTypes) -> int:
+    """Bytes of a page over all layers that store keys and values."""
+    return sum(
+        heads.keys * layout.page_bytes for heads in config.kv_heads_of_layers for layout in _layouts(heads, types)
+    )
+
+
+def _kind(heads: Heads) -> tuple[int, int]:
+    """What layers must have in common for their pages to lie in one array."""
+    return heads.keys, heads.padded
 
 
 @dataclass
 class Sequence:
     """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
 
-    A page's place is how many pages of one head lie between the first page of a layer's head and it. written: how far
+    A page's place is how many places lie between the first page of a layer's head and it: a place is a page of one head,
+    or of all layers of a kind where there are several kinds (PageStore.place_bytes). written: how far
     its last page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the
     position behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last
     row was written otherwise than it should be.
@@ -90,23 +102,35 @@ class PageStore:
     def __init__(self, config: ModelConfig, budget_bytes: int, types: KVTypes) -> None:
         """budget_bytes bounds the pool; memory is taken from the system only as pages are first written."""
         self.types = types
-        layouts = _layouts(config, types)
-        page_bytes = _page_bytes(config, layouts)
+        page_bytes = _page_bytes(config, types)
         sizes = convolution_sizes(config)
         self.bytes_per_token = kv_bytes_per_token(config, types)
         self.total = max(1, budget_bytes // (page_bytes + (sizes.page_bytes if sizes else 0)))
-        heads = (config.attends.count(True), config.kv_heads)
-        self._numbers_of_layers = np.cumsum(config.attends) - 1
-        self._group_places = math.prod(heads) * _GROUP
-        # Keys and values: [group][layer][head][page][...]
-        groups = -(-self.total // _GROUP)
-        self._pages = tuple(zeros_from_the_front((groups, *heads, _GROUP, layout.page_bytes)) for layout in layouts)
+        stored = config.kv_heads_of_layers
+        counts = Counter(map(_kind, stored))
+        layouts = {_kind(heads): _layouts(heads, types) for heads in stored}
+        self._group = _GROUP if len(counts) == 1 else 1
+        self._group_places = len(stored) * stored[0].keys * _GROUP if len(counts) == 1 else 1
+        groups = -(-self.total // self._group)
+        # Keys and values of each kind of layers: [group][layer][head][page][...]
+        self._kinds = {
+            kind: tuple(
+                zeros_from_the_front((groups, counts[kind], kind[0], self._group, layout.page_bytes))
+                for layout in layouts[kind]
+            )
+            for kind in counts
+        }
+        self._places = _places(config)
+        self._pages = tuple(pages for both in self._kinds.values() for pages in both)
         self._planes = [
-            (pages, plane) for pages, layout in zip(self._pages, layouts, strict=True) for plane in layout.planes
+            (pages, plane)
+            for kind, both in self._kinds.items()
+            for pages, layout in zip(both, layouts[kind], strict=True)
+            for plane in layout.planes
         ]
         self.states: ConvolutionStates | None = None
         if sizes:
-            self.states = states = ConvolutionStates(config, sizes, groups, _GROUP, self._group_places)
+            self.states = states = ConvolutionStates(config, sizes, groups, self._group, self._group_places)
             self._pages += (states.pages, states.tokens)
             self._planes.append((states.tokens, Plane(0, np.int32, (PAGE_TOKENS,), (0,))))
         self._token_bytes = sum(
@@ -126,17 +150,21 @@ class PageStore:
         """References to each page that was ever taken."""
         return self._references[: self._untouched].copy()
 
-    @property
-    def head_bytes(self) -> tuple[int, int]:
+    def addresses(self, layer: int) -> tuple[int, int]:
+        """Addresses of page 0 of the keys and values that a layer reads, which it may share with an earlier one."""
+        kind, number = self._places[layer]
+        keys, values = self._kinds[kind]
+        return keys[0, number].ctypes.data, values[0, number].ctypes.data
+
+    def head_bytes(self, layer: int) -> tuple[int, int]:
         """Bytes from one head's pages of keys, and of values, to the next's."""
-        keys, values = self._pages[:2]
+        keys, values = self._kinds[self._places[layer][0]]
         return keys.strides[2], values.strides[2]
 
-    def addresses(self, layer: int) -> tuple[int, int]:
-        """Addresses of page 0 of a layer's keys and values."""
-        number = self._numbers_of_layers[layer]
-        keys, values = self._pages[:2]
-        return keys[0, number].ctypes.data, values[0, number].ctypes.data
+    def place_bytes(self, layer: int) -> tuple[int, int]:
+        """Bytes of keys, and of values, from one place of a sequence's table to the next."""
+        keys, values = self._kinds[self._places[layer][0]]
+        return keys.strides[0] // self._group_places, values.strides[0] // self._group_places
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Pages that appending tokens takes: new ones, and a copy of a shared last page."""
@@ -152,7 +180,7 @@ class PageStore:
             shared, copy = self._number(sequence, last), self._take()
             sequence.table[last] = self._place(copy)
             for pages in self._pages:
-                _page(pages, copy)[...] = _page(pages, shared)
+                self._page(pages, copy)[...] = self._page(pages, shared)
             self._references[shared] -= 1
         end = -(-(sequence.length + tokens) // PAGE_TOKENS)
         if end > len(sequence.table):
@@ -198,7 +226,7 @@ class PageStore:
             return
         if self._last_is_shared(sequence):
             return
-        page = divmod(self._number(sequence, last), _GROUP)
+        page = divmod(self._number(sequence, last), self._group)
         self.states.take_back(row, sequence.length - 1, *page)
         sequence.state = sequence.length
 
@@ -206,14 +234,14 @@ class PageStore:
         """Note the ids of positions from `start` on, whose pages exist."""
         assert self.states is not None
         for page, first, last in _pages_of(start, start + len(tokens)):
-            ids = self.states.page_tokens(*divmod(self._number(sequence, page), _GROUP))
+            ids = self.states.page_tokens(*divmod(self._number(sequence, page), self._group))
             base = page * PAGE_TOKENS
             ids[first - base : last - base] = tokens[first - start : last - start]
 
     def tokens(self, sequence: Sequence, start: int, stop: int) -> list[int]:
         """The ids of positions start..stop-1, of one page that begins at `start`."""
         assert self.states is not None
-        ids = self.states.page_tokens(*divmod(self._number(sequence, start // PAGE_TOKENS), _GROUP))
+        ids = self.states.page_tokens(*divmod(self._number(sequence, start // PAGE_TOKENS), self._group))
         return [int(token) for token in ids[: stop - start]]
 
     def _clear(self, sequence: Sequence, first: int) -> None:
@@ -224,7 +252,7 @@ class PageStore:
         slots = np.arange(first % PAGE_TOKENS, (sequence.written - 1) % PAGE_TOKENS + 1)
         page = self._number(sequence, sequence.pages - 1)
         for pages, plane in self._planes:
-            plane.put(_page(pages, page), slots, np.zeros((1, 1, 1, *plane.token_shape), plane.dtype))
+            plane.put(self._page(pages, page), slots, np.zeros((1, 1, 1, *plane.token_shape), plane.dtype))
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
         """Keys and values of positions start..stop-1 as bytes, checksum first.
@@ -232,7 +260,7 @@ class PageStore:
         For each plane of pages of keys, of values, and of token ids where there are short convolutions:
         [layer][head][token][what a token has]. Then, for each page that ends among the positions, the rows it keeps.
         """
-        group, slot = np.divmod(self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), _GROUP)
+        group, slot = np.divmod(self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group)
         cut = slice(start % PAGE_TOKENS, start % PAGE_TOKENS + stop - start)
         payload = b"".join(
             plane.tokens(np.moveaxis(pages[group, :, :, slot], 0, 2))[:, :, cut].tobytes()
@@ -258,11 +286,11 @@ class PageStore:
             at += tokens.nbytes
             for page, low, high in _pages_of(start, stop):
                 slots = np.arange(low, high) - page * PAGE_TOKENS
-                plane.put(_page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start])
+                plane.put(self._page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start])
         if self.states:
             for page in full:
                 state, at = payload[at : at + state_bytes], at + state_bytes
-                self.states.write(*divmod(self._number(sequence, page), _GROUP), state)
+                self.states.write(*divmod(self._number(sequence, page), self._group), state)
             sequence.state = full.stop * PAGE_TOKENS
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
@@ -281,24 +309,28 @@ class PageStore:
 
     def _place(self, number: int) -> int:
         """Where a page is, in pages of one head from a head's first one on: see Sequence."""
-        return number // _GROUP * self._group_places + number % _GROUP
+        return number // self._group * self._group_places + number % self._group
 
     def _number(self, sequence: Sequence, index: int) -> int:
         """The page that a sequence's table has at an index: what _numbers says, without NumPy, for every step."""
         group, slot = divmod(sequence.table.item(index), self._group_places)
-        return int(group * _GROUP + slot)
+        return int(group * self._group + slot)
 
     def _numbers(self, places: NDArray[np.generic]) -> NDArray[np.intp]:
         """The pages that are in these places."""
         group, slot = np.divmod(np.asarray(places, np.intp), self._group_places)
-        return group * _GROUP + slot
+        return group * self._group + slot
+
+    def _page(self, pages: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
+        """A page of all heads of all layers of a kind: a view [layer][head][...]."""
+        return pages[number // self._group, :, :, number % self._group]
 
     def _take(self) -> int:
         if self._free_again:
             page = heapq.heappop(self._free_again)
             # Masked positions are multiplied by zero, so what lies there must be finite.
             for pages in self._pages:
-                _page(pages, page)[...] = 0
+                self._page(pages, page)[...] = 0
         else:
             page = self._untouched
             self._untouched += 1
@@ -317,9 +349,18 @@ def _pages_of(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         yield page, max(start, page * PAGE_TOKENS), min(stop, (page + 1) * PAGE_TOKENS)
 
 
-def _page(pages: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
-    """A page of all heads of all layers: a view [layer][head][...]."""
-    return pages[number // _GROUP, :, :, number % _GROUP]
+def _places(config: ModelConfig) -> list[tuple[tuple[int, int], int]]:
+    """For each layer, the kind of the layer whose keys and values it reads, and that layer's number in it."""
+    counts: Counter[tuple[int, int]] = Counter()
+    found: list[tuple[tuple[int, int], int]] = []
+    for layer, source in enumerate(config.kv_layers):
+        kind = _kind(config.layer_heads[layer])
+        if source < layer:
+            found.append(found[source])
+            continue
+        found.append((kind, counts[kind]))
+        counts[kind] += config.attends[layer]
+    return found
 
 
 def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
@@ -330,9 +371,10 @@ def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
             f"The native engine cannot store {what} as {name!r}. There are: {', '.join(names)}."
         )
     kind = KVType(name)
-    if kind is KVType.Q8_0 and config.head_size % SCALED_TOGETHER:
+    size = next((heads.size for heads in config.layer_heads if heads.size % SCALED_TOGETHER), 0)
+    if kind is KVType.Q8_0 and size:
         raise UnsupportedModelError(
-            f"{what} of heads of {config.head_size} numbers cannot be stored as {name}, which takes "
+            f"{what} of heads of {size} numbers cannot be stored as {name}, which takes "
             f"{SCALED_TOGETHER} together. Store them as f16."
         )
     return kind

@@ -91,8 +91,9 @@ class NativeRunner:
         loader = WeightLoader(file, self._team, builder, progress)
         self._ropes = Ropes(config, architecture, loader, context)
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
-        self._logits_operations = DecoderRecorder(recording, self._store, self._ropes).record()
-        self._steps = Steps(builder, self._team, config, MAX_ROWS, progress)
+        recorder = DecoderRecorder(recording, self._store, self._ropes)
+        self._logits_operations = recorder.record()
+        self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
 
     def pages_free(self) -> int:
@@ -142,8 +143,12 @@ class NativeRunner:
     def run(
         self, tokens: Ordered[int], positions: Ordered[int], sequences: Ordered[int], wanted: Ordered[int]
     ) -> NDArray[np.float32]:
-        """Append rows to sequences and return float32[len(wanted), vocab_size], valid until the next call."""
+        """Append rows to sequences and return float32[len(wanted), vocab_size], valid until the next call.
+
+        Raises ModelFileError where the program reads of the file and it was changed; nothing is appended then.
+        """
         segments = self._check_rows(tokens, positions, sequences, wanted)
+        self._steps.fetch(tokens)
         begun: list[tuple[Sequence, int, int]] = []
         self._latest.clear()
         for handle, first, count in segments:
@@ -220,6 +225,7 @@ class NativeRunner:
     def close(self) -> None:
         """Stop the threads; memory goes with the last reference. Idempotent."""
         self._team.close()
+        self._steps.close()
         self._sequences.clear()
 
     def _register(self, sequence: Sequence) -> int:

@@ -1,6 +1,10 @@
 """What the layers of a decoder are recorded with: the residual stream, norms, products, and how results are added."""
 
-from cpu_kernels import activations, norms, sums
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import activations, layer_inputs, norms, sums
+from cpu_kernels.kernel import Kernel
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Barrier, Form, Stage
 from models.architecture import Architecture
@@ -56,6 +60,13 @@ class Recording:
             if self.architecture.norms.layer_norm:
                 kernel = norms.layer_norm_pack
                 bias = self._scaled(f"{name}.bias", factor) if self.loader.has(f"{name}.bias") else 0
+        self._norm_pack(kernel, weight, bias, form, wanted=wanted)
+
+    def norm_pack_by(self, weight: int, form: Form) -> None:
+        """Pack x, normalised with the weights at an address."""
+        self._norm_pack(activations.norm_pack, weight, 0, form, wanted=False)
+
+    def _norm_pack(self, kernel: Kernel, weight: int, bias: int, form: Form, *, wanted: bool) -> None:
         self.builder.add(
             kernel,
             self.x.address,
@@ -68,7 +79,7 @@ class Recording:
             int(wanted),
             bias,
             barrier=Barrier.MANY_ROWS,
-            stage=Stage.WANTED if wanted else Stage.ALL,
+            stage=Stage.WANTED if wanted else None,
         )
 
     def pack(self, rows: Rows, k: int, form: Form, *, stride: int | None = None) -> None:
@@ -84,7 +95,7 @@ class Recording:
         last: bool,
         addend: tuple[int, int] = (0, 0),
         private: bool = True,
-        stage: Stage = Stage.ALL,
+        stage: Stage | None = None,
     ) -> int:
         """out = matrix * packed + addend (address, stride); the last of several side by side ends with a barrier."""
         return self.builder.add(
@@ -116,12 +127,16 @@ class Recording:
         if not after:
             self._add(self._sublayer)
             return
+        self._norm_add(self.x, self._sublayer, norm)
+
+    def _norm_add(self, to: Rows, rows: Rows, norm: str) -> None:
+        """to += rows, normalised by the tensor `norm`, without .weight."""
         self.builder.add(
             activations.norm_add,
-            self.x.address,
-            self.x.stride,
-            self._sublayer.address,
-            self._sublayer.stride,
+            to.address,
+            to.stride,
+            rows.address,
+            rows.stride,
             self.vector(f"{norm}.weight", self.config.embedding),
             self.config.embedding,
             self._plain_epsilon,
@@ -157,6 +172,18 @@ class Recording:
         arguments = (self.x.address, self.x.stride, self.vector(f"{norm}.weight", size), size, -(-size // 16) * 16)
         self.builder.add(norms.norm_rows, *arguments, self.epsilon, barrier=Barrier.ALWAYS)
 
+    def keep_wanted(self, planes: NDArray[np.generic]) -> None:
+        """Move the wanted rows of [plane][row][values] to the front, which is in place of all rows from now on."""
+        row_bytes = planes.strides[-2]
+        arguments = (planes.ctypes.data, row_bytes, len(planes), planes.strides[0])
+        self.builder.add(layer_inputs.keep_wanted, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
+
+    def scale(self, name: str) -> None:
+        """x *= a factor that the file has."""
+        factor = self.vector(name, 1)
+        vectors = (self.x.address, self.x.stride, self.config.embedding, factor)
+        self.builder.add(sums.scale_rows, *vectors, barrier=Barrier.ALWAYS)
+
     def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
         """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""
         addend = self.bias(bias, self.config.embedding)
@@ -165,6 +192,15 @@ class Recording:
     def add_aside(self, gates: Rows | None = None) -> None:
         """x += what was left aside, times the sigmoid of each row's gate, which is the first value of its row."""
         self._add(self._aside, gates)
+
+    def add_both(self, rows: Rows, of_aside: str, of_rows: str, of_sum: str) -> None:
+        """x += norm(norm(what was left aside) + norm(rows)), by these tensors, without .weight."""
+        size, aside = self.config.embedding, self._aside
+        weight = self.vector(f"{of_aside}.weight", size)
+        arguments = (aside.address, aside.stride, weight, size, -(-size // 16) * 16, self._plain_epsilon)
+        self.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
+        self._norm_add(aside, rows, of_rows)
+        self._norm_add(self.x, aside, of_sum)
 
     def _add(self, rows: Rows, gates: Rows | None = None) -> None:
         self.builder.add(

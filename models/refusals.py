@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
+from models.layer_sizes import TWO_SIZES
 
 # Keys (without the architecture) and the values with which they change nothing. Of the arrays below, positions of
 # several dimensions or layers that take images; sizes of layers with a window must be those of the others.
@@ -36,7 +37,7 @@ def refuse_unread(file: ModelFile) -> None:
             raise refusal(file, f"{name}.{key} is {value}")
     for key, other in _LOCAL_SIZES.items():
         value = metadata.get(f"{name}.{key}")
-        if value is not None and value != metadata.get(f"{name}.{other}", value):
+        if name not in TWO_SIZES and value is not None and value != metadata.get(f"{name}.{other}", value):
             raise refusal(file, f"{name}.{key} is {value} and differs from {other}")
     activation = metadata.get(f"{name}.hidden_activation")
     if name == "modern-bert" and activation in _NOT_GELU:

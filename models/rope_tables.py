@@ -15,6 +15,7 @@ from cpu_kernels.records import Step
 from models.architecture import Architecture
 from models.config import ModelConfig, QueryGrowth, RopeScaling
 from models.errors import UnsupportedModelError
+from models.layer_sizes import Heads
 from models.weights import WeightLoader
 
 _FIRST_POSITIONS = 4096
@@ -59,12 +60,12 @@ def _pair_that_turns(size: int, base: float, context: int, turns: float) -> floa
     return size * math.log(context / (turns * _ROTATIONS)) / (2.0 * math.log(base))
 
 
-def head_order(config: ModelConfig, neighbours: bool) -> NDArray[np.int64]:
+def head_order(heads: Heads, neighbours: bool) -> NDArray[np.int64]:
     """Where each value of a padded head comes from: int64[padded_head], -1 for padding.
 
     Turning pairs come to lie at i and i + padded/2, whichever way the file pairs them.
     """
-    size, padded, turning = config.head_size, config.padded_head, config.rope_size
+    size, padded, turning = heads.size, heads.padded, heads.rope_size
     order = np.full(padded, -1, np.int64)
     pairs = np.arange(turning // 2)
     order[pairs] = 2 * pairs if neighbours else pairs
@@ -81,12 +82,12 @@ class RopeTable:
     """
 
     def __init__(
-        self, config: ModelConfig, radians: NDArray[np.float64], scale: float, growth: QueryGrowth | None = None
+        self, heads: Heads, radians: NDArray[np.float64], scale: float, growth: QueryGrowth | None = None
     ) -> None:
         self._radians = radians
         self._scale = scale
         self._growth = growth
-        self._half = config.padded_head // 2
+        self._half = heads.padded // 2
         self._reserve(_FIRST_POSITIONS)
 
     def _reserve(self, positions: int) -> None:
@@ -126,22 +127,35 @@ class Ropes:
     """A model's tables, and which of them each layer takes."""
 
     def __init__(self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, context: int) -> None:
-        """Context: the longest that will be asked for. Raises UnsupportedModelError for unusable factors."""
+        """Context: the longest that will be asked for.
+
+        Raises UnsupportedModelError for unusable factors, and where heads of two sizes need tables for one.
+        """
         rotation, scaling = architecture.rotation, config.rope_scaling
         layers = range(config.layers)
         base = config.window_rope_base or rotation.window_base or config.rope_base
         windowed = base, rotation.window_scaling(scaling)
-        self._local = windowed != (config.rope_base, scaling) and any(architecture.window(config, i) for i in layers)
+        slides = [architecture.window(config, i) > 0 for i in layers]
+        of_all = next((config.layer_heads[i] for i in layers if not slides[i]), config.layer_heads[0])
+        of_window = next((config.layer_heads[i] for i in layers if slides[i]), of_all)
+        two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
+        self._local = any(slides) and (two_sizes or windowed != (config.rope_base, scaling))
         self._grows = config.query_growth is not None
-        radians = frequencies(config.rope_size, config.rope_base, scaling, _factors(config, loader, context))
-        self._tables = {GLOBAL_ROPE: RopeTable(config, radians, magnitude(scaling))}
+        factors = _factors(of_all, scaling, loader, context)
+        radians = frequencies(of_all.rope_size, config.rope_base, scaling, factors)
+        self._tables = {GLOBAL_ROPE: RopeTable(of_all, radians, magnitude(scaling))}
         if self._local:
-            local = frequencies(config.rope_size, *windowed, None)
-            self._tables[LOCAL_ROPE] = RopeTable(config, local, magnitude(windowed[1]))
+            local = frequencies(of_window.rope_size, *windowed, None)
+            self._tables[LOCAL_ROPE] = RopeTable(of_window, local, magnitude(windowed[1]))
         if rotation.before_norms or not all(rotation.turns(config, i) for i in layers):
-            self._tables[NO_ROPE] = RopeTable(config, np.zeros(0), 1.0)
+            self._tables[NO_ROPE] = RopeTable(of_all, np.zeros(0), 1.0)
         if config.query_growth is not None:
-            self._tables[QUERY_ROPE] = RopeTable(config, radians, magnitude(scaling), config.query_growth)
+            self._tables[QUERY_ROPE] = RopeTable(of_all, radians, magnitude(scaling), config.query_growth)
+        if two_sizes and set(self._tables) > {GLOBAL_ROPE, LOCAL_ROPE}:
+            raise UnsupportedModelError(
+                f"The native engine does not support heads of two sizes in models of the architecture "
+                f"{config.architecture}. The llama.cpp backend may: use --backend llama."
+            )
 
     def of_layer(self, turns: bool, windowed: bool) -> tuple[int, int]:
         """The tables of queries and of keys."""
@@ -158,9 +172,11 @@ class Ropes:
             step[Step.ROPE_TABLES + index] = table.address
 
 
-def _factors(config: ModelConfig, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:
+def _factors(
+    heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int
+) -> NDArray[np.float32] | None:
     """Factors of the frequencies, for contexts as long as those that will be asked for."""
-    pairs, scaling = config.rope_size // 2, config.rope_scaling
+    pairs = heads.rope_size // 2
     factors = loader.factors("rope_freqs.weight", pairs)
     if factors is None:
         long = context > scaling.original_context

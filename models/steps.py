@@ -16,6 +16,7 @@ from cpu_kernels.records import TILE_WIDTHS, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from models.config import ModelConfig
 from models.kv_pages import Sequence
+from models.per_layer_inputs import PerLayerInputs
 from models.rope_tables import Ropes
 from models.weights import padded
 
@@ -30,7 +31,7 @@ _SEGMENT_FIELDS = 4
 class Steps:
     """Runs a program on a team of threads, step by step, for up to max_rows rows each.
 
-    Call `place` before `run` where the program reads tokens, or keys and values of sequences.
+    Call `fetch` and `place` before `run` where the program reads tokens, or keys and values of sequences.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Steps:
         config: ModelConfig,
         max_rows: int,
         progress: LoadProgress | None,
+        inputs: PerLayerInputs | None = None,
     ) -> None:
-        """Compile what the builder's operations need."""
+        """Compile what the builder's operations need. inputs: what the program reads of the file in each step."""
 
         def compiling(done: int, count: int) -> None:
             if progress is not None:
@@ -49,7 +51,7 @@ class Steps:
 
         self.program = builder.build(compiling)
         release_linker()
-        self._team, self._config = team, config
+        self._team, self._config, self._inputs = team, config, inputs
         self._step = aligned_zeros((int(Step.SIZE),), np.int64)
         self._address = self._step.ctypes.data
         self._tokens = self._field(Step.TOKENS, max_rows, np.int32)
@@ -57,12 +59,15 @@ class Steps:
         self._row_tables = self._field(Step.ROW_TABLES, max_rows, np.int64)
         self._segments = self._field(Step.SEGMENTS, max_rows * _SEGMENT_FIELDS, np.int64)
         self._wanted = self._field(Step.WANTED, max_rows, np.int32)
-        needs = 4 * padded(config.longest), attention.scratch_bytes(config.padded_head), panels.SCRATCH_BYTES
+        self._wanted_segments = self._field(Step.WANTED_SEGMENTS, max_rows * _SEGMENT_FIELDS, np.int64)
+        self._narrows = config.narrows
+        self._placed: Ordered[tuple[Sequence, int, int]] = ()
+        self._kinds = {(heads.keys, heads.group) for heads in config.layer_heads}
+        needs = 4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES
         scratch = max(needs) + 4096
         self._scratch = self._field(Step.SCRATCH, scratch * team.threads, np.uint8)
         self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
-        self._parts = aligned_zeros((0,), np.uint8)
-        self._parts_address = 0
+        self._parts = {field: aligned_zeros((0,), np.uint8) for field in (Step.PARTS, Step.WANTED_PARTS)}
         self._stages = (0, 0)  # rows and wanted rows that the step record was written for
 
     def _field(self, index: Step, size: int, dtype: type[np.generic]) -> NDArray[np.generic]:
@@ -70,6 +75,19 @@ class Steps:
         array = aligned_zeros((size,), dtype)
         self._step[index] = array.ctypes.data
         return array
+
+    def fetch(self, tokens: Ordered[int]) -> None:
+        """Read what the program needs of the file for the next step's tokens.
+
+        Raises ModelFileError where the file was changed or cannot be read, before anything else changes.
+        """
+        if self._inputs:
+            self._inputs.fetch(tokens, self.program)
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        if self._inputs:
+            self._inputs.close()
 
     def place(
         self,
@@ -92,7 +110,26 @@ class Steps:
             self._segments[at : at + _SEGMENT_FIELDS] = (first, count, positions[first], table)
         step[Step.SEGMENT_COUNT] = len(segments)
         ropes.cover([(positions[first], positions[first + count - 1]) for _, first, count in segments], step)
-        self._share_attention([(count, positions[first] + count) for _, first, count in segments])
+        self._share_attention(Step.PARTS, [(count, positions[first] + count) for _, first, count in segments])
+        self._placed = segments
+
+    def _place_wanted(self, wanted: Ordered[int]) -> None:
+        """Say which segments the wanted rows are: those of one sequence that follow each other in it."""
+        step, at = self._step, 0
+        lengths: list[tuple[int, int]] = []
+        for sequence, first, count in self._placed:
+            while at < len(wanted) and wanted[at] < first + count:
+                begin = at
+                at += 1
+                while at < len(wanted) and wanted[at] == wanted[at - 1] + 1 and wanted[at] < first + count:
+                    at += 1
+                position = self._positions.item(wanted[begin])
+                place = len(lengths) * _SEGMENT_FIELDS
+                entry = (begin, at - begin, position, sequence.table_address)
+                self._wanted_segments[place : place + _SEGMENT_FIELDS] = entry
+                lengths.append((at - begin, position + at - begin))
+        step[Step.WANTED_SEGMENT_COUNT] = len(lengths)
+        self._share_attention(Step.WANTED_PARTS, lengths)
 
     def run(self, rows: int, wanted: Ordered[int] = ()) -> None:
         """Compute the rows, and what is computed of some only for those of these indices."""
@@ -102,6 +139,8 @@ class Steps:
             self._stages = (rows, len(wanted))
             set_stage(step, Stage.ALL, rows, choose_width(rows))
             set_stage(step, Stage.WANTED, len(wanted), choose_width(len(wanted)))
+        if self._narrows:
+            self._place_wanted(wanted)
         if self._config.experts:
             set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
         self.program.run(self._team, self._address)
@@ -117,16 +156,20 @@ class Steps:
         average = rows * self._config.experts_used / self._config.experts
         return next((width for width in TILE_WIDTHS[1:] if width >= average), TILE_WIDTHS[-1])
 
-    def _share_attention(self, segments: list[tuple[int, int]]) -> None:
+    def _share_attention(self, field: Step, segments: list[tuple[int, int]]) -> None:
         """Have a step of few tiles shared out by spans, and make room for their results. segments: (rows, length)."""
-        heads, group, padded_head = self._config.kv_heads, self._config.group, self._config.padded_head
-        tiles = [heads * attention.tiles_of(count, group) for count, _ in segments]
-        self._step[Step.PARTS] = 0
-        if self._team.threads == 1 or sum(tiles) >= TILES_A_THREAD * self._team.threads:
+        self._step[field] = 0
+        if self._team.threads == 1:
             return
-        spans = sum(count * attention.spans_of(length) for count, (_, length) in zip(tiles, segments, strict=True))
-        room = attention.parts_bytes(spans, padded_head)
-        if room > len(self._parts):
-            self._parts = aligned_zeros((2 * room,), np.uint8)
-            self._parts_address = self._parts.ctypes.data
-        self._step[Step.PARTS] = self._parts_address
+        few, most = False, 0
+        for heads, group in self._kinds:
+            tiles = [heads * attention.tiles_of(count, group) for count, _ in segments]
+            few |= sum(tiles) < TILES_A_THREAD * self._team.threads
+            spans = sum(count * attention.spans_of(length) for count, (_, length) in zip(tiles, segments, strict=True))
+            most = max(most, spans)
+        if not few:
+            return
+        room = attention.parts_bytes(most, self._config.longest_head)
+        if room > len(self._parts[field]):
+            self._parts[field] = aligned_zeros((2 * room,), np.uint8)
+        self._step[field] = self._parts[field].ctypes.data

@@ -52,7 +52,7 @@ class TextEncoder:
         self.max_tokens = min(config.context, MAX_TOKENS)
         rows = self._rows = max(self.max_tokens, _TOGETHER)
         # A text takes at least a page, and pages are of use to one layer at a time.
-        self._store = _OneLayer(config, rows * PAGE_TOKENS * _layer_bytes(config), _TYPES)
+        self._store = _store(config, rows)
         team = self._team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
         try:
             if progress is not None:
@@ -63,9 +63,10 @@ class TextEncoder:
             self._head = PoolingHead(file, loader, config, architecture, scores=scores, team=team, progress=progress)
             self._ropes = Ropes(config, architecture, loader, config.context)
             recording = Recording(builder, loader, config, architecture, rows, team.threads)
-            self._states = DecoderRecorder(recording, self._store, self._ropes).record_states().values
+            recorder = DecoderRecorder(recording, self._store, self._ropes)
+            self._states = recorder.record_states().values
             loader.check_all_used(config.layers)
-            self._steps = Steps(builder, team, config, rows, progress)
+            self._steps = Steps(builder, team, config, rows, progress, recorder.inputs)
         except BaseException:
             team.close()
             raise
@@ -100,6 +101,7 @@ class TextEncoder:
         """Stop the threads; memory goes with the last reference. Idempotent."""
         self._closed = True
         self._team.close()
+        self._steps.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +121,7 @@ class TextEncoder:
                 segments.append((sequence, len(tokens), len(text)))
                 tokens += text
                 positions += range(len(text))
+            self._steps.fetch(tokens)
             self._steps.place(tokens, positions, segments, self._ropes)
             self._steps.run(len(tokens))
         finally:
@@ -132,27 +135,40 @@ class TextEncoder:
                 row[:] = states[first + count - 1 if self._reads_last else first]
 
 
+def _store(config: ModelConfig, rows: int) -> PageStore:
+    """Room for so many texts at once, each a page at least; pages of one layer where that will do for all."""
+    alike = all(config.attends) and len(set(config.layer_heads)) == 1 and len(set(config.kv_layers)) == config.layers
+    store = _OneLayer if alike else PageStore
+    return store(config, rows * PAGE_TOKENS * kv_bytes_per_token(config, _TYPES), _TYPES)
+
+
 class _OneLayer(PageStore):
     """Pages that all layers write one after the other: none reads what another has left."""
 
     def __init__(self, config: ModelConfig, budget_bytes: int, types: tuple[KVType, KVType]) -> None:
-        super().__init__(replace(config, layers=1), budget_bytes, types)
+        """budget_bytes: as for all layers."""
+        one = replace(config, layers=1, attends=(True,), kv_layers=(0,), layer_heads=config.layer_heads[:1])
+        super().__init__(one, budget_bytes // config.layers, types)
 
     def addresses(self, layer: int) -> tuple[int, int]:
         """Addresses of page 0 of keys and values, the same for any layer."""
         return super().addresses(0)
 
+    def head_bytes(self, layer: int) -> tuple[int, int]:
+        """Bytes from one head's pages to the next's, the same for any layer."""
+        return super().head_bytes(0)
 
-def _layer_bytes(config: ModelConfig) -> int:
-    """Bytes of a token's keys and values in one layer."""
-    return kv_bytes_per_token(config, _TYPES) // config.layers
+    def place_bytes(self, layer: int) -> tuple[int, int]:
+        """Bytes from one place of a sequence's table to the next, the same for any layer."""
+        return super().place_bytes(0)
 
 
 def working_bytes(file: ModelFile) -> int:
     """The most memory that a file's encoder takes beside its weights. Raises what read_config raises."""
     config = read_config(file)
     rows = max(min(config.context, MAX_TOKENS), _TOGETHER)
-    heads = config.padded_head * (config.heads + 2 * config.kv_heads) + config.heads * config.head_size
+    kinds = dict.fromkeys(config.layer_heads)
+    heads = sum(kind.padded * (kind.queries + 2 * kind.keys) + kind.queries * kind.size for kind in kinds)
     floats = 3 * padded(config.embedding) + heads + 2 * padded(config.feed_forward)
     packed = 6 * padded(config.longest)  # two forms of a byte a value, one of four
-    return rows * (4 * floats + packed + _layer_bytes(config))
+    return rows * (4 * floats + packed + kv_bytes_per_token(config, _TYPES))

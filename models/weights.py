@@ -14,7 +14,7 @@ from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Op
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile, TensorInfo
-from gguf_io.model_file import SLACK_BYTES
+from gguf_io.model_file import SLACK_BYTES, TensorRows
 from models.errors import UnsupportedModelError
 from models.refusals import refuse_unused
 
@@ -145,6 +145,12 @@ class WeightLoader:
         if order is None:
             self._matrices[name] = matrix
         return matrix
+
+    def rows_in_file(self, name: str, rows: int, k: int) -> tuple[TensorRows, NativeForm]:
+        """The rows of a tensor of rows x k, which stay in the file, and the format that they can be packed in."""
+        tensor = self._tensor(name, (rows, k))
+        self._report(tensor)
+        return self._file.rows(name), self._native_form(tensor)
 
     def part(self, name: str, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
         """Pack some rows of a tensor of rows x k: a piece of a fused one."""

@@ -3,7 +3,7 @@
 Arguments of a repack: 0 source, 1 bytes of a source row, 2 packed weights, 3 bytes of a group, 4 rows of a group, 5 k,
 6 row map (int32 a packed row: the source row, or -1 for a row of zeros), 7 groups.
 Arguments of an embedding: 0 packed weights, 1 bytes of a group, 2 rows of a group, 3 k, 4 x, 5 x stride,
-6 address of the factor that rows are multiplied by.
+6 address of the factor that rows are multiplied by, 7 int32 a row, which row of the matrix it is, 0 for its token.
 """
 
 import functools
@@ -138,8 +138,9 @@ def _embed_kernel(unpack_row: Any, name: str, samples: Samples) -> Kernel:
         group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3)
         factor = get_f32(argument(op, 6))
         rows = stage_rows(op, step)
+        tokens = argument(op, 7) if argument(op, 7) != 0 else field(step, _TOKENS)
         for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
-            token = get_i32(field(step, _TOKENS) + 4 * row)
+            token = get_i32(tokens + 4 * row)
             x = argument(op, 4) + row * argument(op, 5)
             group = argument(op, 0) + token // group_rows * group_bytes
             unpack_row(group, token % group_rows, k, x, scratch(step, thread))

@@ -1,7 +1,7 @@
 """Small GGUF files: random weights that keep activations near one, no vocabulary."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+STILL = 1e30
+"""A factor of frequencies that leaves three of four pairs as they are."""
+
+
 @dataclass(frozen=True)
 class Synthetic:
     """Sizes of a model to write.
 
-    extra: further metadata, keys without the architecture's prefix. added: shapes of each layer's further tensors, by
+    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. added: shapes of each layer's further tensors, by
     numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.) do not have. beside: of no layer.
     """
 
@@ -41,11 +45,26 @@ class Synthetic:
     layer_norm: bool = False
     output_norm: str = "output_norm.weight"
     expert_width: int = 0  # where no key states it as a number
+    window_head: int = 0  # of layers with a window, where they have heads of their own size
+    per_layer: int = 0  # values that each layer gets of a token's second embedding
+    query_norm: float = 1.0  # a factor, for architectures that do not scale scores down by the size of a head
 
     @property
     def inner(self) -> int:
         """Width of the feed-forward network, or of each expert."""
         return self.expert_width or int(self.extra.get("expert_feed_forward_length", self.feed_forward))
+
+    def of_layer(self, layer: int) -> "Synthetic":
+        """The sizes that a layer has."""
+        found: dict[str, Any] = {}
+        for key, name in (("attention.head_count_kv", "kv_heads"), ("feed_forward_length", "feed_forward")):
+            value = self.extra.get(key)
+            if isinstance(value, list):
+                found[name] = value[layer]
+        pattern = self.extra.get("attention.sliding_window_pattern")
+        if self.window_head and isinstance(pattern, list) and pattern[layer]:
+            found["head"] = self.window_head
+        return replace(self, **found)
 
 
 def write(
@@ -79,6 +98,9 @@ def write(
         "rope.freq_base": 10_000.0,
     }
     metadata |= {"expert_count": model.experts} if model.experts else {}
+    if model.window_head:
+        metadata |= {"attention.key_length_swa": model.window_head, "attention.value_length_swa": model.window_head}
+        metadata |= {"embedding_length_per_layer_input": model.per_layer}
     for key, value in {**metadata, **model.extra}.items():
         add: Any = {
             list: writer.add_array,
@@ -91,10 +113,15 @@ def write(
     writer.add_token_type_count(2)
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
-        writer.add_tensor(tensor, _values(tensor, shape, random) if values is None else values[tensor])
+        made = _values(tensor, shape, random) if values is None else values[tensor]
+        factor = model.query_norm if tensor.endswith("attn_q_norm.weight") else 1.0
+        writer.add_tensor(tensor, made * np.float32(factor))
     for tensor, factor in model.factors.items():
         pairs = model.head // 2
-        writer.add_tensor(tensor, np.linspace(1.0, factor, pairs, dtype=np.float32))
+        factors = np.linspace(1.0, factor, pairs, dtype=np.float32)
+        if factor >= STILL:
+            factors = np.where(np.arange(pairs) < pairs // 4, np.float32(1.0), np.float32(factor))
+        writer.add_tensor(tensor, factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -104,15 +131,22 @@ def write(
 
 def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a model's tensors."""
-    width, head = model.embedding, model.head
-    queries, keys = model.heads * head, model.kv_heads * head
+    width = model.embedding
     tensors: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (model.vocabulary, width),
         model.output_norm: (width,),
     }
     if not model.tied:
         tensors["output.weight"] = (model.vocabulary, width)
+    if model.per_layer:
+        inputs = model.layers * model.per_layer
+        tensors["per_layer_token_embd.weight"] = (model.vocabulary, inputs)
+        tensors["per_layer_model_proj.weight"] = (inputs, width)
+        tensors["per_layer_proj_norm.weight"] = (model.per_layer,)
     for layer in range(model.layers):
+        own = model.of_layer(layer)
+        head = own.head
+        queries, keys = own.heads * head, own.kv_heads * head
         block: dict[str, tuple[int, ...]] = {
             "attn_norm.weight": (width,),
             "ffn_norm.weight": (width,),
@@ -129,8 +163,11 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
             block |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
         if model.post_norms:
             block |= {"post_attention_norm.weight": (width,), "post_ffw_norm.weight": (width,)}
-        block |= _feed_forward(model, layer)
-        block |= {name: _shape(model, text) for name, text in model.added.items()}
+        block |= _feed_forward(own, layer)
+        if model.per_layer:
+            block |= {"inp_gate.weight": (model.per_layer, width), "proj.weight": (width, model.per_layer)}
+            block |= {"post_norm.weight": (width,)}
+        block |= {name: _shape(own, text) for name, text in model.added.items()}
         block = {name: shape for name, shape in block.items() if _has(model, layer, name)}
         tensors |= {f"blk.{layer}.{name}": shape for name, shape in block.items() if name not in model.dropped}
     beside = {name: _shape(model, text) for name, text in model.beside.items()}
@@ -146,6 +183,7 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "keys": keys,
         "fused": queries + 2 * keys,
         "inner": model.inner,
+        "dense": model.feed_forward,
         "both inner": 2 * model.inner,
         "shared": model.extra.get("expert_shared_feed_forward_length", 0),
         "heads": model.heads,

@@ -1,0 +1,66 @@
+"""What layers get of each token beside the residual stream, and how rows that nobody wants are left behind.
+
+Threads share out rows or columns; a row's values depend on that row alone.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cpu_kernels.activations import norm_row
+from cpu_kernels.kernel import kernel
+from cpu_kernels.records import Step, argument, field, scratch, share, stage_rows
+from cpu_kernels.self_check import Sample
+from cpu_kernels.simd.arithmetic import add_f32
+from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, store_f32
+
+_WANTED = int(Step.WANTED)
+
+
+def _layer_inputs_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    projected, table, out = s.normal(3, 2 * 32), s.normal(3, 64), s.zeros(2 * 4 * 32)
+    yield s.arguments(projected, 256, table, 256, out, 4 * 32 * 4, 2, 24, 32, s.normal(32), s.array([1e-3]))
+
+
+@kernel(_layer_inputs_samples)
+def layer_inputs(op: int, step: int, thread: int, threads: int) -> None:
+    """out[layer][row] = RMSNorm(projected[row][layer]) * weight + table[row][layer].
+
+    Arguments: 0 projected (rows of layers * D), 1 its stride in bytes, 2 table (rows of layers * width), 3 its stride,
+    4 out (rows of D), 5 bytes from one layer's rows to the next's, 6 layers, 7 width, 8 D, which is the width padded to
+    whole vectors, 9 weight, 10 address of epsilon.
+    """
+    layers, width, padded, epsilon = argument(op, 6), argument(op, 7), argument(op, 8), get_f32(argument(op, 10))
+    normal = scratch(step, thread)
+    items = stage_rows(op, step) * layers
+    for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
+        row, layer = item // layers, item % layers
+        source = argument(op, 0) + row * argument(op, 1) + layer * padded * 4
+        addend = argument(op, 2) + row * argument(op, 3) + layer * width * 4
+        out = argument(op, 4) + layer * argument(op, 5) + row * padded * 4
+        norm_row(source, argument(op, 9), width, padded, epsilon, normal)
+        for i in range(0, width, 16):
+            store_f32(out + i * 4, add_f32(load_f32(normal + i * 4), load_f32(addend + i * 4)))
+
+
+def _keep_wanted_samples() -> Iterator[Sample]:
+    s = Sample(rows=2)
+    s.step({Step.WANTED: s.array([1, 3], np.int32)})
+    yield s.arguments(s.normal(2, 5, 48), 48 * 4, 2, 5 * 48 * 4)
+
+
+@kernel(_keep_wanted_samples)
+def keep_wanted(op: int, step: int, thread: int, threads: int) -> None:
+    """Move the wanted rows of some planes to the front, in place: they are in ascending order.
+
+    Arguments: 0 rows, 1 bytes of a row, 2 planes, 3 bytes from one plane to the next.
+    """
+    vectors = argument(op, 1) // 64
+    first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
+    for plane in range(argument(op, 2)):
+        rows = argument(op, 0) + plane * argument(op, 3)
+        for row in range(stage_rows(op, step)):
+            source = rows + get_i32(field(step, _WANTED) + 4 * row) * argument(op, 1)
+            for v in range(first, last):
+                store_f32(rows + row * argument(op, 1) + v * 64, load_f32(source + v * 64))

@@ -1,0 +1,155 @@
+"""A second embedding of each token, of which every layer gets a part of its own: Gemma 3n's and 4's.
+
+Its table is the larger half of such a file, and a token needs one row of it. So it stays in the file: a step's rows are
+read when they are needed, and the system's page cache keeps what is asked for often.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cpu_kernels import activations, layer_inputs
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.program import Program
+from cpu_kernels.records import Barrier
+from gguf_io.model_file import LOOKED_UP, SLACK_BYTES
+from models.buffers import Rows
+from models.feed_forward import KINDS
+from models.recording import Recording
+from models.weights import padded
+
+_GROUPS = 7  # of a repack's arguments
+_ROOM = 16  # rows behind the last, which whole tiles may read
+
+
+class PerLayerInputs:
+    """What layers get of their tokens, and how they add it. Call `fetch` before each step, and `close` after the last."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording, config, builder = recording, recording.config, recording.builder
+        self._width, self._layers = config.per_layer_width, config.layers
+        self._padded, self._values = padded(self._width), self._layers * self._width
+        self._rows, form = recording.loader.rows_in_file(LOOKED_UP, config.vocabulary, self._values)
+        self._format, self._convert = form
+        rows, group_rows = recording.max_rows, self._format.group_rows
+        groups = -(-rows // group_rows)
+        row_bytes = self._convert(np.zeros((1, self._rows.row_bytes), np.uint8)).shape[1]
+        self._source = np.zeros((rows + -(-SLACK_BYTES // row_bytes), row_bytes), np.uint8)
+        self._places = np.full(groups * group_rows, -1, np.int32)
+        self._packed = builder.buffer(groups * self._format.group_bytes(self._values), np.uint8)
+        self._inputs = aligned_zeros((self._layers, rows + _ROOM, self._padded), np.float32)
+        for array in (self._source, self._places, self._inputs):
+            builder.keep(array)
+        self._gate = recording.rows(self._width)
+        self._repack = self._fetched = 0
+
+    def fetch(self, tokens: Sequence[int], program: Program) -> None:
+        """Read the rows of a step's tokens. Raises ModelFileError where the file was changed or cannot be read."""
+        count = len(tokens)
+        self._source[:count] = self._convert(self._rows.read(tokens))
+        if count != self._fetched:
+            self._places[:count] = np.arange(count)
+            self._places[count:] = -1
+            program.set_argument(self._repack, _GROUPS, -(-count // self._format.group_rows))
+            self._fetched = count
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        self._rows.close()
+
+    def record(self) -> None:
+        """Compute all layers' inputs from the rows of the table and from x, which holds the tokens' embeddings.
+
+        A layer's input is (norm(projection(x) / sqrt(width of x)) + row * sqrt(its width)) / sqrt(2).
+        """
+        recording, builder, config = self._recording, self._recording.builder, self._recording.config
+        packing, half = self._format, math.sqrt(0.5)
+        table, projected = recording.rows(self._values), recording.rows(self._layers * self._padded)
+        group_bytes = packing.group_bytes(self._values)
+        self._repack = builder.add(
+            packing.repack,
+            self._source.ctypes.data,
+            self._source.shape[1],
+            self._packed,
+            group_bytes,
+            packing.group_rows,
+            self._values,
+            self._places.ctypes.data,
+            0,
+            barrier=Barrier.ALWAYS,
+        )
+        builder.add(
+            packing.embed,
+            self._packed,
+            group_bytes,
+            packing.group_rows,
+            self._values,
+            table.address,
+            table.stride,
+            builder.scalar(math.sqrt(self._width) * half),
+            builder.array(np.arange(recording.max_rows, dtype=np.int32)),
+            barrier=Barrier.NEVER,
+        )
+        self._project(projected)
+        # Dividing by the root of x's width changes what is normalised as a larger epsilon does.
+        scale = config.embedding / recording.architecture.scales.residual(config) ** 2
+        weight = recording.loader.vector("per_layer_proj_norm.weight", self._width) * np.float32(half)
+        builder.add(
+            layer_inputs.layer_inputs,
+            projected.address,
+            projected.stride,
+            table.address,
+            table.stride,
+            self._inputs.ctypes.data,
+            self._inputs.strides[0],
+            self._layers,
+            self._width,
+            self._padded,
+            builder.array(weight),
+            builder.scalar(config.epsilon * scale),
+            barrier=Barrier.ALWAYS,
+        )
+
+    def narrow(self, layer: int) -> None:
+        """Keep the wanted rows of the inputs of a layer and of those behind it."""
+        self._recording.keep_wanted(self._inputs[layer:])
+
+    def add(self, layer: int) -> None:
+        """x += norm(projection(activation(gate(x)) * the layer's input))."""
+        recording, prefix = self._recording, f"blk.{layer}."
+        loader, embedding = recording.loader, recording.config.embedding
+        self.gate(layer, recording.x)
+        projection = loader.matrix(prefix + "proj.weight", embedding, self._width)
+        recording.add_to_residual(projection, "", prefix + "post_norm", private=False)
+
+    def gate(self, layer: int, rows: Rows) -> None:
+        """Pack activation(gate(rows)) * the layer's input for the product with its projection."""
+        recording, prefix = self._recording, f"blk.{layer}."
+        loader, embedding = recording.loader, recording.config.embedding
+        gate = loader.matrix(prefix + "inp_gate.weight", self._width, embedding)
+        projection = loader.matrix(prefix + "proj.weight", embedding, self._width)
+        recording.pack(rows, embedding, gate.format.form, stride=rows.stride)
+        recording.product(gate, self._gate, last=True)
+        recording.builder.add(
+            activations.gate_pack,
+            self._gate.address,
+            self._inputs[layer].ctypes.data,
+            self._gate.stride,
+            self._width,
+            int(projection.format.form),
+            recording.packed,
+            KINDS[recording.architecture.activation],
+            barrier=Barrier.ALWAYS,
+        )
+
+    def _project(self, projected: Rows) -> None:
+        """The projection of x for all layers, each layer's values padded to whole vectors."""
+        recording = self._recording
+        one = np.concatenate([np.arange(self._width), np.full(self._padded - self._width, -1)])
+        firsts = np.arange(self._layers)[:, None] * self._width
+        order = np.where(one >= 0, one + firsts, -1).reshape(-1)
+        embedding = recording.config.embedding
+        matrix = recording.loader.matrix("per_layer_model_proj.weight", self._values, embedding, order)
+        recording.pack(recording.x, embedding, matrix.format.form, stride=recording.x.stride)
+        recording.product(matrix, projected, last=True)
