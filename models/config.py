@@ -8,6 +8,7 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError, shortened
 from gguf_io.metadata import MetadataArray
 from models.errors import UnsupportedModelError
+from models.latents import Latents, read_latents
 from models.refusals import refuse_unread
 
 MAX_LAYERS = 1024
@@ -67,8 +68,10 @@ class ModelConfig:
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
     where there is none. dense_layers, dense_feed_forward: layers before the first that has experts, and their
     width. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
-    tokens. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. rope_size:
-    values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
+    tokens. latents: None where heads have keys and values of their own; else there is one key-value head, of the size
+    that a token stores. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers.
+    expert_groups, expert_groups_used: how many equal groups experts fall into, and those that a row's experts come
+    from. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
     states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
     or which layers), causal (whether rows see only those before them): None where not stated.
     """
@@ -85,6 +88,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_size: int
+    latents: Latents | None
     vocabulary: int
     context: int
     epsilon: float
@@ -99,6 +103,8 @@ class ModelConfig:
     factors: StatedFactors
     experts: int
     experts_used: int
+    expert_groups: int
+    expert_groups_used: int
     gating: int | None
     normalise_experts: bool
     expert_scale: float | None
@@ -108,8 +114,13 @@ class ModelConfig:
 
     @property
     def padded_head(self) -> int:
-        """A head's values rounded up so that each half fills whole vectors."""
-        return -(-self.head_size // 32) * 32
+        """A head's values rounded up so that each half fills whole vectors: of what latents store, both parts."""
+        return _padded(self.latents.rank) + self.padded_turned if self.latents else _padded(self.head_size)
+
+    @property
+    def padded_turned(self) -> int:
+        """What rotation works on: a padded head, or the padded part of what latents store that turns."""
+        return _padded(self.latents.turned if self.latents else self.head_size)
 
     @property
     def group(self) -> int:
@@ -120,6 +131,8 @@ class ModelConfig:
     def longest(self) -> int:
         """Values of the longest row that goes into a product."""
         widths = self.feed_forward, self.shared_feed_forward, self.dense_feed_forward
+        if self.latents:
+            return max(self.embedding, *widths, self.heads * self.latents.value, self.latents.query_rank)
         return max(self.embedding, *widths, self.heads * self.head_size)
 
 
@@ -134,15 +147,12 @@ def read_config(file: ModelFile) -> ModelConfig:
     layers = _layers(file)
     kv_heads, attends = _kv_heads(file, kv_key, layers) if kv_key in metadata else (heads, (True,) * layers)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
+    latents = read_latents(file)
+    if latents:
+        kv_heads = 1
     if heads % kv_heads:
         raise UnsupportedModelError(f"{file.path}: {kv_key}: {heads} heads cannot share {kv_heads} key-value heads.")
-    head_size = metadata.get_int(f"{name}.attention.key_length", embedding // heads, minimum=2, maximum=MAX_HEAD_SIZE)
-    value_size = metadata.get_int(f"{name}.attention.value_length", head_size, minimum=2, maximum=MAX_HEAD_SIZE)
-    if value_size != head_size or head_size % 2:
-        raise UnsupportedModelError(
-            f"{file.path}: heads of {head_size} (keys) and {value_size} (values): the native engine needs one even "
-            f"size. Use --backend llama."
-        )
+    head_size = latents.stored if latents else _head_size(file, embedding // heads)
     refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
@@ -151,6 +161,8 @@ def read_config(file: ModelFile) -> ModelConfig:
     experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
     width = _same_in_all_layers(file, f"{name}.feed_forward_length", MAX_WIDTH) if dense_layers or not experts else 0
     scaling = _rope_scaling(file, context)
+    used = _experts_used(file, experts)
+    groups, groups_used = _expert_groups(file, experts, used)
     return ModelConfig(
         architecture=name,
         layers=layers,
@@ -166,6 +178,7 @@ def read_config(file: ModelFile) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
+        latents=latents,
         vocabulary=_vocabulary(file),
         context=context,
         epsilon=_epsilon(file),
@@ -184,7 +197,9 @@ def read_config(file: ModelFile) -> ModelConfig:
             logits=_optional(file, "logit_scale"),
         ),
         experts=experts,
-        experts_used=_experts_used(file, experts),
+        experts_used=used,
+        expert_groups=groups,
+        expert_groups_used=groups_used,
         gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,
         normalise_experts=metadata.get_bool(f"{name}.expert_weights_norm", False),
         expert_scale=_optional(file, "expert_weights_scale"),
@@ -192,6 +207,23 @@ def read_config(file: ModelFile) -> ModelConfig:
         logit_cap=_optional(file, "final_logit_softcapping"),
         causal=metadata.get_bool(f"{name}.attention.causal", True) if f"{name}.attention.causal" in metadata else None,
     )
+
+
+def _padded(values: int) -> int:
+    return -(-values // 32) * 32
+
+
+def _head_size(file: ModelFile, default: int) -> int:
+    """The size of keys' and values' heads, which must be the same and even."""
+    metadata, prefix = file.metadata, f"{file.architecture}.attention"
+    size = metadata.get_int(f"{prefix}.key_length", default, minimum=2, maximum=MAX_HEAD_SIZE)
+    value_size = metadata.get_int(f"{prefix}.value_length", size, minimum=2, maximum=MAX_HEAD_SIZE)
+    if value_size != size or size % 2:
+        raise UnsupportedModelError(
+            f"{file.path}: heads of {size} (keys) and {value_size} (values): the native engine needs one even "
+            f"size. Use --backend llama."
+        )
+    return size
 
 
 def _same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
@@ -251,6 +283,21 @@ def _expert_width(file: ModelFile, name: str) -> int:
 def _experts_used(file: ModelFile, experts: int) -> int:
     key = f"{file.architecture}.expert_used_count"
     return _same_in_all_layers(file, key, experts) if experts and key in file.metadata else min(experts, 1)
+
+
+def _expert_groups(file: ModelFile, experts: int, used: int) -> tuple[int, int]:
+    """Groups of experts, and how many of them a row's experts come from: 1 and 1 where there are no groups."""
+    metadata, key = file.metadata, f"{file.architecture}.expert_group_count"
+    groups = metadata.get_int(key, 1, maximum=MAX_EXPERTS)
+    if groups <= 1:
+        return 1, 1
+    groups_used = metadata.get_int(f"{file.architecture}.expert_group_used_count", minimum=1, maximum=groups)
+    if experts % groups or experts // groups < 2 or used > experts // groups * groups_used:
+        raise ModelFileError(
+            f"{file.path}: {key} is {groups}, of which {groups_used} are used: {experts} experts, {used} of them used, "
+            "cannot be grouped like that. Get another edition of the model."
+        )
+    return groups, groups_used
 
 
 def _layers(file: ModelFile) -> int:

@@ -13,6 +13,7 @@ from models.convolution_layer import ConvolutionLayers
 from models.expert_layer import ExpertLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
+from models.latent_layer import LatentLayers
 from models.recording import Recording
 from models.rope_tables import Ropes
 from models.weights import padded
@@ -32,8 +33,9 @@ class DecoderRecorder:
 
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
         self._recording = recording
-        self._attention = AttentionLayers(recording, store, ropes)
         config = recording.config
+        attention = LatentLayers if config.latents else AttentionLayers
+        self._attention = attention(recording, store, ropes)
         self._convolution = ConvolutionLayers(recording, store.states) if store.states else None
         self._dense = FeedForwardLayers(recording, config.dense_feed_forward) if config.dense_layers else None
         self._experts = ExpertLayers(recording) if config.experts else None
@@ -71,7 +73,7 @@ class DecoderRecorder:
             if layer == 0:  # what packs the other layers has been loaded
                 release_linker()
 
-    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers:
+    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers | LatentLayers:
         """What lets a layer's rows see those before them."""
         if self._convolution and not self._recording.config.attends[layer]:
             return self._convolution

@@ -95,6 +95,8 @@ class ExpertLayers:
             self._expert_of_choice,
             int(self._sigmoid),
             recording.bias(prefix + "exp_probs_b.bias", config.experts)[0],
+            config.expert_groups,
+            config.expert_groups_used,
             barrier=Barrier.ALWAYS,
         )
 

@@ -39,7 +39,13 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
 
     Raises UnsupportedModelError where there is no such type, or the model's heads do not fit it.
     """
-    return _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
+    types = _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
+    if config.latents and types[0] is not types[1]:
+        raise UnsupportedModelError(
+            f"This model stores keys and values as one: it cannot have keys in {types[0]} and values in {types[1]}. "
+            "Give both the same type."
+        )
+    return types
 
 
 def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
@@ -51,11 +57,14 @@ def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     return (_page_bytes(config, _layouts(config, types)) + (sizes.page_bytes if sizes else 0)) // PAGE_TOKENS
 
 
-def _layouts(config: ModelConfig, types: KVTypes) -> tuple[PageLayout, PageLayout]:
+def _layouts(config: ModelConfig, types: KVTypes) -> tuple[PageLayout, ...]:
+    """Of keys and of values; of latents, which are both, one."""
+    if config.latents:
+        return (key_layout(types[0], config.padded_head),)
     return key_layout(types[0], config.padded_head), value_layout(types[1], config.padded_head)
 
 
-def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, PageLayout]) -> int:
+def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, ...]) -> int:
     return config.attends.count(True) * config.kv_heads * sum(layout.page_bytes for layout in layouts)
 
 
@@ -98,9 +107,10 @@ class PageStore:
         heads = (config.attends.count(True), config.kv_heads)
         self._numbers_of_layers = np.cumsum(config.attends) - 1
         self._group_places = math.prod(heads) * _GROUP
-        # Keys and values: [group][layer][head][page][...]
+        # Keys and values, or latents, which are both: [group][layer][head][page][...]
         groups = -(-self.total // _GROUP)
         self._pages = tuple(zeros_from_the_front((groups, *heads, _GROUP, layout.page_bytes)) for layout in layouts)
+        self._keys_and_values = self._pages[0], self._pages[-1]
         self._planes = [
             (pages, plane) for pages, layout in zip(self._pages, layouts, strict=True) for plane in layout.planes
         ]
@@ -129,13 +139,13 @@ class PageStore:
     @property
     def head_bytes(self) -> tuple[int, int]:
         """Bytes from one head's pages of keys, and of values, to the next's."""
-        keys, values = self._pages[:2]
+        keys, values = self._keys_and_values
         return keys.strides[2], values.strides[2]
 
     def addresses(self, layer: int) -> tuple[int, int]:
         """Addresses of page 0 of a layer's keys and values."""
         number = self._numbers_of_layers[layer]
-        keys, values = self._pages[:2]
+        keys, values = self._keys_and_values
         return keys[0, number].ctypes.data, values[0, number].ctypes.data
 
     def needed(self, sequence: Sequence, tokens: int) -> int:

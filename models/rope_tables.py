@@ -64,7 +64,11 @@ def head_order(config: ModelConfig, neighbours: bool) -> NDArray[np.int64]:
 
     Turning pairs come to lie at i and i + padded/2, whichever way the file pairs them.
     """
-    size, padded, turning = config.head_size, config.padded_head, config.rope_size
+    return pair_order(config.head_size, config.padded_head, config.rope_size, neighbours)
+
+
+def pair_order(size: int, padded: int, turning: int, neighbours: bool) -> NDArray[np.int64]:
+    """As `head_order`, for `size` values padded to `padded`, of which `turning` turn."""
     order = np.full(padded, -1, np.int64)
     pairs = np.arange(turning // 2)
     order[pairs] = 2 * pairs if neighbours else pairs
@@ -86,7 +90,7 @@ class RopeTable:
         self._radians = radians
         self._scale = scale
         self._growth = growth
-        self._half = config.padded_head // 2
+        self._half = config.padded_turned // 2
         self._reserve(_FIRST_POSITIONS)
 
     def _reserve(self, positions: int) -> None:
@@ -134,7 +138,7 @@ class Ropes:
         self._local = windowed != (config.rope_base, scaling) and any(architecture.window(config, i) for i in layers)
         self._grows = config.query_growth is not None
         radians = frequencies(config.rope_size, config.rope_base, scaling, _factors(config, loader, context))
-        self._tables = {GLOBAL_ROPE: RopeTable(config, radians, magnitude(scaling))}
+        self._tables = {GLOBAL_ROPE: RopeTable(config, radians, magnitude(rotation.scaling(scaling)))}
         if self._local:
             local = frequencies(config.rope_size, *windowed, None)
             self._tables[LOCAL_ROPE] = RopeTable(config, local, magnitude(windowed[1]))
