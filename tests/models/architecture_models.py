@@ -304,7 +304,7 @@ MODELS["qwen3vlmoe"] = replace(
     extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
 
-# Heads of 32 values; what is stored is a latent of 96 or 128 and 32 values that turn.
+# Heads of 64 and 32 values, of which 32 turn; values of 32. Stored is a latent of 128 and the 32 that turn.
 _LATENTS = {
     "attn_kv_a_mqa.weight": "stored, width",
     "attn_kv_a_norm.weight": "rank",
@@ -332,7 +332,10 @@ MODELS["deepseek2"] = Synthetic(
     head=32,
     experts=8,
     extra={
-        **_BEHIND_DENSE,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 64,
+        "expert_shared_feed_forward_length": 128,
+        "leading_dense_block_count": 2,
         **_YARN,
         "expert_shared_count": 2,
         "expert_weights_scale": 1.0,
@@ -377,6 +380,7 @@ MODELS["deepseek2-groups"] = replace(
         "expert_weights_scale": 1.8,
     },
     added={**_SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **_CHOICE_BIAS},
+    dropped=(*_NO_HEADS, "attn_q.weight"),
 )
 # Nothing is a multiple of what it is padded to.
 MODELS["deepseek2-odd"] = replace(
