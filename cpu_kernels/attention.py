@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu_kernels import attention_f16, attention_q8_0
+from cpu_kernels import attention_f16, attention_latent, attention_q8_0
 from cpu_kernels.attention_shape import (
     HEADER_BYTES,
     MAX_COLUMNS,
@@ -25,7 +25,7 @@ from cpu_kernels.attention_span import TOTAL_BYTES, add_part, add_sinks, clear, 
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
-from cpu_kernels.records import Op, Step, argument, field, scratch
+from cpu_kernels.records import Op, Step, argument, field, scratch, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
@@ -33,7 +33,7 @@ from cpu_kernels.simd.arithmetic import mul_f32
 from cpu_kernels.simd.threads import atomic_add, atomic_store
 from cpu_kernels.simd.vectors import get_f32, get_i64, load_f32, put_f32, splat_f32, store_f32
 
-_ONE = np.float32(1.0)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _SEGMENTS, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.ROPE_TABLES)
 _SEGMENT_COUNT, _PARTS = int(Step.SEGMENT_COUNT), int(Step.PARTS)
 _OF_WANTED, _STAGE = int(Step.WANTED_SEGMENTS) - _SEGMENTS, 8 * int(Op.STAGE)
@@ -107,6 +107,24 @@ def _rotate(op: int, step: int, place: Any, column: int, out: int) -> None:
 
 
 @inner
+def _join(op: int, step: int, place: Any, column: int, out: int) -> None:
+    """A column's query for latents: its product with the head's keys, and behind that the part that turns."""
+    segment, first, _, head0, mine = place
+    head, row = head0 + column % mine, field(segment, 0) + first + column // mine
+    turned, width = argument(op, 25), stage_width(op, step)
+    plain = (argument(op, 6) - turned) * 4
+    slot = head * ((stage_rows(op, step) + width - 1) // width * width) + row
+    source = argument(op, 21) + slot * argument(op, 22)
+    scale = get_f32(argument(op, 11))
+    for i in range(0, plain, 64):
+        store_f32(out + i, mul_f32(load_f32(source + i), splat_f32(scale)))
+    source = argument(op, 0) + (row * argument(op, 10) + head) * argument(op, 23) + argument(op, 24)
+    position = field(segment, 2) + first + column // mine
+    table = field(step, _ROPE_TABLES + argument(op, 8)) + position * turned * 4
+    rotate_head(source, 0, table, turned, turned, _ZERO, scale, out + plain)
+
+
+@inner
 def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
     """Totals divided by their sums into the rows of attended values."""
     segment, first, _, head0, mine = place
@@ -124,11 +142,14 @@ def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
                 put_f32(out + i, get_f32(source + i) * inverse)
 
 
-def _tile(width: int, keys: KVType, values: KVType) -> Any:
+def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
     """Function that attends with the columns of a tile, `width` of them side by side."""
     put_query = _TYPES[keys].queries(width)
-    score = _TYPES[keys].scores(width, _TYPES[values].VALUE_LINES)
-    weigh = _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
+    if values is None:
+        query_of, score, weigh = _join, _TYPES[keys].scores(width, 0), attention_latent.outputs(width, keys)
+    else:
+        query_of, score = _rotate, _TYPES[keys].scores(width, _TYPES[values].VALUE_LINES)
+        weigh = _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
 
     @inner
     def attend(op: int, step: int, place: Any, head: int, spans: Any, parts: int, memory: int) -> None:
@@ -149,11 +170,11 @@ def _tile(width: int, keys: KVType, values: KVType) -> Any:
         queries = totals + MAX_COLUMNS * padded * 4
         query = queries + MAX_COLUMNS * padded * 4
         for c in range(columns):
-            _rotate(op, step, place, c, query)
+            query_of(op, step, place, c, query)
             put_query(query, c, padded, queries, memory)
         key_pages = argument(op, 3) + head * argument(op, 14)
         value_pages = argument(op, 4) + head * argument(op, 15)
-        storage = (key_pages, value_pages, argument(op, 18), argument(op, 19), padded)
+        storage = (key_pages, value_pages, argument(op, 18), argument(op, 19), padded, argument(op, 7))
         last_page = (_end(segment, first, count, ahead) - 1) // PAGE_TOKENS + 1
         clear(columns, padded, totals, state)
         if argument(op, 16) != 0:
@@ -199,8 +220,10 @@ def _spans_of_step(op: int, step: int) -> int:
 
 
 @functools.cache
-def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
+def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
     """Attention of all segments of a step, for models with `group` query heads to a key-value head.
+
+    values: None where rows of latents are both: keys as they are, values in their first `size` (of argument 7) numbers.
 
     Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages,
     4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
@@ -208,7 +231,10 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
     a row sees up to its own or 0 for all, 14 and 15 bytes from one kv head's pages of keys and of values to the next's,
     16 scores of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them, 18 and 19
     bytes of keys and of values from one place of a sequence's table to the next, 20 the longest D of any layer: counters
-    of parts must lie where other layers leave none of their results.
+    of parts must lie where other layers leave none of their results. For latents, whose norm is 0 and whose queries are
+    in two parts: 21 the parts that do not turn, in slots (see cpu_kernels.latents), 22 bytes from slot to slot, 23 bytes
+    of a head in a row of queries, 24 where in it the part that turns begins, 25 values of that part, which the rope
+    table is for and which come last in D.
 
     Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
     tiles are dealt to the threads forth and back, since later ones are longer.
@@ -263,10 +289,13 @@ def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
             first, last = next_share(op, total, threads)
 
     samples = functools.partial(_samples, keys, values, group)
-    return Kernel(attention, f"attention.{keys}_{values}_{narrowest}", samples)
+    return Kernel(attention, f"attention.{keys}_{values or 'latent'}_{narrowest}", samples)
 
 
-def _samples(keys: KVType, values: KVType, group: int) -> Iterator[Sample]:
+def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample]:
+    if values is None:
+        yield from _latent_samples(keys, group)
+        return
     # A window, a cap, sinks and a token behind each row; then two spans, whose tiles or parts are shared out.
     for rows, tokens, options, split in ((3, 40, True, False), (2, 270, False, False), (2, 270, False, True)):
         s = Sample(rows=rows, scratch=scratch_bytes(32))
@@ -274,7 +303,7 @@ def _samples(keys: KVType, values: KVType, group: int) -> Iterator[Sample]:
         count = -(-tokens // PAGE_TOKENS)
         table = s.array(s.random.permutation(count), np.int32)
         pages = [_random_pages(s, layout, count) for layout in (key_layout(keys, 32), value_layout(values, 32))]
-        parts = s.array(np.zeros(parts_bytes(2 * spans_of(tokens), 32)), np.uint8) if split else 0
+        parts = s.array(np.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), 32)), np.uint8) if split else 0
         s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
         s.step({Step.PARTS: parts})
         size = 24 if options else 32
@@ -283,6 +312,26 @@ def _samples(keys: KVType, values: KVType, group: int) -> Iterator[Sample]:
         extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0, 1 if options else 0)
         places = [32 * _TYPES[kind].PAGE_BYTES_PER_VALUE for kind in (keys, values)]
         yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent, *places, 32)
+
+
+def _latent_samples(keys: KVType, group: int) -> Iterator[Sample]:
+    padded, turned, size = 96, 32, 40
+    for rows, tokens, split in ((3, 40, False), (2, 270, True)):
+        s = Sample(rows=rows, scratch=scratch_bytes(padded))
+        s.positions(tokens - rows, turned)
+        count = -(-tokens // PAGE_TOKENS)
+        table = s.array(s.random.permutation(count), np.int32)
+        pages = _random_pages(s, key_layout(keys, padded), count)
+        parts = (
+            s.array(np.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), padded)), np.uint8) if split else 0
+        )
+        s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
+        s.step({Step.PARTS: parts})
+        queries, slots = s.normal(rows, group, 64), s.normal(group * rows, 64)
+        storage = (1, padded, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([0.0]), 0, 0, 0, 0, 0)
+        places = [padded * _TYPES[keys].PAGE_BYTES_PER_VALUE] * 2
+        latents = (slots, 64 * 4, 64 * 4, 32 * 4, turned)
+        yield s.arguments(queries, s.zeros(rows * group * size), 0, pages, pages, *storage, *places, padded, *latents)
 
 
 def _random_pages(s: Sample, layout: PageLayout, count: int) -> int:

@@ -52,7 +52,7 @@ def scores(columns: int, value_lines: int) -> Any:
     @inner
     def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int) -> None:
         table, count, ahead = pages
-        keys, values, key_bytes, value_bytes, padded = storage
+        keys, values, key_bytes, value_bytes, padded, _ = storage
         for p in range(0, count, rows):
             at = table + 4 * p
             key = page_rows(no_rows(rows), at, count - 1 - p, keys, key_bytes)
@@ -85,7 +85,7 @@ def outputs(columns: int, key_bytes: int) -> Any:
     @inner
     def weigh(pages: Any, storage: Any, used: int, group: int, place: Any, weights: int, out: int, memory: int) -> None:
         table, count, _ = pages
-        _, values, _, value_bytes, padded = storage
+        _, values, _, value_bytes, padded, _ = storage
         vectors = padded // 16
         for j in range(0, vectors, rows):
             for g in range((used + columns - 1) // columns):

@@ -119,7 +119,7 @@ def scores(columns: int, value_lines: int) -> Any:
     @inner
     def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int) -> None:
         table, count, ahead = pages
-        keys, values, key_bytes, value_bytes, padded = storage
+        keys, values, key_bytes, value_bytes, padded, _ = storage
         for p in range(0, count, rows):
             at = table + 4 * p
             key = page_rows(no_rows(rows), at, count - 1 - p, keys, key_bytes)
@@ -154,7 +154,7 @@ def _token_scales(pages: Any, storage: Any, block: int, low: int, high: int, out
     Other tokens get 0 and do not count, so that what lies behind a row does not matter to it.
     """
     table, count, _ = pages
-    _, values, _, value_bytes, padded = storage
+    _, values, _, value_bytes, padded, _ = storage
     offset = padded * PAGE_TOKENS + block * PAGE_TOKENS * 2
     largest = zero_i32()
     for p in range(count):
@@ -216,7 +216,7 @@ def outputs(columns: int, key_bytes: int) -> Any:
     @inner
     def weigh(pages: Any, storage: Any, used: int, group: int, place: Any, weights: int, out: int, memory: int) -> None:
         table, count, left = pages
-        keys, values, page_bytes, value_bytes, padded = storage
+        keys, values, page_bytes, value_bytes, padded, _ = storage
         words = memory + MAX_COLUMNS * SPAN_BYTES
         units = words + MAX_COLUMNS * _WORDS_BYTES
         for block in range(padded // SCALED_TOGETHER):

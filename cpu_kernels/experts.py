@@ -61,6 +61,38 @@ def _preference(weights: int, total: np.float32, biases: int, expert: int) -> np
 
 
 @inner
+def _group_score(weights: int, first: int, size: int, total: np.float32, biases: int) -> np.float32:
+    """What a group of experts is chosen by: the sum of its two largest preferences."""
+    best, second = _LOWEST, _LOWEST
+    for e in range(first, first + size):
+        value = _preference(weights, total, biases, e)
+        if value > best:
+            best, second = value, best
+        elif value > second:
+            second = value
+    return best + second
+
+
+@inner
+def _leave_groups_out(weights: int, size: int, groups: tuple[int, int], total: np.float32, biases: int) -> None:
+    """Make the weights of all groups but the best (the first among equals) so low that none is chosen.
+
+    groups: how many there are, each of `size` experts, and how many are used.
+    """
+    count, used = groups
+    for _ in range(count - used):
+        worst, least = -1, _ZERO
+        for g in range(count):
+            if get_f32(weights + 4 * g * size) == _LOWEST:
+                continue
+            score = _group_score(weights, g * size, size, total, biases)
+            if worst < 0 or score <= least:
+                worst, least = g, score
+        for e in range(worst * size, (worst + 1) * size):
+            put_f32(weights + 4 * e, _LOWEST)
+
+
+@inner
 def _choose(
     scores: int,
     experts: int,
@@ -68,17 +100,20 @@ def _choose(
     chosen: int,
     weights: int,
     how: tuple[int, int, int],
+    groups: tuple[int, int],
     scale: np.float32,
     scales: int,
 ) -> None:
     """The `used` experts that are preferred (the lower index first among equals) and their weights.
 
-    how: (normalise, sigmoid, address of biases or 0); normalise divides by the chosen ones' sum. scales: each expert's
-    factor, beside the one of all, or 0. Scores are overwritten.
+    how: (normalise, sigmoid, address of biases or 0); normalise divides by the chosen ones' sum. groups: how many there
+    are, and how many are used. scales: each expert's factor, beside the one of all, or 0. Scores are overwritten.
     """
     normalise, sigmoid, biases = how
     total = _weigh_all(scores, experts, sigmoid)
     divisor = _ONE if sigmoid != 0 else total
+    if groups[0] > 1:
+        _leave_groups_out(scores, experts // groups[0], groups, divisor, biases)
     kept = _ZERO
     for i in range(used):
         best = 0
@@ -102,13 +137,15 @@ def _choose(
 
 
 def _route_samples() -> Iterator[Sample]:
-    for normalise, sigmoid, biased in product((0, 1), (0, 1), (0, 1)):
+    for normalise, sigmoid, biased, groups in product((0, 1), (0, 1), (0, 1), (1, 4)):
         s = Sample(rows=4, width=2)
+        count = 8 if groups > 1 else 7
         scores, scale = s.array(s.random.integers(-3, 3, (4, 32))), s.array([1.5])
-        segments, slots = s.zeros(3 * 7 + 1, np.int64), s.zeros(4 * 3 + 7 * 2, np.int32)
+        segments, slots = s.zeros(3 * count + 1, np.int64), s.zeros(4 * 3 + count * 2, np.int32)
         choices = s.zeros(12, np.int32), s.zeros(12), s.zeros(12, np.int32)
-        biases, scales = (s.normal(7), s.normal(7)) if biased else (0, 0)
-        yield s.arguments(scores, 128, 7, 3, normalise, scale, segments, slots, *choices, sigmoid, biases, scales)
+        biases, scales = (s.normal(count), s.normal(count)) if biased else (0, 0)
+        how = normalise, scale, segments, slots, *choices, sigmoid, biases, scales
+        yield s.arguments(scores, 128, count, 3, *how, groups, (groups + 1) // 2)
 
 
 @kernel(_route_samples)
@@ -118,8 +155,8 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
     Arguments: 0 scores, 1 stride in bytes, 2 experts, 3 experts used by a row, 4 normalise, 5 address of the weights'
     scale, 6 segments (out, as cpu_kernels.matmul reads them), 7 row of a slot (out, int32, -1 for none), 8 slot of a
     choice (out, int32 [row][used]), 9 weight of a choice (out, f32 [row][used]), 10 expert of a choice (scratch),
-    11 sigmoid: 1 for a sigmoid of each score in place of a softmax over all, 12 biases of the choice or 0,
-    13 each expert's factor or 0.
+    11 sigmoid: 1 for a sigmoid of each score in place of a softmax over all, 12 biases of the choice or 0, 13 each
+    expert's factor or 0, 14 equal groups of experts, 15 groups that a row's experts come from.
     """
     if thread != 0:
         return
@@ -134,6 +171,7 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
             argument(op, 10) + row * used * 4,
             argument(op, 9) + row * used * 4,
             (argument(op, 4), argument(op, 11), argument(op, 12)),
+            (argument(op, 14), argument(op, 15)),
             get_f32(argument(op, 5)),
             argument(op, 13),
         )

@@ -146,13 +146,15 @@ def _unchanged(scaling: RopeScaling) -> RopeScaling:
 class Rotation:
     """RoPE settings.
 
-    turns(config, layer): whether a layer's heads are rotated at all. window_base: base of layers with a window where
+    turns(config, layer): whether a layer's heads are rotated at all. scaling: what the magnitude of what is rotated
+    makes of the file's scaling. window_base: base of layers with a window where
     the file states none (rope.freq_base_swa); None is the base of the other layers. window_scaling: what those layers
     make of the file's scaling. before_norms: the heads' norms come after the rotation.
     """
 
     pairs: RopePairs
     turns: Callable[[ModelConfig, int], bool] = field(default=_every_layer)
+    scaling: Callable[[RopeScaling], RopeScaling] = field(default=_unchanged)
     window_base: float | None = None
     window_scaling: Callable[[RopeScaling], RopeScaling] = field(default=_unchanged)
     before_norms: bool = False

@@ -9,6 +9,7 @@ from gguf_io.errors import ModelFileError, shortened
 from gguf_io.metadata import MetadataArray
 from models import layer_sizes
 from models.errors import UnsupportedModelError
+from models.latents import Latents, read_latents
 from models.layer_sizes import CONVOLUTION, MAX_HEAD_SIZE, MAX_HEADS, Heads, in_each_layer, same_in_all_layers
 from models.refusals import refuse_unread
 
@@ -24,7 +25,7 @@ _GATING = "expert_gating_func"
 _ROUTER, _EXPERTS, _SHARED_EXPERT = "ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_up_shexp.weight"
 _FUSED_EXPERTS, _DENSE = "ffn_gate_up_exps.weight", "ffn_up.weight"
 _PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
-MAXCONVOLUTION = PAGE_TOKENS + 1
+MAX_CONVOLUTION = PAGE_TOKENS + 1
 """A convolution reaches back by a page at most."""
 
 
@@ -70,10 +71,13 @@ class ModelConfig:
     where there is none. dense_layers, dense_feed_forwards: layers before the first that has experts, and each layer's
     width of the dense network. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of
     layers that see everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an
-    earlier one that it shares them with. per_layer_width: values that a layer gets of each token's second embedding, 0
-    where there is none. sparsity: for each layer, how many standard deviations above the mean its gates begin to
-    count; empty where all count. altup: parallel residual streams, and which of them layers compute with. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
-    tokens. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. rope_size:
+    earlier one that it shares them with. latents: None where heads have keys and values of their own; else there is one
+    key-value head, of the size that a token stores. per_layer_width: values that a layer gets of each token's second
+    embedding, 0 where there is none. sparsity: for each layer, how many standard deviations above the mean its gates
+    begin to count; empty where all count. altup: parallel residual streams, and which of them layers compute with.
+    attends: for each layer, whether it has attention; others have a short convolution over `convolution` tokens.
+    gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. expert_groups,
+    expert_groups_used: how many equal groups experts fall into, and those that a row's experts come from. rope_size:
     values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
     states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
     or which layers), causal (whether rows see only those before them): None where not stated.
@@ -96,6 +100,7 @@ class ModelConfig:
     heads: int
     kv_heads: int
     head_size: int
+    latents: Latents | None
     vocabulary: int
     context: int
     epsilon: float
@@ -110,17 +115,14 @@ class ModelConfig:
     factors: StatedFactors
     experts: int
     experts_used: int
+    expert_groups: int
+    expert_groups_used: int
     gating: int | None
     normalise_experts: bool
     expert_scale: float | None
     attention_cap: float | None
     logit_cap: float | None
     causal: bool | None
-
-    @property
-    def padded_head(self) -> int:
-        """A head's values rounded up so that each half fills whole vectors."""
-        return -(-self.head_size // 32) * 32
 
     @property
     def group(self) -> int:
@@ -156,7 +158,10 @@ class ModelConfig:
     def longest(self) -> int:
         """Values of the longest row that goes into a product."""
         widths = self.feed_forward, self.shared_feed_forward, *self.dense_feed_forwards
-        return max(self.embedding, self.per_layer_width, *widths, *(h.queries * h.size for h in self.layer_heads))
+        attended = [heads.queries * heads.size for heads in self.layer_heads]
+        if self.latents:
+            attended = [self.heads * self.latents.value, self.latents.query_rank]
+        return max(self.embedding, self.per_layer_width, *widths, *attended)
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -171,24 +176,24 @@ def read_config(file: ModelFile) -> ModelConfig:
     kv_heads = layer_sizes.kv_heads(file, kv_key, layers) if kv_key in metadata else (heads,) * layers
     attends = tuple(count > 0 for count in kv_heads)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
-    head_size = metadata.get_int(f"{name}.attention.key_length", embedding // heads, minimum=2, maximum=MAX_HEAD_SIZE)
-    value_size = metadata.get_int(f"{name}.attention.value_length", head_size, minimum=2, maximum=MAX_HEAD_SIZE)
-    if value_size != head_size or head_size % 2:
-        raise UnsupportedModelError(
-            f"{file.path}: heads of {head_size} (keys) and {value_size} (values): the native engine needs one even "
-            f"size. Use --backend llama."
-        )
+    latents = read_latents(file)
+    if latents:
+        kv_heads = (1,) * layers
+    head_size = latents.stored if latents else _head_size(file, embedding // heads)
     refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
     windowed = _windowed(file, layers)
-    alike = Heads(heads, next(count for count in kv_heads if count), head_size, rope_size)
+    latent = latents.rank if latents else 0
+    alike = Heads(heads, next(count for count in kv_heads if count), head_size, rope_size, latent)
     dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
     first = f"blk.{dense_layers}."
     experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
     dense = dense_layers or not experts or first + _DENSE in file.tensors
     widths = in_each_layer(file, f"{name}.feed_forward_length", MAX_WIDTH, layers)[:layers] if dense else ()
     scaling = _rope_scaling(file, context)
+    used = _experts_used(file, experts)
+    groups, groups_used = _expert_groups(file, experts, used)
     return ModelConfig(
         architecture=name,
         layers=layers,
@@ -205,10 +210,11 @@ def read_config(file: ModelFile) -> ModelConfig:
         altup=_altup(file),
         convolution=0
         if all(attends)
-        else metadata.get_int(f"{name}.{CONVOLUTION}", minimum=2, maximum=MAXCONVOLUTION),
+        else metadata.get_int(f"{name}.{CONVOLUTION}", minimum=2, maximum=MAX_CONVOLUTION),
         heads=heads,
         kv_heads=alike.keys,
         head_size=head_size,
+        latents=latents,
         vocabulary=_vocabulary(file),
         context=context,
         epsilon=_epsilon(file),
@@ -227,7 +233,9 @@ def read_config(file: ModelFile) -> ModelConfig:
             logits=_optional(file, "logit_scale"),
         ),
         experts=experts,
-        experts_used=_experts_used(file, experts),
+        experts_used=used,
+        expert_groups=groups,
+        expert_groups_used=groups_used,
         gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,
         normalise_experts=metadata.get_bool(f"{name}.expert_weights_norm", False),
         expert_scale=_optional(file, "expert_weights_scale"),
@@ -235,6 +243,19 @@ def read_config(file: ModelFile) -> ModelConfig:
         logit_cap=_optional(file, "final_logit_softcapping"),
         causal=metadata.get_bool(f"{name}.attention.causal", True) if f"{name}.attention.causal" in metadata else None,
     )
+
+
+def _head_size(file: ModelFile, default: int) -> int:
+    """The size of keys' and values' heads, which must be the same and even."""
+    metadata, prefix = file.metadata, f"{file.architecture}.attention"
+    size = metadata.get_int(f"{prefix}.key_length", default, minimum=2, maximum=MAX_HEAD_SIZE)
+    value_size = metadata.get_int(f"{prefix}.value_length", size, minimum=2, maximum=MAX_HEAD_SIZE)
+    if value_size != size or size % 2:
+        raise UnsupportedModelError(
+            f"{file.path}: heads of {size} (keys) and {value_size} (values): the native engine needs one even "
+            f"size. Use --backend llama."
+        )
+    return size
 
 
 def _vocabulary(file: ModelFile) -> int:
@@ -266,6 +287,21 @@ def _expert_width(file: ModelFile, prefix: str) -> int:
 def _experts_used(file: ModelFile, experts: int) -> int:
     key = f"{file.architecture}.expert_used_count"
     return same_in_all_layers(file, key, experts) if experts and key in file.metadata else min(experts, 1)
+
+
+def _expert_groups(file: ModelFile, experts: int, used: int) -> tuple[int, int]:
+    """Groups of experts, and how many of them a row's experts come from: 1 and 1 where there are no groups."""
+    metadata, key = file.metadata, f"{file.architecture}.expert_group_count"
+    groups = metadata.get_int(key, 1, maximum=MAX_EXPERTS)
+    if groups <= 1:
+        return 1, 1
+    groups_used = metadata.get_int(f"{file.architecture}.expert_group_used_count", minimum=1, maximum=groups)
+    if experts % groups or experts // groups < 2 or used > experts // groups * groups_used:
+        raise ModelFileError(
+            f"{file.path}: {key} is {groups}, of which {groups_used} are used: {experts} experts, {used} of them used, "
+            "cannot be grouped like that. Get another edition of the model."
+        )
+    return groups, groups_used
 
 
 def _layers(file: ModelFile) -> int:

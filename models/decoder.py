@@ -13,6 +13,7 @@ from models.convolution_layer import ConvolutionLayers
 from models.expert_layer import ExpertLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
+from models.latent_layer import LatentLayers
 from models.per_layer_inputs import PerLayerInputs
 from models.recording import Recording
 from models.rope_tables import Ropes
@@ -33,8 +34,9 @@ class DecoderRecorder:
 
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
         self._recording = recording
-        self._attention = AttentionLayers(recording, store, ropes)
         config = recording.config
+        attention = LatentLayers if config.latents else AttentionLayers
+        self._attention = attention(recording, store, ropes)
         self._convolution = ConvolutionLayers(recording, store.states) if store.states else None
         widths = config.dense_feed_forwards[: config.dense_layers]
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
@@ -93,7 +95,7 @@ class DecoderRecorder:
             self.inputs.narrow(layer)
         recording.builder.stage = Stage.WANTED
 
-    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers:
+    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers | LatentLayers:
         """What lets a layer's rows see those before them."""
         if self._convolution and not self._recording.config.attends[layer]:
             return self._convolution

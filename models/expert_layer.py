@@ -109,6 +109,8 @@ class ExpertLayers:
             int(self._sigmoid),
             recording.bias(prefix + "exp_probs_b.bias", config.experts)[0],
             recording.bias(prefix + "ffn_down_exps.scale", config.experts)[0],
+            config.expert_groups,
+            config.expert_groups_used,
             barrier=Barrier.ALWAYS,
         )
 

@@ -42,7 +42,13 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
 
     Raises UnsupportedModelError where there is no such type, or the model's heads do not fit it.
     """
-    return _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
+    types = _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
+    if config.latents and types[0] is not types[1]:
+        raise UnsupportedModelError(
+            f"This model stores keys and values as one: it cannot have keys in {types[0]} and values in {types[1]}. "
+            "Give both the same type."
+        )
+    return types
 
 
 def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
@@ -54,8 +60,10 @@ def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     return (_page_bytes(config, types) + (sizes.page_bytes if sizes else 0)) // PAGE_TOKENS
 
 
-def _layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, PageLayout]:
-    return key_layout(types[0], heads.padded), value_layout(types[1], heads.padded)
+def _layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, ...]:
+    """Of keys and of values; of latents, which are both, one."""
+    keys = key_layout(types[0], heads.padded)
+    return (keys,) if heads.latent else (keys, value_layout(types[1], heads.padded))
 
 
 def _page_bytes(config: ModelConfig, types: KVTypes) -> int:
@@ -112,7 +120,7 @@ class PageStore:
         self._group = _GROUP if len(counts) == 1 else 1
         self._group_places = len(stored) * stored[0].keys * _GROUP if len(counts) == 1 else 1
         groups = -(-self.total // self._group)
-        # Keys and values of each kind of layers: [group][layer][head][page][...]
+        # Keys and values of each kind of layers, or latents, which are both: [group][layer][head][page][...]
         self._kinds = {
             kind: tuple(
                 zeros_from_the_front((groups, counts[kind], kind[0], self._group, layout.page_bytes))
@@ -152,19 +160,24 @@ class PageStore:
 
     def addresses(self, layer: int) -> tuple[int, int]:
         """Addresses of page 0 of the keys and values that a layer reads, which it may share with an earlier one."""
-        kind, number = self._places[layer]
-        keys, values = self._kinds[kind]
+        number = self._places[layer][1]
+        keys, values = self._keys_and_values(layer)
         return keys[0, number].ctypes.data, values[0, number].ctypes.data
 
     def head_bytes(self, layer: int) -> tuple[int, int]:
         """Bytes from one head's pages of keys, and of values, to the next's."""
-        keys, values = self._kinds[self._places[layer][0]]
+        keys, values = self._keys_and_values(layer)
         return keys.strides[2], values.strides[2]
 
     def place_bytes(self, layer: int) -> tuple[int, int]:
         """Bytes of keys, and of values, from one place of a sequence's table to the next."""
-        keys, values = self._kinds[self._places[layer][0]]
+        keys, values = self._keys_and_values(layer)
         return keys.strides[0] // self._group_places, values.strides[0] // self._group_places
+
+    def _keys_and_values(self, layer: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """The arrays of a layer's pages; latents are both."""
+        arrays = self._kinds[self._places[layer][0]]
+        return arrays[0], arrays[-1]
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Pages that appending tokens takes: new ones, and a copy of a shared last page."""
@@ -260,7 +273,9 @@ class PageStore:
         For each plane of pages of keys, of values, and of token ids where there are short convolutions:
         [layer][head][token][what a token has]. Then, for each page that ends among the positions, the rows it keeps.
         """
-        group, slot = np.divmod(self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group)
+        group, slot = np.divmod(
+            self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group
+        )
         cut = slice(start % PAGE_TOKENS, start % PAGE_TOKENS + stop - start)
         payload = b"".join(
             plane.tokens(np.moveaxis(pages[group, :, :, slot], 0, 2))[:, :, cut].tobytes()
@@ -286,7 +301,9 @@ class PageStore:
             at += tokens.nbytes
             for page, low, high in _pages_of(start, stop):
                 slots = np.arange(low, high) - page * PAGE_TOKENS
-                plane.put(self._page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start])
+                plane.put(
+                    self._page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start]
+                )
         if self.states:
             for page in full:
                 state, at = payload[at : at + state_bytes], at + state_bytes

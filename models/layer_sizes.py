@@ -20,22 +20,35 @@ _SPARSE = {"gemma3n": (10, 1.6448533535003662)}
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of a layer's attention: those of queries, those of keys and values, values of one, and how many turn."""
+    """Heads of a layer's attention: those of queries, those of keys and values, values of one, and how many turn.
+
+    latent: values of a latent, which come before those that turn; 0 where heads have keys and values of their own.
+    """
 
     queries: int
     keys: int
     size: int
     rope_size: int
+    latent: int = 0
 
     @property
     def padded(self) -> int:
-        """A head's values rounded up so that each half fills whole vectors."""
-        return -(-self.size // 32) * 32
+        """A head's values rounded up so that each half fills whole vectors: of a latent and what turns, each part."""
+        return _padded(self.latent) + self.padded_turned
+
+    @property
+    def padded_turned(self) -> int:
+        """The same of the values that are rotated together."""
+        return _padded(self.size - self.latent)
 
     @property
     def group(self) -> int:
         """Query heads that share a key-value head."""
         return self.queries // self.keys
+
+
+def _padded(values: int) -> int:
+    return -(-values // 32) * 32
 
 
 def same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
@@ -92,7 +105,7 @@ def layer_heads(
                 f"{keys} key-value heads."
             )
         of_layer = (size, turned) if slides else (heads.size, heads.rope_size)
-        found.append(Heads(heads.queries, keys, *of_layer))
+        found.append(Heads(heads.queries, keys, *of_layer, heads.latent))
     return tuple(found)
 
 
@@ -140,4 +153,3 @@ def sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
         return tuple(file.metadata.get_list(key, float, length=layers))
     count, deviations = _SPARSE.get(file.architecture, (0, 0.0))
     return tuple(deviations if layer < count else float("-inf") for layer in range(layers))
-

@@ -12,7 +12,6 @@ from models.layer_sizes import TWO_SIZES
 # Keys (without the architecture) and the values with which they change nothing. Of the arrays below, positions of
 # several dimensions or layers that take images; sizes of layers with a window must be those of the others.
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
-    "expert_group_count": (0, 1),
     "interleave_moe_layer_step": (1,),
 }
 _NOT_GELU = ("silu", "swish", "swiglu", "relu", "reglu")  # llama.cpp takes any other name for GELU

@@ -65,7 +65,11 @@ def head_order(heads: Heads, neighbours: bool) -> NDArray[np.int64]:
 
     Turning pairs come to lie at i and i + padded/2, whichever way the file pairs them.
     """
-    size, padded, turning = heads.size, heads.padded, heads.rope_size
+    return pair_order(heads.size, heads.padded, heads.rope_size, neighbours)
+
+
+def pair_order(size: int, padded: int, turning: int, neighbours: bool) -> NDArray[np.int64]:
+    """As `head_order`, for `size` values padded to `padded`, of which `turning` turn."""
     order = np.full(padded, -1, np.int64)
     pairs = np.arange(turning // 2)
     order[pairs] = 2 * pairs if neighbours else pairs
@@ -87,7 +91,7 @@ class RopeTable:
         self._radians = radians
         self._scale = scale
         self._growth = growth
-        self._half = heads.padded // 2
+        self._half = heads.padded_turned // 2
         self._reserve(_FIRST_POSITIONS)
 
     def _reserve(self, positions: int) -> None:
@@ -143,7 +147,7 @@ class Ropes:
         self._grows = config.query_growth is not None
         factors = _factors(of_all, scaling, loader, context)
         radians = frequencies(of_all.rope_size, config.rope_base, scaling, factors)
-        self._tables = {GLOBAL_ROPE: RopeTable(of_all, radians, magnitude(scaling))}
+        self._tables = {GLOBAL_ROPE: RopeTable(of_all, radians, magnitude(rotation.scaling(scaling)))}
         if self._local:
             local = frequencies(of_window.rope_size, *windowed, None)
             self._tables[LOCAL_ROPE] = RopeTable(of_window, local, magnitude(windowed[1]))
@@ -172,9 +176,7 @@ class Ropes:
             step[Step.ROPE_TABLES + index] = table.address
 
 
-def _factors(
-    heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int
-) -> NDArray[np.float32] | None:
+def _factors(heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:
     """Factors of the frequencies, for contexts as long as those that will be asked for."""
     pairs = heads.rope_size // 2
     factors = loader.factors("rope_freqs.weight", pairs)

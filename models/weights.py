@@ -156,6 +156,24 @@ class WeightLoader:
         """Pack some rows of a tensor of rows x k: a piece of a fused one."""
         return self._pack(self._tensor(name, (rows, k)), order, rows, k, 0)
 
+    def heads_of(self, name: str, heads: int, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
+        """Pack some rows of each head of a tensor of (heads * rows) x k, as if heads were experts."""
+        return self._pack(self._tensor(name, (heads * rows, k)), order, rows, k, heads)
+
+    def transposed_heads_of(self, name: str, heads: int, rows: int, k: int, count: int) -> Matrix:
+        """Pack the first `count` rows of each head of such a tensor as matrices of k x count.
+
+        Blocks lie along rows, so the values are stored as floats: F32 where the file's are, else F16.
+        """
+        tensor = self._tensor(name, (heads * rows, k))
+        dtype: type[np.generic] = np.float32 if tensor.type.name == "F32" else np.float16
+        values = self._file.dequantize(name).reshape(heads, rows, k)[:, :count].transpose(0, 2, 1)
+        raw = np.ascontiguousarray(values, dtype).reshape(heads * k, count).view(np.uint8)
+        form = native_form("F32" if dtype is np.float32 else "F16")
+        matrix = self._pack_rows(form, lambda low, rows: raw[low : low + rows], np.arange(k), k, count, heads)
+        self._report(tensor)
+        return matrix
+
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         tensor = self._file.tensors.get(name)
         if tensor is None:
@@ -168,7 +186,27 @@ class WeightLoader:
         return tensor
 
     def _pack(self, tensor: TensorInfo, order: NDArray[np.int64], rows: int, k: int, experts: int) -> Matrix:
-        weight_format, convert = self._native_form(tensor)
+        def read(low: int, count: int) -> NDArray[np.uint8]:
+            room = count * tensor.type.row_bytes(k) + SLACK_BYTES
+            if len(self._buffer) < room:
+                self._buffer = np.empty(room, np.uint8)
+            return self._file.data(tensor.name, low, count, self._buffer)
+
+        matrix = self._pack_rows(self._native_form(tensor), read, order, rows, k, experts)
+        self._report(tensor)
+        return matrix
+
+    def _pack_rows(
+        self,
+        form: NativeForm,
+        read: Callable[[int, int], NDArray[np.uint8]],
+        order: NDArray[np.int64],
+        rows: int,
+        k: int,
+        experts: int,
+    ) -> Matrix:
+        """Pack rows of k values, of which read(first, count) gives the bytes, [row][byte]."""
+        weight_format, convert = form
         length = padded(len(order))
         one = np.full(length, -1, np.int64)
         one[: len(order)] = order
@@ -179,16 +217,13 @@ class WeightLoader:
         packed = self._arena.zeros(groups * group_bytes)
         self._builder.keep(packed)
         op = aligned_zeros((int(Op.SIZE),), np.int64)
-        together = max(1, _BYTES_PACKED_TOGETHER // (group_rows * tensor.type.row_bytes(k)))
+        together = max(1, _BYTES_PACKED_TOGETHER // group_bytes)
         # Piece by piece, so that little of the file is in memory beside its packed copy.
         for first in range(0, groups, together):
             source_rows = row_map[first * group_rows : (first + together) * group_rows]
             present = source_rows[source_rows >= 0]
             low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
-            room = (high - low) * tensor.type.row_bytes(k) + SLACK_BYTES
-            if len(self._buffer) < room:
-                self._buffer = np.empty(room, np.uint8)
-            source = convert(self._file.data(tensor.name, low, high - low, self._buffer))
+            source = convert(read(low, high - low))
             places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
             op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
                 source.ctypes.data,
@@ -201,7 +236,6 @@ class WeightLoader:
                 len(places) // group_rows,
             )
             self._team.run_kernel(weight_format.repack, op)
-        self._report(tensor)
         return Matrix(weight_format, packed, length, k, experts)
 
     def _native_form(self, tensor: TensorInfo) -> NativeForm:

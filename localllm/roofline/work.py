@@ -111,7 +111,7 @@ def _rows(part: str, shape: tuple[int, ...], config: ModelConfig) -> Iterator[in
     heads = {"attn_q": [config.heads], "attn_k": [config.kv_heads], "attn_v": [config.kv_heads]}
     heads["attn_qkv"] = [config.heads, config.kv_heads, config.kv_heads]
     if part in heads:
-        yield from (count * config.padded_head for count in heads[part])
+        yield from (count * config.layer_heads[0].padded for count in heads[part])
     elif part == "ffn_up" and shape[-2] == 2 * config.feed_forward:
         yield from (config.feed_forward, config.feed_forward)
     else:

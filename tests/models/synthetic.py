@@ -177,6 +177,7 @@ def shapes(model: Synthetic) -> dict[str, tuple[int, ...]]:
 def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
     """A shape from the names of its sizes."""
     queries, keys = model.heads * model.head, model.kv_heads * model.head
+    rank, key = model.extra.get("attention.kv_lora_rank", 0), "attention.key_length"
     sizes = {
         "width": model.embedding,
         "queries": queries,
@@ -191,6 +192,11 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "all parts": 3 * model.embedding,
         "reach": model.extra.get("shortconv.l_cache", 0),
         "vocabulary": model.vocabulary,
+        "head": model.head,
+        "rank": rank,
+        "stored": rank + model.extra.get("rope.dimension_count", 0),
+        "query rank": model.extra.get("attention.q_lora_rank", 0),
+        "latent queries": model.heads * model.extra.get(key + "_mla", model.extra.get(key, 0)),
     }
     return tuple(int(name) if name.isdigit() else sizes[name] for name in text.split(", "))
 

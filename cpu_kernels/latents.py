@@ -1,0 +1,129 @@
+"""Latent attention around the attention itself: rows of latents into pages, and products of each head's own matrix.
+
+A head's part of a row is multiplied with that head's matrix. So the parts are packed head by head: a slot is a (head,
+row) pair, each head's begin at a tile's first lane, and a product takes heads as it takes experts
+(cpu_kernels.matmul): slot = head * (rows in whole tiles) + row.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cpu_kernels import attention_f16, attention_q8_0
+from cpu_kernels.activations import ALL_FORMS, norm_row, pack_row, rows_to_pack
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import Kernel, kernel
+from cpu_kernels.kv_types import PAGE_TOKENS, KVType
+from cpu_kernels.records import Step, activation, argument, field, scratch, share, stage_rows, stage_width
+from cpu_kernels.rope import rotate_head
+from cpu_kernels.self_check import Sample
+from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_i64, store_f32
+
+_ONE = np.float32(1.0)
+_POSITIONS, _ROW_TABLES, _ROPE_TABLES = int(Step.POSITIONS), int(Step.ROW_TABLES), int(Step.ROPE_TABLES)
+_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
+
+
+def _store(kind: KVType) -> Kernel:
+    """Normalise latents, rotate the key part behind them, and write both into their pages as one key.
+
+    Arguments: 0 rows of D values, 1 stride in bytes, 2 norm of latents, 3 pages, 4 values of a latent, 5 D, 6 values of
+    the part that turns, the last of D, 7 rope table, 8 address of epsilon. Threads share out the rows.
+    """
+    store_key, page_bytes = _TYPES[kind].store_key, _TYPES[kind].PAGE_BYTES_PER_VALUE
+
+    def store_latents(op: int, step: int, thread: int, threads: int) -> None:
+        padded, turned = argument(op, 5), argument(op, 6)
+        plain = padded - turned
+        ready = scratch(step, thread)
+        rows = stage_rows(op, step)
+        for row in range(share(rows, thread, threads), share(rows, thread + 1, threads)):
+            position = get_i32(field(step, _POSITIONS) + 4 * row)
+            page = get_i32(field(field(step, _ROW_TABLES), row) + position // PAGE_TOKENS * 4)
+            source = argument(op, 0) + row * argument(op, 1)
+            table = field(step, _ROPE_TABLES + argument(op, 7)) + position * turned * 4
+            epsilon = get_f32(argument(op, 8))
+            norm_row(source, argument(op, 2), argument(op, 4), plain, epsilon, ready)
+            rotate_head(source + plain * 4, 0, table, turned, turned, epsilon, _ONE, ready + plain * 4)
+            place = argument(op, 3) + page * padded * page_bytes
+            store_key(ready, place, position % PAGE_TOKENS, padded, ready + padded * 4)
+
+    def samples() -> Iterator[Sample]:
+        s = Sample(rows=5)
+        s.positions(14, 32)
+        s.step({Step.ROW_TABLES: s.array([s.array([1, 0], np.int32)] * 5, np.int64)})
+        latents = s.random.standard_normal((5, 96))
+        latents[:, 40:64] = 0
+        storage = (s.zeros(2 * 96 * page_bytes, np.uint8), 40, 96, 32, 0, s.array([1e-5]))
+        yield s.arguments(s.array(latents), 96 * 4, s.normal(64), *storage)
+
+    return Kernel(store_latents, f"latents.store_{kind}", samples)
+
+
+STORE = {kind: _store(kind) for kind in KVType}
+"""By the type that latents are stored in."""
+
+
+@inner
+def _tiles(rows: int, width: int) -> int:
+    return (rows + width - 1) // width
+
+
+def _split_samples() -> Iterator[Sample]:
+    for rows, width in ((1, 1), (5, 4)):
+        s = Sample(rows=rows, width=width)
+        # Room for three heads of the rows in whole tiles: what a sample has is for rows alone.
+        s.step({Step.ROWS: 3 * (rows + width)})
+        packed = s.activations(256)
+        s.step({Step.ROWS: rows})
+        segments = s.zeros(10, np.int64)
+        yield s.arguments(s.normal(rows, 3, 288), 3 * 288 * 4, 288 * 4, 256, ALL_FORMS, packed, 3, segments)
+
+
+@kernel(_split_samples)
+def split_heads(op: int, step: int, thread: int, threads: int) -> None:
+    """Pack each head's part of the rows into its slots, and say where they are.
+
+    Arguments: 0 rows, 1 stride in bytes, 2 bytes from a head's part to the next's, 3 k, 4 forms, 5 descriptors,
+    6 heads, 7 segments (out, as cpu_kernels.matmul reads them).
+    """
+    rows, width, heads, k = stage_rows(op, step), stage_width(op, step), argument(op, 6), argument(op, 3)
+    tiles = _tiles(rows, width)
+    if thread == 0:
+        segments = argument(op, 7)
+        put_i64(segments, heads)
+        for head in range(heads):
+            put_i64(segments + 8 * (3 * head + 1), head)
+            put_i64(segments + 8 * (3 * head + 2), head * tiles)
+            put_i64(segments + 8 * (3 * head + 3), tiles)
+    items = heads * tiles
+    for item in range(share(items, thread, threads), share(items, thread + 1, threads)):
+        head, first = item // tiles, item % tiles * width
+        for row in range(first, min(first + width, rows)):
+            source = argument(op, 0) + row * argument(op, 1) + head * argument(op, 2)
+            pack_row(source, 0, k, k, argument(op, 4), width, head * tiles * width + row, argument(op, 5))
+
+
+def _join_samples() -> Iterator[Sample]:
+    for rows, width in ((1, 1), (5, 4)):
+        s = Sample(rows=rows, width=width)
+        yield s.arguments(s.normal(2 * (rows + width), 128), 512, 2, 128, ALL_FORMS, s.activations(256))
+
+
+@kernel(_join_samples)
+def join_heads(op: int, step: int, thread: int, threads: int) -> None:
+    """Pack rows whose heads' parts are in slots. With one row every thread packs its own copy.
+
+    Arguments: 0 slots, 1 stride in bytes, 2 heads, 3 values of a head, 4 forms, 5 descriptors.
+    """
+    rows, width, heads, size = stage_rows(op, step), stage_width(op, step), argument(op, 2), argument(op, 3)
+    slots = _tiles(rows, width) * width
+    act = activation(argument(op, 5), 1, rows, thread)
+    out = scratch(step, thread)
+    first, last = rows_to_pack(rows, width, thread, threads)
+    for row in range(first, last):
+        for head in range(heads):
+            source, to = argument(op, 0) + (head * slots + row) * argument(op, 1), out + head * size * 4
+            for i in range(0, size * 4, 64):
+                store_f32(to + i, load_f32(source + i))
+        pack_row(out, 0, heads * size, heads * size, argument(op, 4), width, row, act)

@@ -1,0 +1,195 @@
+"""Attention on latents as operations (DeepSeek 2): one stored row a token, which all heads share.
+
+The matrices that make a head's keys and values of a latent are taken over to the other side: queries are multiplied
+with the one before attention, and what attention gives with the other. So a token's keys and values never exist, and a
+row's result is the same whether it is part of a prompt or decoded.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import activations, attention, latents
+from cpu_kernels.records import TILE_WIDTHS, Barrier, Form
+from models.architecture import RopePairs
+from models.buffers import Rows, packed_activations
+from models.errors import UnsupportedModelError
+from models.kv_pages import PageStore
+from models.recording import Recording, forms
+from models.rope_tables import Ropes, pair_order
+from models.weights import Matrix, padded
+
+_LOG2E = math.log2(math.e)
+
+
+class LatentLayers:
+    """Buffers that all attention layers of a model share, and the recording of one layer."""
+
+    def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
+        """Raises UnsupportedModelError for what no known model combines with latents."""
+        config, builder = recording.config, recording.builder
+        assert config.latents is not None
+        if config.query_growth or config.attention_cap or config.factors.attention or config.causal is False:
+            raise UnsupportedModelError(
+                f"The native engine does not support an attention scale, a soft cap, growing queries or rows that see "
+                f"all of their text in models of the architecture {config.architecture}. The llama.cpp backend may: "
+                "use --backend llama."
+            )
+        self._recording, self._store, self._ropes, self._sizes = recording, store, ropes, config.latents
+        sizes, heads = self._sizes, config.heads
+        neighbours = recording.architecture.rotation.pairs is RopePairs.NEIGHBOURS
+        self._head = config.layer_heads[0]  # as of all layers
+        turned = pair_order(sizes.turned, self._head.padded_turned, sizes.turned, neighbours)
+        self._query_order, self._latent_order = (
+            np.concatenate([_filled(plain), np.where(turned >= 0, turned + plain, -1)])
+            for plain in (sizes.plain, sizes.rank)
+        )
+        self._query_ranks = recording.rows(sizes.query_rank) if sizes.query_rank else None
+        self._queries = recording.rows(heads * len(self._query_order))
+        self._latents = recording.rows(len(self._latent_order))
+        self._attended = recording.rows(heads * sizes.rank)
+        slots = heads * (recording.max_rows + max(TILE_WIDTHS))
+        self._keyed, self._values = Rows(builder, slots, sizes.rank), Rows(builder, slots, sizes.value)
+        self._packed = packed_activations(builder, slots, max(sizes.plain, sizes.rank), 0)
+        self._segments = builder.buffer(3 * heads + 1, np.int64)
+        self._epsilon = builder.scalar(config.epsilon)
+        self._scale = builder.scalar(recording.architecture.scales.attention(config) * _LOG2E)
+        self._no_cap = builder.scalar(0.0)
+
+    def record(self, layer: int) -> None:
+        """Add attention(norm(x)) to x."""
+        recording, sizes, prefix = self._recording, self._sizes, f"blk.{layer}."
+        config, builder = recording.config, recording.builder
+        keys, values = self._head_matrices(prefix)
+        self._products(prefix)
+        query_rope, key_rope = self._ropes.of_layer(turns=True, windowed=False)
+        pages = self._store.addresses(layer)
+        padded_head, turned, head_bytes = self._head.padded, self._head.padded_turned, 4 * len(self._query_order)
+        builder.add(
+            latents.STORE[self._store.types[0]],
+            self._latents.address,
+            self._latents.stride,
+            recording.vector(prefix + "attn_kv_a_norm.weight", sizes.rank),
+            pages[0],
+            sizes.rank,
+            padded_head,
+            turned,
+            key_rope,
+            self._epsilon,
+            barrier=Barrier.NEVER,
+        )
+        self._multiply_heads(self._queries, self._queries.stride, head_bytes, keys, self._keyed)
+        builder.add(
+            attention.attention_kernel(self._store.types[0], None, config.heads),
+            self._queries.address,
+            self._attended.address,
+            0,
+            *pages,
+            1,
+            padded_head,
+            sizes.rank,
+            query_rope,
+            self._epsilon,
+            config.heads,
+            self._scale,
+            self._no_cap,
+            recording.architecture.window(config, layer),
+            *self._store.head_bytes(layer),
+            0,
+            0,
+            *self._store.place_bytes(layer),
+            config.longest_head,
+            self._keyed.address,
+            self._keyed.stride,
+            head_bytes,
+            4 * padded(sizes.plain),
+            turned,
+            barrier=Barrier.ALWAYS,
+        )
+        self._multiply_heads(self._attended, 4 * sizes.rank * config.heads, 4 * sizes.rank, values, self._values)
+        self._output(prefix)
+
+    def _products(self, prefix: str) -> None:
+        """Queries, by way of a shorter row where the file has that, and latents with the part that turns."""
+        recording, sizes, loader = self._recording, self._sizes, self._recording.loader
+        config = recording.config
+        width, rows = config.embedding, sizes.plain + sizes.turned
+        order = _repeated(self._query_order, config.heads, rows)
+        stored = loader.matrix(prefix + "attn_kv_a_mqa.weight", sizes.stored, width, self._latent_order)
+        first, queries = ("attn_q_a", "attn_q_b") if self._query_ranks else ("attn_q", "")
+        if self._query_ranks is None:
+            matrix, out = loader.matrix(prefix + first + ".weight", config.heads * rows, width, order), self._queries
+        else:
+            matrix, out = loader.matrix(prefix + first + ".weight", sizes.query_rank, width), self._query_ranks
+        recording.norm_pack(prefix + "attn_norm", forms(stored, matrix))
+        recording.product(stored, self._latents, last=False)
+        recording.product(matrix, out, last=True)
+        if self._query_ranks is None:
+            return
+        matrix = loader.matrix(f"{prefix}{queries}.weight", config.heads * rows, sizes.query_rank, order)
+        recording.builder.add(
+            activations.norm_pack,
+            out.address,
+            out.stride,
+            recording.vector(prefix + "attn_q_a_norm.weight", sizes.query_rank),
+            sizes.query_rank,
+            int(matrix.format.form),
+            recording.packed,
+            self._epsilon,
+            0,
+            barrier=Barrier.MANY_ROWS,
+        )
+        recording.product(matrix, self._queries, last=True)
+
+    def _head_matrices(self, prefix: str) -> tuple[Matrix, Matrix]:
+        """What makes a query of a head one for latents, and a latent a value of a head; one of each a head."""
+        loader, sizes, heads = self._recording.loader, self._sizes, self._recording.config.heads
+        if loader.has(prefix + "attn_k_b.weight"):
+            return (
+                loader.matrix(prefix + "attn_k_b.weight", sizes.rank, sizes.plain, experts=heads),
+                loader.matrix(prefix + "attn_v_b.weight", sizes.value, sizes.rank, experts=heads),
+            )
+        name, rows = prefix + "attn_kv_b.weight", sizes.plain + sizes.value
+        return (
+            loader.transposed_heads_of(name, heads, rows, sizes.rank, sizes.plain),
+            loader.heads_of(name, heads, rows, sizes.rank, np.arange(sizes.plain, rows)),
+        )
+
+    def _multiply_heads(self, rows: Rows, stride: int, head_bytes: int, matrix: Matrix, out: Rows) -> None:
+        """Slots of `out` = each head's matrix times its part of the rows, which lie stride and head_bytes apart."""
+        builder, heads = self._recording.builder, self._recording.config.heads
+        form = int(matrix.format.form)
+        arguments = (rows.address, stride, head_bytes, matrix.k, form, self._packed, heads, self._segments)
+        builder.add(latents.split_heads, *arguments, barrier=Barrier.ALWAYS)
+        builder.add(
+            matrix.format.matmul,
+            *matrix.arguments,
+            out.address,
+            out.stride,
+            0,
+            0,
+            self._packed,
+            0,
+            self._segments,
+            matrix.expert_bytes,
+            barrier=Barrier.ALWAYS,
+        )
+
+    def _output(self, prefix: str) -> None:
+        recording, config, sizes = self._recording, self._recording.config, self._sizes
+        matrix = recording.loader.matrix(prefix + "attn_output.weight", config.embedding, config.heads * sizes.value)
+        form: Form = matrix.format.form
+        arguments = (self._values.address, self._values.stride, config.heads, sizes.value, int(form), recording.packed)
+        recording.builder.add(latents.join_heads, *arguments, barrier=Barrier.MANY_ROWS)
+        recording.add_to_residual(matrix, prefix + "attn_output.bias", prefix + "post_attention_norm", private=True)
+
+
+def _filled(values: int) -> NDArray[np.int64]:
+    """Rows 0, 1, ..., and -1 up to a padded length."""
+    return np.where(np.arange(padded(values)) < values, np.arange(padded(values)), -1)
+
+
+def _repeated(order: NDArray[np.int64], heads: int, rows: int) -> NDArray[np.int64]:
+    """The order of a head's rows repeated for all heads, of `rows` rows each."""
+    return np.where(order >= 0, order + np.arange(heads)[:, None] * rows, -1).reshape(-1)
