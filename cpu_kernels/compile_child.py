@@ -64,7 +64,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide about
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no reply
-    for keys, values, group in product(KVType, KVType, WIDTHS):
+    for keys, values, group in product(KVType, (*KVType, None), WIDTHS):
         attention.attention_kernel(keys, values, group)
     warnings: SimpleQueue[logging.LogRecord] = SimpleQueue()
     log.addHandler(QueueHandler(warnings))

@@ -61,7 +61,7 @@ class Op(IntEnum):
     STAGE = 5
     TAKEN = 6
     ARGUMENTS = 8
-    SIZE = 32
+    SIZE = 40
 
 
 class Barrier(IntEnum):
