@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import attention, kv_store, norms
+from cpu_kernels import activations, attention, kv_store, norms
 from cpu_kernels.records import Barrier
 from models.architecture import RopePairs
 from models.buffers import Rows
@@ -32,6 +32,7 @@ class AttentionLayers:
         self._attended = recording.rows(config.heads * size)
         self._epsilon = builder.scalar(config.epsilon)
         architecture = recording.architecture
+        self._gates = recording.rows(config.heads * size) if architecture.gated_attention else None
         cap = config.attention_cap if config.attention_cap is not None else architecture.attention_cap
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
@@ -110,12 +111,35 @@ class AttentionLayers:
             self._repeated(heads, order)
             for heads, order in zip(counts, (self._turned, self._turned, self._plain), strict=True)
         ]
+        if self._gates:
+            self._gated_products(prefix, self._gates, *orders)
+            return
         fused = recording.loader.has(prefix + "attn_qkv.weight")
         matrices = [self._matrix(prefix, i, fused, counts, order) for i, order in enumerate(orders)]
         recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
         outputs = (self._queries, self._keys, self._values)
         for i, (matrix, rows, order) in enumerate(zip(matrices, outputs, orders, strict=True)):
             recording.product(matrix, rows, addend=(self._bias(prefix, i, counts, order), 0), last=i == len(_PARTS) - 1)
+
+    def _gated_products(
+        self, prefix: str, gates: Rows, queries: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[np.int64]
+    ) -> None:
+        """Likewise, where each head's queries come with gates of its output: the second half of its rows."""
+        recording, config = self._recording, self._recording.config
+        size, width = config.head_size, config.embedding
+        name, rows = prefix + "attn_q.weight", 2 * config.heads * size
+        queries = np.where(queries >= 0, queries + queries // size * size, -1)
+        plain = np.arange(config.heads * size)
+        matrices = (
+            recording.loader.part(name, rows, width, queries),
+            recording.loader.part(name, rows, width, plain + (plain // size + 1) * size),
+            recording.loader.matrix(prefix + "attn_k.weight", config.kv_heads * size, width, keys),
+            recording.loader.matrix(prefix + "attn_v.weight", config.kv_heads * size, width, values),
+        )
+        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
+        outputs = (self._queries, gates, self._keys, self._values)
+        for i, (matrix, out) in enumerate(zip(matrices, outputs, strict=True)):
+            recording.product(matrix, out, last=i == len(matrices) - 1)
 
     def _matrix(self, prefix: str, i: int, fused: bool, counts: tuple[int, ...], order: NDArray[np.int64]) -> Matrix:
         config, loader = self._recording.config, self._recording.loader
@@ -168,14 +192,19 @@ class AttentionLayers:
         matrix = recording.loader.matrix(
             prefix + "attn_output.weight", config.embedding, config.heads * config.head_size
         )
-        recording.pack(self._attended, matrix.k, matrix.format.form)
+        if self._gates:
+            kind, form = activations.GATE_SIGMOID, matrix.format.form
+            recording.gate_pack(kind, self._gates, self._attended, matrix.k, form, up_stride=4 * matrix.k)
+        else:
+            recording.pack(self._attended, matrix.k, matrix.format.form)
+        private = self._gates is None
         bias = prefix + "attn_output.bias"
         if recording.architecture.parallel:
-            recording.leave_aside(matrix, bias, private=True)
+            recording.leave_aside(matrix, bias, private=private)
         else:
             norms = recording.architecture.norms
             norm = norms.attention_sum if norms.sums else "post_attention_norm"
-            recording.add_to_residual(matrix, bias, prefix + norm, private=True)
+            recording.add_to_residual(matrix, bias, prefix + norm, private=private)
 
     def _vector(self, name: str, size: int, order: NDArray[np.int64]) -> int:
         return self._recording.builder.array(self._recording.loader.vector(name, size, order))

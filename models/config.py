@@ -21,6 +21,7 @@ MAX_ROPE_BASE = 1e12
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _CONVOLUTION, _GATING = "shortconv.l_cache", "expert_gating_func"
+_BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
 _ROUTER, _EXPERTS, _SHARED_EXPERT = "ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_up_shexp.weight"
 MAX_CONVOLUTION = PAGE_TOKENS + 1
 """A convolution reaches back by a page at most."""
@@ -61,16 +62,27 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
+class DeltaNetSizes:
+    """Heads of keys (and queries) and of values, values of a head, rows that the convolution before them reads."""
+
+    key_heads: int
+    value_heads: int
+    head_size: int
+    reach: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes in values, contexts in tokens.
 
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
     where there is none. dense_layers, dense_feed_forward: layers before the first that has experts, and their
-    width. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
-    tokens. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. rope_size:
-    values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
-    states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
-    or which layers), causal (whether rows see only those before them): None where not stated.
+    width. attends: for each layer, whether it has attention; others have a gated delta network (delta_net), or a
+    short convolution over `convolution` tokens. gating, normalise_experts, expert_scale: what the file states of
+    experts, in its numbers. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers
+    with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at all.
+    window, window_pattern (a period, or which layers), causal (whether rows see only those before them): None where
+    not stated.
     """
 
     architecture: str
@@ -82,6 +94,7 @@ class ModelConfig:
     dense_feed_forward: int
     attends: tuple[bool, ...]
     convolution: int
+    delta_net: DeltaNetSizes | None
     heads: int
     kv_heads: int
     head_size: int
@@ -120,7 +133,8 @@ class ModelConfig:
     def longest(self) -> int:
         """Values of the longest row that goes into a product."""
         widths = self.feed_forward, self.shared_feed_forward, self.dense_feed_forward
-        return max(self.embedding, *widths, self.heads * self.head_size)
+        of_values = self.delta_net.value_heads * self.delta_net.head_size if self.delta_net else 0
+        return max(self.embedding, *widths, self.heads * self.head_size, of_values)
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -133,6 +147,9 @@ def read_config(file: ModelFile) -> ModelConfig:
     kv_key = f"{name}.attention.head_count_kv"
     layers = _layers(file)
     kv_heads, attends = _kv_heads(file, kv_key, layers) if kv_key in metadata else (heads, (True,) * layers)
+    delta_net = _delta_net(file) if any(tensor.endswith(_BETA) for tensor in file.tensors) else None
+    if delta_net:
+        attends = _attending(file, layers)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
     if heads % kv_heads:
         raise UnsupportedModelError(f"{file.path}: {kv_key}: {heads} heads cannot share {kv_heads} key-value heads.")
@@ -161,8 +178,9 @@ def read_config(file: ModelFile) -> ModelConfig:
         dense_feed_forward=width,
         attends=attends,
         convolution=0
-        if all(attends)
+        if all(attends) or delta_net
         else metadata.get_int(f"{name}.{_CONVOLUTION}", minimum=2, maximum=MAX_CONVOLUTION),
+        delta_net=delta_net,
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
@@ -222,6 +240,37 @@ def _kv_heads(file: ModelFile, key: str, layers: int) -> tuple[int, tuple[bool, 
             "the others share, which the native engine needs. Use --backend llama."
         )
     return only, attends
+
+
+def _delta_net(file: ModelFile) -> DeltaNetSizes:
+    """Sizes of the layers without attention, whose names are those of state-space models."""
+    metadata, name = file.metadata, f"{file.architecture}.ssm"
+    value_heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=MAX_HEADS)
+    key_heads = metadata.get_int(f"{name}.group_count", minimum=1, maximum=MAX_HEADS)
+    size = metadata.get_int(f"{name}.state_size", minimum=2, maximum=MAX_HEAD_SIZE)
+    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=MAX_WIDTH)
+    if value_heads % key_heads or inner != value_heads * size:
+        raise UnsupportedModelError(
+            f"{file.path}: {key_heads} heads of keys and {value_heads} of values, of {size} each, do not make a gated "
+            f"delta network of {inner} values. Use --backend llama."
+        )
+    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
+    return DeltaNetSizes(key_heads, value_heads, size, reach)
+
+
+def _attending(file: ModelFile, layers: int) -> tuple[bool, ...]:
+    """Which layers beside gated delta networks have attention: every fourth, unless the file says otherwise."""
+    metadata, name = file.metadata, file.architecture
+    if f"{name}.{_RECURRENT}" in metadata:
+        blocks = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
+        recurrent = metadata.get_list(f"{name}.{_RECURRENT}", bool, length=blocks)
+        attends = tuple(not one for one in recurrent[:layers])
+    else:
+        period = metadata.get_int(f"{name}.full_attention_interval", 4, minimum=1, maximum=MAX_LAYERS)
+        attends = tuple((layer + 1) % period == 0 for layer in range(layers))
+    if not any(attends):
+        raise UnsupportedModelError(f"{file.path}: no layer has attention. Use --backend llama.")
+    return attends
 
 
 def _vocabulary(file: ModelFile) -> int:

@@ -10,6 +10,7 @@ from cpu_kernels.records import Barrier, Stage
 from models.attention_layer import AttentionLayers
 from models.buffers import Rows
 from models.convolution_layer import ConvolutionLayers
+from models.delta_layer import DeltaLayers
 from models.expert_layer import ExpertLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
@@ -34,7 +35,11 @@ class DecoderRecorder:
         self._recording = recording
         self._attention = AttentionLayers(recording, store, ropes)
         config = recording.config
-        self._convolution = ConvolutionLayers(recording, store.states) if store.states else None
+        self._without_attention: ConvolutionLayers | DeltaLayers | None = None
+        if store.states:
+            self._without_attention = ConvolutionLayers(recording, store.states)
+        elif store.delta:
+            self._without_attention = DeltaLayers(recording, store.delta)
         self._dense = FeedForwardLayers(recording, config.dense_feed_forward) if config.dense_layers else None
         self._experts = ExpertLayers(recording) if config.experts else None
 
@@ -71,10 +76,10 @@ class DecoderRecorder:
             if layer == 0:  # what packs the other layers has been loaded
                 release_linker()
 
-    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers:
+    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers | DeltaLayers:
         """What lets a layer's rows see those before them."""
-        if self._convolution and not self._recording.config.attends[layer]:
-            return self._convolution
+        if self._without_attention and not self._recording.config.attends[layer]:
+            return self._without_attention
         return self._attention
 
     def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers:

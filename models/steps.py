@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import attention
+from cpu_kernels import attention, delta_net
 from cpu_kernels.formats import panels
 from cpu_kernels.loader import release_linker
 from cpu_kernels.memory import aligned_zeros
@@ -57,7 +57,9 @@ class Steps:
         self._row_tables = self._field(Step.ROW_TABLES, max_rows, np.int64)
         self._segments = self._field(Step.SEGMENTS, max_rows * _SEGMENT_FIELDS, np.int64)
         self._wanted = self._field(Step.WANTED, max_rows, np.int32)
-        needs = 4 * padded(config.longest), attention.scratch_bytes(config.padded_head), panels.SCRATCH_BYTES
+        needs = [4 * padded(config.longest), attention.scratch_bytes(config.padded_head), panels.SCRATCH_BYTES]
+        if sizes := config.delta_net:
+            needs.append(delta_net.scratch_bytes(sizes.value_heads // sizes.key_heads, padded(sizes.head_size)))
         scratch = max(needs) + 4096
         self._scratch = self._field(Step.SCRATCH, scratch * team.threads, np.uint8)
         self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
