@@ -2,6 +2,9 @@
 
 from models.architecture import Architecture, Norms, RopePairs, Rotation
 
-ROTATION = Rotation(RopePairs.HALVES)
-NORMS = Norms(feed_forward="post_attention_norm")
-ARCHITECTURE = Architecture(name="qwen35", rotation=ROTATION, norms=NORMS, gated_attention=True)
+ARCHITECTURE = Architecture(
+    name="qwen35",
+    rotation=Rotation(RopePairs.HALVES),
+    norms=Norms(feed_forward="post_attention_norm"),
+    gated_attention=True,
+)

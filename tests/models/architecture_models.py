@@ -355,10 +355,9 @@ MODELS["qwen35-odd"] = replace(
     },
 )
 _DELTA_EXPERTS = {
-    "expert_used_count": 3,
+    "expert_used_count": 2,
     "expert_feed_forward_length": 96,
     "expert_shared_feed_forward_length": 160,
-    "expert_weights_scale": 1.5,
 }
 MODELS["qwen35moe"] = replace(
     _QWEN35,

@@ -14,7 +14,7 @@ from tests.models.synthetic import write
 LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer
 # norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
-# convolutions, lfm2moe experts that a bias helps to choose.
+# convolutions, lfm2moe experts that a bias helps to choose, qwen35 gated delta networks and gated attention.
 NAMES = (
     "llama",
     "qwen3",
@@ -28,6 +28,10 @@ NAMES = (
     "lfm2",
     "lfm2-odd",
     "lfm2moe",
+    "qwen35",
+    "qwen35-odd",
+    "qwen35moe",
+    "qwen3next",
 )
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))
