@@ -68,7 +68,7 @@ ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN
 
 _SHORT = POLICY.int16_accumulators
 
-GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE = range(4)
+GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID = range(5)
 
 
 @inner
@@ -250,8 +250,8 @@ def norm_add(op: int, step: int, thread: int, threads: int) -> None:
 
 
 @inner
-def _gate(kind: int, gate: int, up: int, out: int, n: int) -> None:
-    """out = activation(gate) * up, without up for GELU_ALONE; all activations are x / (1 + 2^e(x))."""
+def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
+    """out = activation(gate) * up, without up for GELU_ALONE. All are x / (1 + 2^e(x)), or 1 / (1 + 2^e(x))."""
     one = splat_f32(_ONE)
     silu = splat_f32(_MINUS_LOG2E)
     gelu = splat_f32(_GELU_EXPONENT)
@@ -266,12 +266,14 @@ def _gate(kind: int, gate: int, up: int, out: int, n: int) -> None:
             x = min_f32(highest, x)
             e = mul_f32(x, steep)
             factor = add_f32(one, max_f32(lowest, min_f32(highest, factor)))
+        if kind == GATE_SIGMOID:
+            x = one
         y = div_f32(x, add_f32(one, exp2_f32(e)))
         store_f32(out + i * 4, y if kind == GELU_ALONE else mul_f32(y, factor))
 
 
 def _gate_pack_samples() -> Iterator[Sample]:
-    for kind, rows, width in product(range(4), (1, 3), (1, 4)):
+    for kind, rows, width in product(range(5), (1, 3), (1, 4)):
         s = Sample(rows=rows, width=width)
         gate, up = s.array(4 * s.random.standard_normal((rows, 256))), s.normal(rows, 256)
         yield s.arguments(gate, up, 1024, 256, ALL_FORMS, s.activations(256), kind)
@@ -281,12 +283,13 @@ def _gate_pack_samples() -> Iterator[Sample]:
 def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
     """Pack activation(gate) * up into the shared descriptor.
 
-    Arguments: 0 gate, 1 up, 2 stride in bytes, 3 k, 4 forms, 5 descriptors, 6 kind of gate. With one row, threads
-    share out its blocks of 256.
+    Arguments: 0 gate, 1 up, 2 stride in bytes, 3 k, 4 forms, 5 descriptors, 6 kind of gate, 7 stride of up, 0 where it
+    is the same. With one row, threads share out its blocks of 256.
     """
     rows = stage_rows(op, step)
     width = stage_width(op, step)
     k = argument(op, 3)
+    stride = argument(op, 2)
     act = argument(op, 5)
     out = scratch(step, thread)
     if rows == 1:
@@ -294,13 +297,13 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
         first = share(blocks, thread, threads) * 256
         last = min(k, share(blocks, thread + 1, threads) * 256)
         if first < last:
-            _gate(argument(op, 6), argument(op, 0) + first * 4, argument(op, 1) + first * 4, out, last - first)
+            gate_values(argument(op, 6), argument(op, 0) + first * 4, argument(op, 1) + first * 4, out, last - first)
             pack_row(out, first, last, k, argument(op, 4), width, 0, act)
         return
     tiles = (rows + width - 1) // width
     for row in range(share(tiles, thread, threads) * width, min(rows, share(tiles, thread + 1, threads) * width)):
-        offset = row * argument(op, 2)
-        _gate(argument(op, 6), argument(op, 0) + offset, argument(op, 1) + offset, out, k)
+        gate, up = argument(op, 0) + row * stride, argument(op, 1) + row * (argument(op, 7) or stride)
+        gate_values(argument(op, 6), gate, up, out, k)
         pack_row(out, 0, k, k, argument(op, 4), width, row, act)
 
 

@@ -12,7 +12,7 @@ from llvmlite import binding
 
 _MAPS = Path("/proc/self/smaps")
 # What kernels may call: memory, mathematics where the processor has no instruction, and how threads sleep.
-SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "fmaf", "rintf", "syscall", "usleep")
+SYMBOLS = ("memcpy", "memmove", "memset", "exp", "expf", "log", "fmaf", "rintf", "syscall", "usleep")
 _lock = threading.Lock()
 _numbers = itertools.count()
 _loaded: list[binding.ResourceTracker] = []

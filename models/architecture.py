@@ -209,7 +209,9 @@ class Experts:
 class Architecture:
     """A transformer with grouped-query attention and a feed-forward network, in each layer one after the other.
 
-    Layers that the file gives no key-value heads have a short convolution in place of attention.
+    Layers that the file gives no key-value heads have a short convolution in place of attention, or a gated delta
+    network. gated_attention: queries come with a gate of what attention gives. value_heads_together: value heads of a
+    delta network that share a key head follow each other, instead of taking turns.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
@@ -231,3 +233,5 @@ class Architecture:
     logit_cap: float = 0.0
     value_norms: bool = False
     causal: bool = True
+    gated_attention: bool = False
+    value_heads_together: bool = False

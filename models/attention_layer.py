@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import attention, kv_store, norms
+from cpu_kernels import activations, attention, kv_store, norms
 from cpu_kernels.records import Barrier
 from models.architecture import RopePairs
 from models.buffers import Rows
@@ -51,6 +51,7 @@ class AttentionLayers:
         self._rows = {heads: _HeadRows(recording, heads) for heads in dict.fromkeys(config.layer_heads)}
         self._epsilon = builder.scalar(config.epsilon)
         architecture = recording.architecture
+        self._gates = recording.rows(config.heads * config.head_size) if architecture.gated_attention else None
         cap = config.attention_cap if config.attention_cap is not None else architecture.attention_cap
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
@@ -137,6 +138,9 @@ class AttentionLayers:
             orders = orders[:1]
             unused = ("attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight")
             recording.loader.leave_out(*(prefix + name for name in unused))
+        if self._gates:
+            self._gated_products(prefix, self._gates, rows, *orders)
+            return
         fused = recording.loader.has(prefix + "attn_qkv.weight")
         matrices = [self._matrix(prefix, i, fused, rows, order) for i, order in enumerate(orders)]
         recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
@@ -146,6 +150,32 @@ class AttentionLayers:
             recording.product(matrix, out, addend=addend, last=i == len(orders) - 1)
         if stores and recording.architecture.value_norms:
             self._normalise_values(rows)
+
+    def _gated_products(
+        self,
+        prefix: str,
+        gates: Rows,
+        rows: _HeadRows,
+        queries: NDArray[np.int64],
+        keys: NDArray[np.int64],
+        values: NDArray[np.int64],
+    ) -> None:
+        """Likewise, where each head's queries come with gates of its output: the second half of its rows."""
+        recording, heads, width = self._recording, rows.heads, self._recording.config.embedding
+        size = heads.size
+        name, count = prefix + "attn_q.weight", 2 * heads.queries * size
+        queries = np.where(queries >= 0, queries + queries // size * size, -1)
+        plain = np.arange(heads.queries * size)
+        matrices = (
+            recording.loader.part(name, count, width, queries),
+            recording.loader.part(name, count, width, plain + (plain // size + 1) * size),
+            recording.loader.matrix(prefix + "attn_k.weight", heads.keys * size, width, keys),
+            recording.loader.matrix(prefix + "attn_v.weight", heads.keys * size, width, values),
+        )
+        recording.norm_pack(attention_norm(recording, prefix), forms(*matrices))
+        outputs = (rows.queries, gates, rows.keys, rows.values)
+        for i, (matrix, out) in enumerate(zip(matrices, outputs, strict=True)):
+            recording.product(matrix, out, last=i == len(matrices) - 1)
 
     def _matrix(self, prefix: str, i: int, fused: bool, rows: _HeadRows, order: NDArray[np.int64]) -> Matrix:
         config, loader = self._recording.config, self._recording.loader
@@ -206,14 +236,19 @@ class AttentionLayers:
         recording, heads = self._recording, rows.heads
         name, width = prefix + "attn_output.weight", recording.config.embedding
         matrix = recording.loader.matrix(name, width, heads.queries * heads.size)
-        recording.pack(rows.attended, matrix.k, matrix.format.form)
+        if self._gates:
+            kind, form = activations.GATE_SIGMOID, matrix.format.form
+            recording.gate_pack(kind, self._gates, rows.attended, matrix.k, form, up_stride=4 * matrix.k)
+        else:
+            recording.pack(rows.attended, matrix.k, matrix.format.form)
+        private = self._gates is None
         bias = prefix + "attn_output.bias"
         if recording.architecture.parallel:
-            recording.leave_aside(matrix, bias, private=True)
+            recording.leave_aside(matrix, bias, private=private)
         else:
             norms = recording.architecture.norms
             norm = norms.attention_sum if norms.sums else "post_attention_norm"
-            recording.add_to_residual(matrix, bias, prefix + norm, private=True)
+            recording.add_to_residual(matrix, bias, prefix + norm, private=private)
 
     def _vector(self, name: str, size: int, order: NDArray[np.int64]) -> int:
         return self._recording.builder.array(self._recording.loader.vector(name, size, order))

@@ -22,6 +22,7 @@ MAX_ROPE_BASE = 1e12
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _GATING = "expert_gating_func"
+_BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
 _ROUTER, _EXPERTS, _SHARED_EXPERT = "ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_up_shexp.weight"
 _FUSED_EXPERTS, _DENSE = "ffn_gate_up_exps.weight", "ffn_up.weight"
 _PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
@@ -64,6 +65,16 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
+class DeltaNetSizes:
+    """Heads of keys (and queries) and of values, values of a head, rows that the convolution before them reads."""
+
+    key_heads: int
+    value_heads: int
+    head_size: int
+    reach: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes in values, contexts in tokens.
 
@@ -75,12 +86,12 @@ class ModelConfig:
     key-value head, of the size that a token stores. per_layer_width: values that a layer gets of each token's second
     embedding, 0 where there is none. sparsity: for each layer, how many standard deviations above the mean its gates
     begin to count; empty where all count. altup: parallel residual streams, and which of them layers compute with.
-    attends: for each layer, whether it has attention; others have a short convolution over `convolution` tokens.
-    gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. expert_groups,
-    expert_groups_used: how many equal groups experts fall into, and those that a row's experts come from. rope_size:
-    values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
-    states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
-    or which layers), causal (whether rows see only those before them): None where not stated.
+    attends: for each layer, whether it has attention; others have a gated delta network (delta_net), or a short
+    convolution over `convolution` tokens. gating, normalise_experts, expert_scale: what the file states of experts, in
+    its numbers. expert_groups, expert_groups_used: how many equal groups experts fall into, and those that a row's
+    experts come from. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers with a
+    window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window,
+    window_pattern (a period, or which layers), causal (whether rows see only those before them): None where not stated.
     """
 
     architecture: str
@@ -97,6 +108,7 @@ class ModelConfig:
     sparsity: tuple[float, ...]
     altup: tuple[int, int]
     convolution: int
+    delta_net: DeltaNetSizes | None
     heads: int
     kv_heads: int
     head_size: int
@@ -161,7 +173,8 @@ class ModelConfig:
         attended = [heads.queries * heads.size for heads in self.layer_heads]
         if self.latents:
             attended = [self.heads * self.latents.value, self.latents.query_rank]
-        return max(self.embedding, self.per_layer_width, *widths, *attended)
+        of_values = self.delta_net.value_heads * self.delta_net.head_size if self.delta_net else 0
+        return max(self.embedding, self.per_layer_width, *widths, *attended, of_values)
 
 
 def read_config(file: ModelFile) -> ModelConfig:
@@ -175,6 +188,9 @@ def read_config(file: ModelFile) -> ModelConfig:
     layers = _layers(file)
     kv_heads = layer_sizes.kv_heads(file, kv_key, layers) if kv_key in metadata else (heads,) * layers
     attends = tuple(count > 0 for count in kv_heads)
+    delta_net = _delta_net(file) if any(tensor.endswith(_BETA) for tensor in file.tensors) else None
+    if delta_net:
+        attends = _attending(file, layers)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
     latents = read_latents(file)
     if latents:
@@ -209,8 +225,9 @@ def read_config(file: ModelFile) -> ModelConfig:
         sparsity=layer_sizes.sparsity(file, layers),
         altup=_altup(file),
         convolution=0
-        if all(attends)
+        if all(attends) or delta_net
         else metadata.get_int(f"{name}.{CONVOLUTION}", minimum=2, maximum=MAX_CONVOLUTION),
+        delta_net=delta_net,
         heads=heads,
         kv_heads=alike.keys,
         head_size=head_size,
@@ -256,6 +273,37 @@ def _head_size(file: ModelFile, default: int) -> int:
             f"size. Use --backend llama."
         )
     return size
+
+
+def _delta_net(file: ModelFile) -> DeltaNetSizes:
+    """Sizes of the layers without attention, whose names are those of state-space models."""
+    metadata, name = file.metadata, f"{file.architecture}.ssm"
+    value_heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=MAX_HEADS)
+    key_heads = metadata.get_int(f"{name}.group_count", minimum=1, maximum=MAX_HEADS)
+    size = metadata.get_int(f"{name}.state_size", minimum=2, maximum=MAX_HEAD_SIZE)
+    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=MAX_WIDTH)
+    if value_heads % key_heads or inner != value_heads * size:
+        raise UnsupportedModelError(
+            f"{file.path}: {key_heads} heads of keys and {value_heads} of values, of {size} each, do not make a gated "
+            f"delta network of {inner} values. Use --backend llama."
+        )
+    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
+    return DeltaNetSizes(key_heads, value_heads, size, reach)
+
+
+def _attending(file: ModelFile, layers: int) -> tuple[bool, ...]:
+    """Which layers beside gated delta networks have attention: every fourth, unless the file says otherwise."""
+    metadata, name = file.metadata, file.architecture
+    if f"{name}.{_RECURRENT}" in metadata:
+        blocks = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
+        recurrent = metadata.get_list(f"{name}.{_RECURRENT}", bool, length=blocks)
+        attends = tuple(not one for one in recurrent[:layers])
+    else:
+        period = metadata.get_int(f"{name}.full_attention_interval", 4, minimum=1, maximum=MAX_LAYERS)
+        attends = tuple((layer + 1) % period == 0 for layer in range(layers))
+    if not any(attends):
+        raise UnsupportedModelError(f"{file.path}: no layer has attention. Use --backend llama.")
+    return attends
 
 
 def _vocabulary(file: ModelFile) -> int:

@@ -1,7 +1,7 @@
 """What short convolutions need of the rows before: kept in the pages of tokens, so that it is shared as they are.
 
-A page holds the last rows of each layer's convolution that were written to it (cpu_kernels.short_convolution), and its
-token ids. A full page is thus a snapshot, and a sequence that is continued where its last page was written last goes on
+A page holds the last rows of each layer's convolution that were written to it (cpu_kernels.short_convolution). A full
+page is thus a snapshot, and a sequence that is continued where its last page was written last goes on
 at once. Anywhere else in a page, such as in a fork, its rows are computed once more from the page's first token on, of
 which the page knows the ids: less than a page.
 
@@ -12,7 +12,6 @@ from those that the step left behind, and computes nothing again.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
@@ -38,20 +37,20 @@ class ConvolutionSizes:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page for all layers and its token ids."""
-        return self.layers * self.layer_bytes + 4 * PAGE_TOKENS
+        """Bytes of a page for all layers."""
+        return self.layers * self.layer_bytes
 
 
 def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
     """None for a model without short convolutions."""
-    layers = config.attends.count(False)
+    layers = config.attends.count(False) if config.delta_net is None else 0
     return ConvolutionSizes(layers, config.convolution - 1, padded(config.embedding)) if layers else None
 
 
 class ConvolutionStates:
-    """Pages of rows and of token ids, and the states after the rows of the latest step.
+    """Pages of rows, and the states after the rows of the latest step.
 
-    pages: uint8 [group][layer][1][page of the group][bytes], as pages of keys are; tokens likewise, for all layers.
+    pages: uint8 [group][layer][1][page of the group][bytes], as pages of keys are.
     group_places: what a group takes in a sequence's table.
     """
 
@@ -60,7 +59,6 @@ class ConvolutionStates:
     ) -> None:
         self.sizes, self.group_places = sizes, group_places
         self.pages = zeros_from_the_front((groups, sizes.layers, 1, group, sizes.layer_bytes))
-        self.tokens = zeros_from_the_front((groups, 1, 1, group, 4 * PAGE_TOKENS))
         self._numbers = {layer: i for i, layer in enumerate(np.flatnonzero(np.logical_not(config.attends)).tolist())}
         self._latest = aligned_zeros((sizes.layers, STATE_ROWS, sizes.rows, sizes.width), np.float32)
 
@@ -86,8 +84,3 @@ class ConvolutionStates:
         for back in range(min(self.sizes.rows, position % PAGE_TOKENS + 1)):
             place = (position - back) % self.sizes.rows
             page[:, place] = self._latest[:, row, place]
-
-    def page_tokens(self, group: int, slot: int) -> NDArray[np.int32]:
-        """A page's token ids, to be read or written."""
-        ids: NDArray[np.int32] = self.tokens[group, 0, 0, slot].view(np.int32)
-        return ids

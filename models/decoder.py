@@ -10,6 +10,7 @@ from cpu_kernels.records import Barrier, Stage
 from models.attention_layer import AttentionLayers
 from models.buffers import Rows
 from models.convolution_layer import ConvolutionLayers
+from models.delta_layer import DeltaLayers
 from models.expert_layer import ExpertLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
@@ -37,7 +38,11 @@ class DecoderRecorder:
         config = recording.config
         attention = LatentLayers if config.latents else AttentionLayers
         self._attention = attention(recording, store, ropes)
-        self._convolution = ConvolutionLayers(recording, store.states) if store.states else None
+        self._without_attention: ConvolutionLayers | DeltaLayers | None = None
+        if store.states:
+            self._without_attention = ConvolutionLayers(recording, store.states)
+        elif store.delta:
+            self._without_attention = DeltaLayers(recording, store.delta)
         widths = config.dense_feed_forwards[: config.dense_layers]
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         self._experts = ExpertLayers(recording) if config.experts else None
@@ -95,10 +100,10 @@ class DecoderRecorder:
             self.inputs.narrow(layer)
         recording.builder.stage = Stage.WANTED
 
-    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers | LatentLayers:
+    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers | DeltaLayers | LatentLayers:
         """What lets a layer's rows see those before them."""
-        if self._convolution and not self._recording.config.attends[layer]:
-            return self._convolution
+        if self._without_attention and not self._recording.config.attends[layer]:
+            return self._without_attention
         return self._attention
 
     def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers:

@@ -3,7 +3,6 @@
 import numpy as np
 
 from cpu_kernels import activations
-from cpu_kernels.records import Barrier
 from models.architecture import Activation
 from models.buffers import Rows
 from models.recording import Recording, forms
@@ -81,17 +80,8 @@ class FeedForwardLayers:
             recording.product(matrix, self._gate, addend=gate_bias, last=False)
         recording.product(up, self._up, addend=up_bias, last=True)
         activated = self._gate if gate else self._up
-        recording.builder.add(
-            activations.gate_pack,
-            activated.address,
-            self._up.address,
-            self._up.stride,
-            self._width,
-            int(down.format.form),
-            recording.packed,
-            KINDS[recording.architecture.activation],
-            barrier=Barrier.ALWAYS,
-        )
+        kind = KINDS[recording.architecture.activation]
+        recording.gate_pack(kind, activated, self._up, self._width, down.format.form)
 
 
 def feed_forward_norm(recording: Recording, prefix: str) -> str | None:

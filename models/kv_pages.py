@@ -23,6 +23,7 @@ from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayou
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
 from models.convolution_states import STATE_ROWS, ConvolutionStates, convolution_sizes
+from models.delta_states import DeltaStates, slot_bytes, slots_within
 from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
 
@@ -54,10 +55,15 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
 def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     """Bytes that one token's keys and values take over all layers, heads padded as they are stored.
 
-    Included is a token's share of what its page keeps for short convolutions.
+    Included is a token's share of what its page keeps for short convolutions. States of delta networks are not: see
+    state_bytes.
     """
-    sizes = convolution_sizes(config)
-    return (_page_bytes(config, types) + (sizes.page_bytes if sizes else 0)) // PAGE_TOKENS
+    return _page_bytes(config, types) // PAGE_TOKENS
+
+
+def state_bytes(config: ModelConfig, budget: int) -> int:
+    """Bytes that states of delta networks take of the memory for keys and values, whatever the number of tokens."""
+    return slots_within(config, budget) * slot_bytes(config)
 
 
 def _layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, ...]:
@@ -67,10 +73,14 @@ def _layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, ...]:
 
 
 def _page_bytes(config: ModelConfig, types: KVTypes) -> int:
-    """Bytes of a page over all layers that store keys and values."""
-    return sum(
+    """Bytes of a page over all layers that store keys and values, of what it keeps for convolutions, and of token ids
+    where rows need others.
+    """
+    of_heads = sum(
         heads.keys * layout.page_bytes for heads in config.kv_heads_of_layers for layout in _layouts(heads, types)
     )
+    sizes = convolution_sizes(config)
+    return of_heads + (sizes.page_bytes if sizes else 0) + (0 if all(config.attends) else 4 * PAGE_TOKENS)
 
 
 def _kind(heads: Heads) -> tuple[int, int]:
@@ -110,10 +120,9 @@ class PageStore:
     def __init__(self, config: ModelConfig, budget_bytes: int, types: KVTypes) -> None:
         """budget_bytes bounds the pool; memory is taken from the system only as pages are first written."""
         self.types = types
-        page_bytes = _page_bytes(config, types)
-        sizes = convolution_sizes(config)
         self.bytes_per_token = kv_bytes_per_token(config, types)
-        self.total = max(1, budget_bytes // (page_bytes + (sizes.page_bytes if sizes else 0)))
+        slots = slots_within(config, budget_bytes)
+        self.total = max(1, (budget_bytes - state_bytes(config, budget_bytes)) // _page_bytes(config, types))
         stored = config.kv_heads_of_layers
         counts = Counter(map(_kind, stored))
         layouts = {_kind(heads): _layouts(heads, types) for heads in stored}
@@ -137,10 +146,15 @@ class PageStore:
             for plane in layout.planes
         ]
         self.states: ConvolutionStates | None = None
-        if sizes:
-            self.states = states = ConvolutionStates(config, sizes, groups, self._group, self._group_places)
-            self._pages += (states.pages, states.tokens)
-            self._planes.append((states.tokens, Plane(0, np.int32, (PAGE_TOKENS,), (0,))))
+        if sizes := convolution_sizes(config):
+            self.states = ConvolutionStates(config, sizes, groups, self._group, self._group_places)
+            self._pages += (self.states.pages,)
+        self.delta = DeltaStates(config, slots, self.total, self._group, self._group_places) if slots else None
+        self._ids: NDArray[np.uint8] | None = None
+        if self.states or self.delta:
+            self._ids = zeros_from_the_front((groups, 1, 1, self._group, 4 * PAGE_TOKENS))
+            self._pages += (self._ids,)
+            self._planes.append((self._ids, Plane(0, np.int32, (PAGE_TOKENS,), (0,))))
         self._token_bytes = sum(
             math.prod((*pages.shape[1:3], *plane.token_shape)) * np.dtype(plane.dtype).itemsize
             for pages, plane in self._planes
@@ -195,6 +209,8 @@ class PageStore:
             for pages in self._pages:
                 self._page(pages, copy)[...] = self._page(pages, shared)
             self._references[shared] -= 1
+            if self.delta:
+                self.delta.copy(shared, copy, last)
         end = -(-(sequence.length + tokens) // PAGE_TOKENS)
         if end > len(sequence.table):
             longer = aligned_zeros((2 * end + _TABLE_STEP,), np.int32)
@@ -226,8 +242,10 @@ class PageStore:
         sequence.state = min(keep * PAGE_TOKENS, sequence.state)
 
     def computed(self, sequence: Sequence) -> int:
-        """Positions that its next rows can follow: all, or those before the last page where its state is lost."""
+        """Positions that its next rows can follow: all, or those of which a state is known."""
         length = sequence.length
+        if self.delta:
+            return self.delta.find(self._pages_of_sequence(sequence), length)
         if self.states is None or sequence.state == length:
             return length
         return (length if sequence.state != LOST else max(0, length - 1)) // PAGE_TOKENS * PAGE_TOKENS
@@ -243,19 +261,59 @@ class PageStore:
         self.states.take_back(row, sequence.length - 1, *page)
         sequence.state = sequence.length
 
+    def most_segments(self) -> int:
+        """Sequences that a step can serve at once."""
+        return self.delta.most_segments if self.delta else len(self._references)
+
+    def begin_run(self, segments: int) -> None:
+        """Begin to append to so many sequences and to compute them."""
+        if self.delta:
+            self.delta.begin(segments)
+
+    def prepare(self, segments: Ordered[tuple[Sequence, int, int]]) -> None:
+        """Make ready what a step needs of states. segments: sequences, first positions, and how many rows each has."""
+        if self.delta:
+            self.delta.forget_passed_on()
+            for sequence, start, count in segments:
+                self.delta.prepare(self._pages_of_sequence(sequence), start, start + count)
+
+    def settle(self) -> None:
+        """Note what the step that was prepared for has written."""
+        if self.delta:
+            self.delta.settle()
+
+    def repeat(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Let the step that wrote these positions run again for a measurement; the sequence's state is lost."""
+        sequence.state = LOST  # a repeated row is no longer preceded by the rows before it
+        if self.delta:
+            self.delta.repeat(self._pages_of_sequence(sequence)[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)])
+
     def note_tokens(self, sequence: Sequence, start: int, tokens: Ordered[int]) -> None:
-        """Note the ids of positions from `start` on, whose pages exist."""
-        assert self.states is not None
+        """Note the ids of positions from `start` on, whose pages exist, where rows may be computed once more."""
+        if self._ids is None:
+            return
         for page, first, last in _pages_of(start, start + len(tokens)):
-            ids = self.states.page_tokens(*divmod(self._number(sequence, page), self._group))
+            ids = self._ids_of(sequence, page)
             base = page * PAGE_TOKENS
             ids[first - base : last - base] = tokens[first - start : last - start]
 
     def tokens(self, sequence: Sequence, start: int, stop: int) -> list[int]:
-        """The ids of positions start..stop-1, of one page that begins at `start`."""
-        assert self.states is not None
-        ids = self.states.page_tokens(*divmod(self._number(sequence, start // PAGE_TOKENS), self._group))
-        return [int(token) for token in ids[: stop - start]]
+        """The ids of positions start..stop-1."""
+        pages = range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS))
+        ids = [token for page in pages for token in self._ids_of(sequence, page).tolist()]
+        return ids[start % PAGE_TOKENS : start % PAGE_TOKENS + stop - start]
+
+    def _ids_of(self, sequence: Sequence, page: int) -> NDArray[np.int32]:
+        """The token ids of a sequence's page, to be read or written."""
+        assert self._ids is not None
+        group, slot = divmod(self._number(sequence, page), self._group)
+        ids: NDArray[np.int32] = self._ids[group, 0, 0, slot].view(np.int32)
+        return ids
+
+    def _pages_of_sequence(self, sequence: Sequence) -> list[int]:
+        """The numbers of a sequence's pages."""
+        numbers: list[int] = self._numbers(sequence.table[: sequence.pages]).tolist()
+        return numbers
 
     def _clear(self, sequence: Sequence, first: int) -> None:
         """Zero what the last page holds from position `first` on.
@@ -271,7 +329,8 @@ class PageStore:
         """Keys and values of positions start..stop-1 as bytes, checksum first.
 
         For each plane of pages of keys, of values, and of token ids where there are short convolutions:
-        [layer][head][token][what a token has]. Then, for each page that ends among the positions, the rows it keeps.
+        [layer][head][token][what a token has]. Then, for each page that ends among the positions, the rows it keeps, or
+        the slot of delta networks' states of the last page, if it has one.
         """
         group, slot = np.divmod(
             self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group
@@ -284,6 +343,9 @@ class PageStore:
         if self.states:
             full = range(start // PAGE_TOKENS, stop // PAGE_TOKENS)
             payload += b"".join(self.states.read(int(group[i]), int(slot[i])) for i in range(len(full)))
+        if self.delta:
+            last = (stop - 1) // PAGE_TOKENS
+            payload += self.delta.read(self._number(sequence, last), stop - last * PAGE_TOKENS)
         return struct.pack("<I", zlib.crc32(payload)) + payload
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes) -> None:
@@ -292,7 +354,8 @@ class PageStore:
         full = range(start // PAGE_TOKENS, stop // PAGE_TOKENS)
         state_bytes = self.states.sizes.layers * self.states.sizes.layer_bytes if self.states else 0
         expected = (stop - start) * self._token_bytes + len(full) * state_bytes
-        if len(payload) != expected or struct.unpack_from("<I", data)[0] != zlib.crc32(payload):
+        slot = self.delta.places[2] if self.delta and len(payload) > expected else 0
+        if len(payload) != expected + slot or struct.unpack_from("<I", data)[0] != zlib.crc32(payload):
             raise ValueError(f"stored KV of {stop - start} tokens is damaged or has the wrong size")
         at = 0
         for pages, plane in self._planes:
@@ -309,6 +372,9 @@ class PageStore:
                 state, at = payload[at : at + state_bytes], at + state_bytes
                 self.states.write(*divmod(self._number(sequence, page), self._group), state)
             sequence.state = full.stop * PAGE_TOKENS
+        if self.delta and slot:
+            last = (stop - 1) // PAGE_TOKENS
+            self.delta.write(self._number(sequence, last), last, stop - last * PAGE_TOKENS, payload[at:])
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise RuntimeError unless reference counts and free pages are exactly what these sequences account for."""
@@ -357,6 +423,8 @@ class PageStore:
     def _drop(self, page: int) -> None:
         self._references[page] -= 1
         if self._references[page] == 0:
+            if self.delta:
+                self.delta.drop(page)
             heapq.heappush(self._free_again, page)
 
 

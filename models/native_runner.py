@@ -18,7 +18,7 @@ from gguf_io.runner_info import RunnerInfo
 from models.architecture import Architecture
 from models.config import read_config
 from models.decoder import DecoderRecorder
-from models.kv_pages import LOST, PageStore, Sequence, stored_types
+from models.kv_pages import PageStore, Sequence, stored_types
 from models.recording import Recording
 from models.refusals import refusal
 from models.registry import find_architecture
@@ -148,32 +148,59 @@ class NativeRunner:
         Raises ModelFileError where the program reads of the file and it was changed; nothing is appended then.
         """
         segments = self._check_rows(tokens, positions, sequences, wanted)
+        self._latest.clear()
+        most = self._store.most_segments()
+        if len(segments) <= most:
+            return self._run(tokens, positions, segments, wanted)
+        found = []
+        for at in range(0, len(segments), most):
+            some = segments[at : at + most]
+            first, last = some[0][1], some[-1][1] + some[-1][2]
+            rows = [row - first for row in wanted if first <= row < last]
+            moved = [(handle, row - first, count) for handle, row, count in some]
+            found.append(self._run(tokens[first:last], positions[first:last], moved, rows).copy())
+        return np.concatenate(found)
+
+    def _run(
+        self,
+        tokens: Ordered[int],
+        positions: Ordered[int],
+        segments: list[tuple[int, int, int]],
+        wanted: Ordered[int],
+    ) -> NDArray[np.float32]:
+        """Run as many segments as the states allow at once, of which each is a handle, the first row, and how many."""
         self._steps.fetch(tokens)
         begun: list[tuple[Sequence, int, int]] = []
-        self._latest.clear()
+        self._store.begin_run(len(segments))
         for handle, first, count in segments:
             sequence = self._sequences[handle]
             start, computed = sequence.length, self._store.computed(sequence)
             self._store.append(sequence, count)
-            if self._store.states:
-                self._store.note_tokens(sequence, start, tokens[first : first + count])
-                self._latest[handle] = first, start, sequence.length
+            self._store.note_tokens(sequence, start, tokens[first : first + count])
+            self._latest[handle] = first, start, sequence.length
             if computed < start:
                 begun.append((sequence, computed, start))
-        for at in range(0, len(begun), MAX_ROWS // PAGE_TOKENS):
-            self._compute_again(begun[at : at + MAX_ROWS // PAGE_TOKENS])
+        self._compute_again(begun)
         return self._compute(tokens, positions, [(self._sequences[one], at, n) for one, at, n in segments], wanted)
 
     def _compute_again(self, begun: list[tuple[Sequence, int, int]]) -> None:
-        """Compute positions start..stop-1, of one page, of each of some sequences; they have the values already."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        segments = []
-        for sequence, start, stop in begun:
-            segments.append((sequence, len(tokens), stop - start))
-            tokens += self._store.tokens(sequence, start, stop)
-            positions += range(start, stop)
-        self._compute(tokens, positions, segments, ())
+        """Compute positions start..stop-1 of each of some sequences once more; they have the values already."""
+        waiting = [(sequence, start, min(stop, start + MAX_ROWS), stop) for sequence, start, stop in begun]
+        while waiting:
+            tokens: list[int] = []
+            positions: list[int] = []
+            segments, later = [], []
+            for sequence, start, stop, end in waiting:
+                if len(tokens) + stop - start > MAX_ROWS:
+                    later.append((sequence, start, stop, end))
+                    continue
+                segments.append((sequence, len(tokens), stop - start))
+                tokens += self._store.tokens(sequence, start, stop)
+                positions += range(start, stop)
+                if stop < end:
+                    later.append((sequence, stop, min(end, stop + MAX_ROWS), end))
+            self._compute(tokens, positions, segments, ())
+            waiting = later
 
     def _compute(
         self,
@@ -185,13 +212,15 @@ class NativeRunner:
         """Compute rows whose pages exist; segments are (sequence, first row, rows). Returns what `run` returns."""
         self._steps.place(tokens, positions, segments, self._ropes)
         self._reserve_logits(len(wanted))
+        self._store.prepare([(sequence, positions[first], count) for sequence, first, count in segments])
         self._steps.run(len(tokens), wanted)
+        self._store.settle()
         return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
 
     def last_step(self) -> RecordedStep:
         """The latest `run`, to be measured; valid until the next call that changes a sequence."""
-        for handle in self._latest:
-            self._sequences[handle].state = LOST  # a repeated row is no longer preceded by the rows before it
+        for handle, (_, start, stop) in self._latest.items():
+            self._store.repeat(self._sequences[handle], start, stop)
         return self._steps.last_step()
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:

@@ -16,7 +16,7 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
 }
 _NOT_GELU = ("silu", "swish", "swiglu", "relu", "reglu")  # llama.cpp takes any other name for GELU
 _SECTIONS = "rope.dimension_sections"
-_SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe")
+_SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 _DEEP_IMAGES = "deepstack_mapping"
 _LOCAL_SIZES = {
     "attention.key_length_swa": "attention.key_length",

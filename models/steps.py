@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import attention
+from cpu_kernels import attention, delta_net
 from cpu_kernels.formats import panels
 from cpu_kernels.loader import release_linker
 from cpu_kernels.memory import aligned_zeros
@@ -63,7 +63,9 @@ class Steps:
         self._narrows = config.narrows
         self._placed: Ordered[tuple[Sequence, int, int]] = ()
         self._kinds = {(heads.keys, heads.group) for heads in config.layer_heads}
-        needs = 4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES
+        needs = [4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
+        if sizes := config.delta_net:
+            needs.append(delta_net.scratch_bytes(sizes.value_heads // sizes.key_heads, padded(sizes.head_size)))
         scratch = max(needs) + 4096
         self._scratch = self._field(Step.SCRATCH, scratch * team.threads, np.uint8)
         self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64

@@ -101,6 +101,8 @@ tile_fma = _each(
     lambda total, x, y: exact_fma(x, y, total),
     F32,
 )
+# The tile times a vector, of floats.
+tile_scaled = _each("tile_scaled", 2, lambda b, x, factor: b.fmul(x, factor), np.multiply)
 
 
 def _add_scaled(builder: ir.IRBuilder, total: ir.Value, integer: ir.Value, scale: ir.Value, x: ir.Value) -> ir.Value:

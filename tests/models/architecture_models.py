@@ -341,7 +341,11 @@ MODELS["gemma4-odd"] = replace(
     per_layer=0,
     tied=False,
     extra={
-        **{key: value for key, value in _GEMMA4.extra.items() if not key.endswith(("shared_kv_layers", "forward_length"))},
+        **{
+            key: value
+            for key, value in _GEMMA4.extra.items()
+            if not key.endswith(("shared_kv_layers", "forward_length"))
+        },
         "attention.head_count_kv": [4, 4, 2, 4, 4, 2],
         "attention.sliding_window_pattern": [True, True, False] * 2,
         "rope.dimension_count_swa": 20,
@@ -474,6 +478,80 @@ MODELS["deepseek2-odd"] = replace(
         "rope.dimension_count": 10,
     },
     added={**_SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **_CHOICE_BIAS, "attn_k_b.weight": "heads, rank, 20"},
+)
+_DELTA_NET = {
+    "attn_qkv.weight": "convolved, width",
+    "attn_gate.weight": "delta values, width",
+    "ssm_conv1d.weight": "convolved, delta reach",
+    "ssm_dt.bias": "delta heads",
+    "ssm_a": "delta heads",
+    "ssm_beta.weight": "delta heads, width",
+    "ssm_alpha.weight": "delta heads, width",
+    "ssm_norm.weight": "state",
+    "ssm_out.weight": "width, delta values",
+    "attn_q.weight": "both queries, width",
+    "post_attention_norm.weight": "width",
+}
+_QWEN35 = Synthetic(
+    "qwen35",
+    layers=5,
+    head_norms=True,
+    extra={
+        "rope.dimension_count": 16,
+        "rope.dimension_sections": [3, 3, 2, 0],
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 32,
+        "ssm.group_count": 4,
+        "ssm.time_step_rank": 4,
+        "ssm.inner_size": 128,
+    },
+    added=_DELTA_NET,
+    dropped=("ffn_norm.weight",),
+)
+MODELS["qwen35"] = _QWEN35
+MODELS["qwen35-odd"] = replace(
+    _QWEN35,
+    layers=4,
+    embedding=328,
+    feed_forward=200,
+    heads=6,
+    head=36,
+    tied=False,
+    extra={
+        **_QWEN35.extra,
+        "attention.recurrent_layers": [False, True, True, False],
+        "rope.dimension_count": 12,
+        "rope.dimension_sections": [2, 2, 2, 0],
+        "ssm.conv_kernel": 3,
+        "ssm.state_size": 40,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 6,
+        "ssm.inner_size": 240,
+    },
+)
+_DELTA_EXPERTS = {
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 96,
+    "expert_shared_feed_forward_length": 160,
+}
+MODELS["qwen35moe"] = replace(
+    _QWEN35,
+    architecture="qwen35moe",
+    experts=8,
+    extra={**_QWEN35.extra, **_DELTA_EXPERTS, "ssm.time_step_rank": 8, "ssm.inner_size": 256},
+    added={**_DELTA_NET, **_SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
+)
+MODELS["qwen3next"] = replace(
+    MODELS["qwen35moe"],
+    architecture="qwen3next",
+    added={**MODELS["qwen35moe"].added, "ssm_ba.weight": "both of delta heads, width"},
+    dropped=("ffn_norm.weight", "ssm_beta.weight", "ssm_alpha.weight"),
+    extra={key: value for key, value in MODELS["qwen35moe"].extra.items() if key != "rope.dimension_sections"},
+)
+MODELS["qwen3next-fused"] = replace(
+    MODELS["qwen3next"],
+    added={**MODELS["qwen3next"].added, "ssm_in.weight": "all of delta, width"},
+    dropped=(*MODELS["qwen3next"].dropped, "attn_qkv.weight", "attn_gate.weight"),
 )
 
 

@@ -197,12 +197,44 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "stored": rank + model.extra.get("rope.dimension_count", 0),
         "query rank": model.extra.get("attention.q_lora_rank", 0),
         "latent queries": model.heads * model.extra.get(key + "_mla", model.extra.get(key, 0)),
+        "both queries": 2 * queries,
+        **_delta_sizes(model.extra),
     }
     return tuple(int(name) if name.isdigit() else sizes[name] for name in text.split(", "))
 
 
+def _delta_sizes(extra: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of gated delta networks by name."""
+    state, groups, heads = (extra.get(f"ssm.{key}", 0) for key in ("state_size", "group_count", "time_step_rank"))
+    return {
+        "state": state,
+        "convolved": (2 * groups + heads) * state,
+        "delta values": heads * state,
+        "all of delta": 2 * (groups + heads) * state,
+        "delta heads": heads,
+        "both of delta heads": 2 * heads,
+        "delta reach": extra.get("ssm.conv_kernel", 0),
+    }
+
+
+def _recurs(model: Synthetic, layer: int) -> bool:
+    """Whether a layer is a gated delta network."""
+    if "ssm.state_size" not in model.extra:
+        return False
+    listed = model.extra.get("attention.recurrent_layers")
+    if listed is not None:
+        return bool(listed[layer])
+    computed = model.layers - model.extra.get("nextn_predict_layers", 0)
+    return layer < computed and (layer + 1) % model.extra.get("full_attention_interval", 4) != 0
+
+
 def _has(model: Synthetic, layer: int, name: str) -> bool:
     """Whether a layer has a tensor that only some layers have: those of attention, of convolutions, and of experts."""
+    if "ssm.state_size" in model.extra and name not in ("attn_norm.weight", "post_attention_norm.weight"):
+        if name.startswith("ssm") or name in ("attn_qkv.weight", "attn_gate.weight"):
+            return _recurs(model, layer)
+        if name.startswith("attn"):
+            return not _recurs(model, layer)
     convolves = model.extra.get("attention.head_count_kv", [])[layer : layer + 1] == [0]
     if name.startswith("attn") and name != "attn_norm.weight":
         return not convolves
@@ -233,6 +265,8 @@ def _feed_forward(model: Synthetic, layer: int) -> dict[str, tuple[int, ...]]:
 
 def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
     values = random.standard_normal(shape, dtype=np.float32)
+    if name.endswith("ssm_a"):
+        return -np.exp(values)
     if name.endswith(("sinks.weight", "exps.bias")):
         return values
     if len(shape) == 1 and not name.endswith("gate_inp_shexp.weight"):

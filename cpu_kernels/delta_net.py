@@ -1,0 +1,398 @@
+"""Gated delta networks: linear attention whose state is a matrix a head, kept at the start of each page of tokens.
+
+A head's state S [D][D] maps keys to values. A token first lets it fade and then corrects what its key gives (Yang et
+al., "Gated Delta Networks", 2024):
+
+    S = exp(g) S      S = S + k beta (v - k S)      o = q S
+
+Within a page of tokens nothing is folded into S. A page has a slot: the state at its first token, and of each token so
+far its key k, its correction u and G, the sum of g from the page's first token on. Row t is computed from these alone:
+
+    u[t] = beta (v - exp(G[t]) k S - sum over i < t of exp(G[t] - G[i]) (k k[i]) u[i])
+    o[t] = exp(G[t]) q S + sum over i <= t of exp(G[t] - G[i]) (q k[i]) u[i]
+
+and the first row of the next page folds a full one into that page's state. Each sum has one order whatever rows a step
+has. So a row is the same to the bit however its tokens were cut into steps, and a slot serves every row of its page.
+
+Queries, keys and values come out of a short convolution over the K - 1 rows before, which the slot keeps too. Threads
+share out key heads, each with its R value heads and its part of a slot:
+
+    S [R][D / 16][D][16]    k [16][D]    u [R][16][D]    G [R][16]    rows [K - 1 + 16][(2 + R) D]
+
+where D is a head's size, padded to whole vectors, and rows are what the convolution reads, from K - 1 rows before the
+page on: a row is a query, a key and R values.
+"""
+
+import math
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from cpu_kernels.activations import GATE_SILU, gate_values, norm_row
+from cpu_kernels.declarations import inner
+from cpu_kernels.isa import POLICY
+from cpu_kernels.kernel import kernel
+from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.records import Step, argument, field, scratch, share
+from cpu_kernels.self_check import Sample
+from cpu_kernels.simd.arithmetic import add_f32, div_f32, exp2_f32, fma, mul_f32, sub_f32, sum_f32
+from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_scaled, tile_store, zero_tile_f32
+from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_f32, splat_f32, store_f32, zero_f32
+
+_SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
+_SEGMENT_BYTES = 4 * 8
+_COLUMNS = 2 * PAGE_TOKENS
+_WIDE = 16 if POLICY.vector_parts == 1 else 4
+_ONE = np.float32(1.0)
+_LOG2E = np.float32(math.log2(math.e))
+_MINUS_LOG2E = np.float32(-math.log2(math.e))
+# Beyond it, log(1 + exp(x)) is x in single precision.
+_SOFTPLUS_IS_LINEAR = np.float32(20.0)
+
+
+class Shape(IntEnum):
+    """Indices into the record of a layer's sizes, to which argument 0 points.
+
+    VALUE_HEADS: of a key head. SIZE: values of a head without padding. ACROSS, BETWEEN: value head r of key head h is
+    the file's number h * ACROSS + r * BETWEEN. PLACES: what a group of pages takes in a sequence's table. SLOT_BYTES,
+    HEAD_BYTES: from one slot, and from one key head's part, to the next.
+    """
+
+    KEY_HEADS = 0
+    VALUE_HEADS = 1
+    PADDED = 2
+    SIZE = 3
+    REACH = 4
+    ACROSS = 5
+    BETWEEN = 6
+    GROUP_PAGES = 7
+    PLACES = 8
+    SLOT_BYTES = 9
+    HEAD_BYTES = 10
+    COUNT = 11
+
+
+(
+    _KEY_HEADS,
+    _VALUE_HEADS,
+    _PADDED,
+    _SIZE,
+    _REACH,
+    _ACROSS,
+    _BETWEEN,
+    _GROUP_PAGES,
+    _PLACES,
+    _SLOT_BYTES,
+    _HEAD_BYTES,
+) = map(int, list(Shape)[:-1])
+
+
+def head_floats(value_heads: int, padded: int, reach: int) -> int:
+    """Floats of a key head's part of a slot. value_heads: of this key head."""
+    of_values = value_heads * (padded * padded + PAGE_TOKENS * padded + PAGE_TOKENS)
+    return of_values + PAGE_TOKENS * padded + (reach - 1 + PAGE_TOKENS) * (2 + value_heads) * padded
+
+
+def scratch_bytes(value_heads: int, padded: int) -> int:
+    """Bytes of scratch memory that a thread needs."""
+    rows = (3 + value_heads) * PAGE_TOKENS * padded + 2 * padded * _COLUMNS
+    return 4 * (rows + 2 * PAGE_TOKENS * PAGE_TOKENS + 3 * PAGE_TOKENS + 2 * padded)
+
+
+@inner
+def _part(slot: int, heads: int, padded: int, which: int) -> int:
+    """Where part `which` of a key head's slot begins: 0 S, 1 k, 2 u, 3 G, 4 rows."""
+    square, tokens = 4 * heads * padded * padded, 4 * PAGE_TOKENS * padded
+    if which == 0:
+        return slot
+    if which == 1:
+        return slot + square
+    if which == 2:
+        return slot + square + tokens
+    if which == 3:
+        return slot + square + tokens + heads * tokens
+    return slot + square + tokens + heads * tokens + heads * PAGE_TOKENS * 4
+
+
+@inner
+def _slot_of(op: int, shape: int, table: int, page: int) -> int:
+    """The number of the slot that a page of a sequence has in this step."""
+    place, places = get_i32(table + page * 4), field(shape, _PLACES)
+    return get_i32(argument(op, 2) + (place // places * field(shape, _GROUP_PAGES) + place % places) * 4)
+
+
+@inner
+def _copy(source: int, target: int, floats: int) -> None:
+    for i in range(0, floats, 16):
+        store_f32(target + i * 4, load_f32(source + i * 4))
+
+
+@inner
+def _clear(target: int, floats: int) -> None:
+    for i in range(0, floats, 16):
+        store_f32(target + i * 4, zero_f32())
+
+
+@inner
+def _fold(before: int, slot: int, heads: int, padded: int, memory: int) -> None:
+    """Make the state of a slot of that of the page before, which is full. They may be the same slot."""
+    keys = _part(before, heads, padded, 1)
+    for r in range(heads):
+        faded = _part(before, heads, padded, 3) + r * PAGE_TOKENS * 4
+        last = splat_f32(get_f32(faded + (PAGE_TOKENS - 1) * 4))
+        store_f32(memory, exp2_f32(sub_f32(last, load_f32(faded))))
+        scaled = memory + 64
+        for i in range(PAGE_TOKENS):
+            factor = splat_f32(get_f32(memory + i * 4))
+            for d in range(0, padded, 16):
+                at = (i * padded + d) * 4
+                store_f32(scaled + at, mul_f32(load_f32(keys + at), factor))
+        whole = exp2_f32(last)
+        corrections = _part(before, heads, padded, 2) + r * PAGE_TOKENS * padded * 4
+        first = r * padded * padded * 4
+        for v in range(padded // 16):
+            for d in range(0, padded, _WIDE):
+                at = first + (v * padded + d) * 64
+                tile = tile_scaled(tile_load_f32(zero_tile_f32(_WIDE), before + at), whole)
+                for i in range(PAGE_TOKENS):
+                    added = load_f32(corrections + (i * padded + v * 16) * 4)
+                    tile = tile_fma(tile, added, scaled + (i * padded + d) * 4)
+                tile_store(tile, slot + at)
+
+
+@inner
+def _convolve(rows: int, first: int, count: int, reach: int, floats: int, weights: int, stride: int, out: int) -> None:
+    """SiLU of the convolution of rows first..first+count-1 of a page. rows: of its slot. out: [row][floats]."""
+    one, minus = splat_f32(_ONE), splat_f32(_MINUS_LOG2E)
+    for i in range(count):
+        source = rows + (first + i) * floats * 4
+        for c in range(0, floats, 16):
+            total = mul_f32(load_f32(weights + c * 4), load_f32(source + c * 4))
+            for k in range(1, reach):
+                total = fma(load_f32(weights + k * stride + c * 4), load_f32(source + (k * floats + c) * 4), total)
+            store_f32(out + (i * floats + c) * 4, div_f32(total, add_f32(one, exp2_f32(mul_f32(total, minus)))))
+
+
+@inner
+def _normalise(x: int, padded: int, epsilon: np.float32, scale: np.float32, out: int) -> None:
+    """out = x * scale / sqrt(sum(x^2) + epsilon)."""
+    squares = zero_f32()
+    for d in range(0, padded, 16):
+        squares = fma(load_f32(x + d * 4), load_f32(x + d * 4), squares)
+    factor = splat_f32(scale / np.float32(math.sqrt(sum_f32(squares) + epsilon)))
+    for d in range(0, padded, 16):
+        store_f32(out + d * 4, mul_f32(load_f32(x + d * 4), factor))
+
+
+@inner
+def _dot(x: int, y: int, padded: int) -> np.float32:
+    total = zero_f32()
+    for d in range(0, padded, 16):
+        total = fma(load_f32(x + d * 4), load_f32(y + d * 4), total)
+    return sum_f32(total)
+
+
+def _through(width: int) -> Any:
+    """Function that multiplies `width` columns, keys or queries, by a state: out [D / 16][columns][16]."""
+
+    @inner
+    def multiply(columns: int, state: int, padded: int, out: int) -> None:
+        for v in range(padded // 16):
+            tile = zero_tile_f32(width)
+            for d in range(padded):
+                tile = tile_fma(tile, load_f32(state + (v * padded + d) * 64), columns + d * _COLUMNS * 4)
+            tile_store(tile, out + v * _COLUMNS * 64)
+
+    return multiply
+
+
+_through_two, _through_many = _through(2), _through(_WIDE)
+
+
+@inner
+def _gates(op: int, row: int, head: int, faded: int, t: int, memory: int) -> np.float32:
+    """Put the sum of a row's g, in powers of two, into G[t], and return its beta. head: among all, in their order."""
+    constants = argument(op, 9) + head * 8
+    alpha = get_f32(argument(op, 7) + row * argument(op, 8) + head * 4) + get_f32(constants)
+    grown = alpha if alpha > _SOFTPLUS_IS_LINEAR else np.float32(math.log(1.0 + math.exp(alpha)))
+    before = np.float32(0.0)
+    if t > 0:
+        before = get_f32(faded + (t - 1) * 4)
+    put_f32(faded + t * 4, np.float32(before + get_f32(constants + 4) * grown))
+    beta = get_f32(argument(op, 6) + row * argument(op, 8) + head * 4)
+    return np.float32(_ONE / (_ONE + np.float32(math.exp(-beta))))
+
+
+@inner
+def _row(t: int, i: int, count: int, faded: int, beta: np.float32, padded: int, memory: Any, corrections: int) -> None:
+    """Correction u[t] and output of a row, the i-th of the step's `count` in its page; its output goes to memory[4].
+
+    memory: addresses of scores of keys and of queries [16][16] each, of values, of keys and queries times the state,
+    and of the output and of 48 floats more.
+    """
+    key_scores, query_scores, value, through, out, factors = memory
+    total = splat_f32(get_f32(faded + t * 4))
+    decay = exp2_f32(sub_f32(total, load_f32(faded)))
+    whole = exp2_f32(total)
+    store_f32(factors, mul_f32(decay, load_f32(key_scores + i * 64)))
+    store_f32(factors + 64, mul_f32(decay, load_f32(query_scores + i * 64)))
+    for v in range(padded // 16):
+        known = mul_f32(whole, load_f32(through + (v * _COLUMNS + i) * 64))
+        asked = mul_f32(whole, load_f32(through + (v * _COLUMNS + count + i) * 64))
+        for j in range(t):
+            u = load_f32(corrections + (j * padded + v * 16) * 4)
+            known = fma(splat_f32(get_f32(factors + j * 4)), u, known)
+            asked = fma(splat_f32(get_f32(factors + 64 + j * 4)), u, asked)
+        u = mul_f32(splat_f32(beta), sub_f32(load_f32(value + v * 64), known))
+        store_f32(corrections + (t * padded + v * 16) * 4, u)
+        store_f32(out + v * 64, fma(splat_f32(get_f32(factors + 64 + t * 4)), u, asked))
+
+
+@inner
+def _give(op: int, shape: int, row: int, head: int, number: int, out: int, memory: int) -> None:
+    """Normalise a head's output, gate it, and put it where the file has that head."""
+    padded, size = field(shape, _PADDED), field(shape, _SIZE)
+    norm_row(out, argument(op, 11), size, padded, get_f32(argument(op, 12) + 8), memory)
+    gate_values(GATE_SILU, argument(op, 4) + row * argument(op, 5) + head * padded * 4, memory, memory, padded)
+    target = argument(op, 13) + row * argument(op, 14) + number * size * 4
+    for d in range(0, size // 16 * 16, 16):
+        store_f32(target + d * 4, load_f32(memory + d * 4))
+    for d in range(size // 16 * 16, size):
+        put_f32(target + d * 4, get_f32(memory + d * 4))
+
+
+@inner
+def _scores(keys: int, t: int, i: int, padded: int, query: int, key_scores: int, query_scores: int) -> None:
+    """Scores of row i's key, the t-th of a page, and of its query with the keys up to there."""
+    key = keys + t * padded * 4
+    for j in range(t + 1):
+        before = keys + j * padded * 4
+        put_f32(key_scores + (i * PAGE_TOKENS + j) * 4, _dot(key, before, padded))
+        put_f32(query_scores + (i * PAGE_TOKENS + j) * 4, _dot(query, before, padded))
+
+
+@inner
+def _rows_of_page(
+    op: int, shape: int, step: int, thread: int, head: int, slot: int, t0: int, row0: int, n: int
+) -> None:
+    """Compute rows row0..row0+n-1 of the step, which are those from t0 on of a page, for one key head."""
+    heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
+    floats = (2 + heads) * padded
+    rows = _part(slot, heads, padded, 4)
+    for i in range(n):
+        source = argument(op, 3) + (row0 + i) * argument(op, 15) + head * floats * 4
+        _copy(source, rows + (reach - 1 + t0 + i) * floats * 4, floats)
+    convolved = scratch(step, thread)
+    columns = convolved + PAGE_TOKENS * floats * 4
+    through = columns + padded * _COLUMNS * 4
+    key_scores = through + padded * _COLUMNS * 4
+    query_scores = key_scores + PAGE_TOKENS * PAGE_TOKENS * 4
+    factors = query_scores + PAGE_TOKENS * PAGE_TOKENS * 4
+    out = factors + 3 * PAGE_TOKENS * 4
+    _convolve(
+        rows,
+        t0,
+        n,
+        reach,
+        floats,
+        argument(op, 10) + head * floats * 4,
+        field(shape, _KEY_HEADS) * floats * 4,
+        convolved,
+    )
+    keys = _part(slot, heads, padded, 1)
+    epsilon, scale = get_f32(argument(op, 12)), get_f32(argument(op, 12) + 4)
+    for i in range(n):
+        query = convolved + i * floats * 4
+        key = keys + (t0 + i) * padded * 4
+        _normalise(query, padded, epsilon, scale, query)
+        _normalise(query + padded * 4, padded, epsilon, _ONE, key)
+        for d in range(padded):
+            put_f32(columns + (d * _COLUMNS + i) * 4, get_f32(key + d * 4))
+            put_f32(columns + (d * _COLUMNS + n + i) * 4, get_f32(query + d * 4))
+        _scores(keys, t0 + i, i, padded, query, key_scores, query_scores)
+    for r in range(heads):
+        state = _part(slot, heads, padded, 0) + r * padded * padded * 4
+        if n == 1:
+            _through_two(columns, state, padded, through)
+        else:
+            for c in range(0, 2 * n, _WIDE):
+                _through_many(columns + c * 4, state, padded, through + c * 64)
+        faded = _part(slot, heads, padded, 3) + r * PAGE_TOKENS * 4
+        corrections = _part(slot, heads, padded, 2) + r * PAGE_TOKENS * padded * 4
+        for i in range(n):
+            beta = _gates(op, row0 + i, head * heads + r, faded, t0 + i, factors)
+            value = convolved + (i * floats + (2 + r) * padded) * 4
+            memory = (key_scores, query_scores, value, through, out, factors)
+            _row(t0 + i, i, n, faded, beta, padded, memory, corrections)
+            number = head * field(shape, _ACROSS) + r * field(shape, _BETWEEN)
+            _give(op, shape, row0 + i, head * heads + r, number, out, out + padded * 4)
+
+
+@inner
+def _begin(op: int, shape: int, step: int, thread: int, head: int, table: int, page: int, bytes_of_head: int) -> None:
+    """Make the state at the start of a page, of that of the page before."""
+    heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
+    floats = (2 + heads) * padded
+    slot = argument(op, 1) + _slot_of(op, shape, table, page) * field(shape, _SLOT_BYTES) + head * bytes_of_head
+    if page == 0:
+        _clear(slot, heads * padded * padded)
+        _clear(_part(slot, heads, padded, 4), (reach - 1) * floats)
+        return
+    before = argument(op, 1) + _slot_of(op, shape, table, page - 1) * field(shape, _SLOT_BYTES) + head * bytes_of_head
+    _fold(before, slot, heads, padded, scratch(step, thread))
+    rows = _part(before, heads, padded, 4) + PAGE_TOKENS * floats * 4
+    _copy(rows, _part(slot, heads, padded, 4), (reach - 1) * floats)
+
+
+def _samples() -> Iterator[Sample]:
+    for heads, size, reach, start, rows in ((1, 16, 4, 0, 18), (2, 24, 3, 13, 5), (2, 16, 4, 17, 1)):
+        s = Sample(rows=rows, scratch=scratch_bytes(heads, 32) + 4096)
+        padded, groups, count = -(-size // 16) * 16, 2, 3
+        table = s.array([1, 0, 3], np.int32)
+        s.step({Step.SEGMENTS: s.array([0, rows, start, table], np.int64), Step.SEGMENT_COUNT: 1})
+        floats = head_floats(heads, padded, reach)
+        shape = [groups, heads, padded, size, reach, 1, groups, 2, 2, 4 * groups * floats, 4 * floats]
+        width = (2 + heads) * padded * groups
+        states = s.array(0.1 * s.random.standard_normal((count, groups, floats)))
+        z_width, values = heads * groups * padded, heads * groups
+        places = (s.array([1, 0, 1, 2], np.int32), s.normal(rows, width), s.normal(rows, z_width), 4 * z_width)
+        gates = (s.normal(rows, 32), s.normal(rows, 32), 128, s.array([[0.1, -0.2]] * values))
+        weights = (s.normal(reach, width), s.normal(padded), s.array([1e-5, size**-0.5, 1e-5]))
+        out = (s.zeros(rows * (values * size + 16)), 4 * (values * size + 16), 4 * width)
+        yield s.arguments(s.array(shape, np.int64), states, *places, *gates, *weights, *out)
+
+
+@kernel(_samples)
+def delta_net(op: int, step: int, thread: int, threads: int) -> None:
+    """Compute all rows, each segment's in order.
+
+    Arguments: 0 record of Shape, 1 the layer's part of slot 0, 2 numbers of the pages' slots, 3 rows that are convolved
+    [key head][query, key, values], 4 gates of the output [key head][value head], 5 their stride, 6 beta and 7 alpha
+    before their functions, [key head][value head], 8 their stride, 9 for each head what is added to alpha, and the
+    factor of its softplus, in powers of two, 10 weights of the convolution [K][row], the oldest first, 11 weight of the
+    norm, 12 epsilon of keys, factor of queries, epsilon of the norm, 13 out, as the file orders heads, 14 its stride,
+    15 stride of 3.
+    """
+    shape = argument(op, 0)
+    groups = field(shape, _KEY_HEADS)
+    bytes_of_head = field(shape, _HEAD_BYTES)
+    for head in range(share(groups, thread, threads), share(groups, thread + 1, threads)):
+        for number in range(field(step, _SEGMENT_COUNT)):
+            segment = field(step, _SEGMENTS) + number * _SEGMENT_BYTES
+            row, position, table = field(segment, 0), field(segment, 2), field(segment, 3)
+            last = row + field(segment, 1)
+            while row < last:
+                page, t = position // PAGE_TOKENS, position % PAGE_TOKENS
+                n = min(PAGE_TOKENS - t, last - row)
+                if t == 0:
+                    _begin(op, shape, step, thread, head, table, page, bytes_of_head)
+                slot = (
+                    argument(op, 1)
+                    + _slot_of(op, shape, table, page) * field(shape, _SLOT_BYTES)
+                    + head * bytes_of_head
+                )
+                _rows_of_page(op, shape, step, thread, head, slot, t, row, n)
+                row += n
+                position += n

@@ -1,0 +1,132 @@
+"""Gated delta networks as operations, in place of attention: the products before and after, and what lies between."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.delta_net import Shape, delta_net
+from cpu_kernels.records import Barrier
+from models.delta_states import DeltaStates
+from models.recording import Recording, forms
+from models.weights import Matrix
+
+_LOG2E = math.log2(math.e)
+
+
+class DeltaLayers:
+    """Buffers that all delta networks of a model share, and the recording of one layer.
+
+    Rows are ordered by key heads, each with its query, its key and its values, every head padded to whole vectors.
+    """
+
+    def __init__(self, recording: Recording, states: DeltaStates) -> None:
+        self._recording, self._states = recording, states
+        config = recording.config
+        assert config.delta_net is not None
+        self._sizes = sizes = config.delta_net
+        groups, size = sizes.key_heads, sizes.head_size
+        self._of_group = sizes.value_heads // groups
+        together = recording.architecture.value_heads_together
+        self._across, self._between = (self._of_group, 1) if together else (1, groups)
+        # Which of the file's value heads lies where: [key head][value head].
+        self._heads = np.arange(groups)[:, None] * self._across + np.arange(self._of_group) * self._between
+        self._one = np.concatenate([np.arange(size), np.full(states.padded - size, -1)])
+        self._rows = recording.rows(groups * (2 + self._of_group) * states.padded)
+        self._gates = recording.rows(sizes.value_heads * states.padded)
+        self._beta, self._alpha = recording.rows(sizes.value_heads), recording.rows(sizes.value_heads)
+        self._out = recording.rows(sizes.value_heads * size)
+        constants = [config.epsilon, 1 / math.sqrt(size), config.epsilon]
+        self._constants = recording.builder.array(np.array(constants, np.float32))
+
+    def record(self, layer: int) -> None:
+        """Add delta_net(norm(x)) to x."""
+        recording, prefix, sizes = self._recording, f"blk.{layer}.", self._sizes
+        loader, builder, states = recording.loader, recording.builder, self._states
+        matrices = self._matrices(prefix)
+        recording.norm_pack(prefix + "attn_norm", forms(*matrices))
+        outputs = (self._rows, self._gates, self._beta, self._alpha)
+        for i, (matrix, rows) in enumerate(zip(matrices, outputs, strict=True)):
+            recording.product(matrix, rows, last=i == len(matrices) - 1)
+        groups, heads, size = sizes.key_heads, sizes.value_heads, sizes.head_size
+        shape = np.zeros(int(Shape.COUNT), np.int64)
+        shape[: Shape.GROUP_PAGES] = (
+            *(groups, self._of_group, states.padded, size),
+            *(sizes.reach, self._across, self._between),
+        )
+        shape[Shape.GROUP_PAGES :] = states.places
+        gates = np.zeros((heads, 2), np.float32)
+        gates[:, 0] = loader.vector(prefix + "ssm_dt.bias", heads)[self._heads.reshape(-1)]
+        gates[:, 1] = loader.vector(prefix + "ssm_a", heads)[self._heads.reshape(-1)] * _LOG2E
+        builder.add(
+            delta_net,
+            builder.array(shape),
+            states.address(layer),
+            states.slot_of_page.ctypes.data,
+            self._rows.address,
+            self._gates.address,
+            self._gates.stride,
+            self._beta.address,
+            self._alpha.address,
+            self._beta.stride,
+            builder.array(gates),
+            builder.array(self._convolution(prefix)),
+            builder.array(loader.vector(prefix + "ssm_norm.weight", size, self._one)),
+            self._constants,
+            self._out.address,
+            self._out.stride,
+            self._rows.stride,
+            barrier=Barrier.ALWAYS,
+        )
+        outwards = loader.matrix(prefix + "ssm_out.weight", recording.config.embedding, heads * size)
+        recording.pack(self._out, outwards.k, outwards.format.form, stride=self._out.stride)
+        recording.add_to_residual(outwards, prefix + "ssm_out.bias", "", private=True)
+
+    def _matrices(self, prefix: str) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+        """Those of the rows that are convolved, of the gates of what comes out, of beta and of alpha.
+
+        Qwen3-Next's files have one tensor of beta and alpha, by key heads, and older ones one of rows and gates.
+        """
+        loader, width, sizes = self._recording.loader, self._recording.config.embedding, self._sizes
+        groups, size, heads = sizes.key_heads, sizes.head_size, sizes.value_heads
+        each = self._of_group
+        first = np.arange(groups)[:, None]
+        if loader.has(prefix + "ssm_in.weight"):
+            starts = first * (2 + 2 * each) + np.arange(2 + 2 * each)
+            rows_of = starts[:, : 2 + each] * size, starts[:, 2 + each :] * size
+            name, count = prefix + "ssm_in.weight", groups * (2 + 2 * each) * size
+            rows, gates = (loader.part(name, count, width, self._order(order)) for order in rows_of)
+        else:
+            rows = loader.part(prefix + "attn_qkv.weight", self._width, width, self._order(self._heads_of_rows * size))
+            gates = loader.matrix(prefix + "attn_gate.weight", heads * size, width, self._order(self._heads * size))
+        if loader.has(prefix + "ssm_ba.weight"):
+            name, order = prefix + "ssm_ba.weight", (first * 2 * each + np.arange(each)).reshape(-1)
+            beta, alpha = (loader.part(name, 2 * heads, width, order + more) for more in (0, each))
+        else:
+            beta, alpha = (
+                loader.matrix(f"{prefix}ssm_{name}.weight", heads, width, self._heads.reshape(-1))
+                for name in ("beta", "alpha")
+            )
+        return rows, gates, beta, alpha
+
+    @property
+    def _width(self) -> int:
+        """Values of a row that is convolved, as the file has it: all queries, all keys, all values."""
+        return (2 * self._sizes.key_heads + self._sizes.value_heads) * self._sizes.head_size
+
+    @property
+    def _heads_of_rows(self) -> NDArray[np.int64]:
+        """For each key head, which heads of the file's rows are its query, its key and its values."""
+        groups = self._sizes.key_heads
+        first = np.arange(groups)[:, None]
+        return np.concatenate([first, first + groups, self._heads + 2 * groups], axis=1)
+
+    def _order(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the values of padded heads come from that begin at these places, -1 for padding."""
+        return np.where(self._one >= 0, self._one + firsts[..., None], -1).reshape(-1)
+
+    def _convolution(self, prefix: str) -> NDArray[np.float32]:
+        """Weights by rows before, the oldest first, and then as rows are ordered."""
+        reach, order = self._sizes.reach, self._order(self._heads_of_rows * self._sizes.head_size)
+        weights = self._recording.loader.vectors(prefix + "ssm_conv1d.weight", self._width, reach)[:, :reach]
+        return np.ascontiguousarray(np.where(order >= 0, weights[np.maximum(order, 0)].T, np.float32(0)))

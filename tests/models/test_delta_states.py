@@ -1,0 +1,281 @@
+"""What gated delta networks remember: exact after every cut, fork and restore, in few slots or many, and what it costs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from gguf_io.errors import LocalLLMError
+from models import NativeRunner
+from models.config import read_config
+from models.delta_states import LEAST_SLOTS, slot_bytes, slots_within
+from models.kv_pages import kv_bytes_per_token, state_bytes, stored_types
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import shapes, write
+from tests.models.test_convolution_states import Counting
+from tests.models.test_determinism import extend, tokens_of, whole
+
+PAGE = 16
+AMPLE, LITTLE = 64 << 20, 10 << 20
+
+
+@pytest.fixture(scope="module", params=["qwen35", "qwen35-odd", "qwen3next"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(MODELS[request.param], tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
+
+
+def opened(path: Path, budget: int) -> Counting:
+    with open_model(path) as file:
+        runner = Counting(file, kv_bytes=budget)
+    runner.passes = []
+    return runner
+
+
+@pytest.fixture
+def runner(path: Path) -> Iterator[Counting]:
+    runner = opened(path, AMPLE)
+    yield runner
+    runner.check_integrity(set(runner._sequences))
+    runner.close()
+
+
+@pytest.mark.parametrize("length", [41, 42, 47, 48, 49, 50, 55, 56])
+def test_rejected_tokens_cost_nothing(runner: Counting, length: int) -> None:
+    tokens, other = tokens_of(1, 56), tokens_of(2, 20)
+    sequence = runner.create_sequence()
+    extend(runner, sequence, tokens[:40])
+    extend(runner, sequence, tokens[40:])
+    runner.truncate_sequence(sequence, length)
+    runner.passes.clear()
+    rows = extend(runner, sequence, other)
+    assert runner.passes == [len(other)]
+    np.testing.assert_array_equal(rows, whole(runner, tokens[:length] + other)[length:])
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 40, 47, 48, 63, 64, 65, 99, 100])
+def test_a_fork_of_what_was_decoded_computes_nothing_again(runner: Counting, length: int) -> None:
+    tokens, other = tokens_of(1, 100), tokens_of(2, 20)
+    sequence = runner.create_sequence()
+    for token in tokens:
+        extend(runner, sequence, [token])
+    fork = runner.fork_sequence(sequence, length)
+    runner.passes.clear()
+    rows = extend(runner, fork, other)
+    assert runner.passes == [len(other)]
+    np.testing.assert_array_equal(rows, whole(runner, tokens[:length] + other)[length:])
+    np.testing.assert_array_equal(extend(runner, sequence, other), whole(runner, tokens + other)[100:])
+
+
+@pytest.mark.parametrize(("length", "most"), [(399, 0), (390, 0), (330, 0), (257, 0), (256, 0), (9, 0), (200, 200)])
+def test_an_edit_of_a_prompt_goes_on_from_its_kept_pages(runner: Counting, length: int, most: int) -> None:
+    """Kept are the last pages of a step, its first one, and every sixteenth."""
+    tokens, other = tokens_of(1, 400), tokens_of(2, 20)
+    sequence = runner.create_sequence()
+    extend(runner, sequence, tokens)
+    fork = runner.fork_sequence(sequence, length)
+    runner.passes.clear()
+    rows = extend(runner, fork, other)
+    assert sum(runner.passes[:-1]) <= most
+    assert runner.passes[-1] == len(other)
+    np.testing.assert_array_equal(rows, whole(runner, tokens[:length] + other)[length:])
+
+
+def test_slots_are_thinned_out_with_age(path: Path) -> None:
+    """A long conversation in few slots: near its end all pages are known, far back some."""
+    runner = opened(path, LITTLE)
+    assert runner._store.delta is not None
+    slots = runner._store.delta.most_segments * 3
+    tokens = tokens_of(7, 800)
+    sequence = runner.create_sequence()
+    for first in range(0, 800, 8):
+        extend(runner, sequence, tokens[first : first + 8])
+    again = []
+    for length in range(792, 0, -33):
+        fork = runner.fork_sequence(sequence, length)
+        again.append(length - runner._store.computed(runner._sequences[fork]))
+        runner.free_sequence(fork)
+    assert again[0] == 0
+    assert max(again) < 800 if slots >= 6 else True
+    other = tokens_of(8, 5)
+    for length in (790, 500, 100, 1):
+        fork = runner.fork_sequence(sequence, length)
+        rows = extend(runner, fork, other)
+        np.testing.assert_array_equal(rows, whole(runner, tokens[:length] + other)[length:])
+        runner.free_sequence(fork)
+    runner.close()
+
+
+def test_more_sequences_than_slots(path: Path) -> None:
+    runner = opened(path, LITTLE)
+    assert runner._store.delta is not None
+    prompts = [tokens_of(20 + i, 5 + 3 * i) for i in range(3 * runner._store.delta.most_segments + 5)]
+    handles = [runner.create_sequence() for _ in prompts]
+    for handle, prompt in zip(handles, prompts, strict=True):
+        extend(runner, handle, prompt)
+    for step in range(3):
+        positions = [runner.sequence_length(handle) for handle in handles]
+        wanted = list(range(0, len(handles), 2))
+        rows = runner.run([step + 1] * len(handles), positions, handles, wanted).copy()
+        for row, index in zip(rows, wanted, strict=True):
+            prompts_so_far = [*prompts[index], *range(1, step + 2)]
+            np.testing.assert_array_equal(row, whole(runner, prompts_so_far)[-1])
+    runner.check_integrity(set(handles))
+    runner.close()
+
+
+def test_two_sequences_go_on_from_one_page(runner: Counting) -> None:
+    tokens = tokens_of(3, 64)
+    sequence = runner.create_sequence()
+    extend(runner, sequence, tokens)
+    lengths = list(range(48, 65))
+    forks = [runner.fork_sequence(sequence, length) for length in lengths]
+    runner.passes.clear()
+    rows = runner.run([7] * len(forks), lengths, forks, range(len(forks))).copy()
+    assert sum(runner.passes) == len(forks)
+    for length, row in zip(lengths, rows, strict=True):
+        np.testing.assert_array_equal(row, whole(runner, [*tokens[:length], 7])[-1])
+
+
+@pytest.mark.parametrize("budget", [AMPLE, LITTLE])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_operations(path: Path, seed: int, budget: int) -> None:
+    runner, fresh = opened(path, budget), opened(path, AMPLE)
+    random = np.random.default_rng(seed)
+    held: dict[int, list[int]] = {runner.create_sequence(): []}
+    known: dict[tuple[int, ...], np.ndarray] = {}
+
+    def expected(tokens: list[int]) -> np.ndarray:
+        return known.setdefault(tuple(tokens), whole(fresh, tokens)[-1])
+
+    def pick() -> int:
+        return list(held)[int(random.integers(len(held)))]
+
+    for _ in range(120):
+        sequence = pick()
+        tokens = held[sequence]
+        match int(random.integers(6)):
+            case 0 | 1:
+                new = random.integers(0, 320, int(random.integers(1, 60))).tolist()
+                last = extend(runner, sequence, new)[-1]
+                tokens += new
+                np.testing.assert_array_equal(last, expected(tokens))
+                if len(new) == 1 or random.integers(4) == 0:
+                    continue
+                cut = len(tokens) - int(random.integers(len(new)))
+                runner.truncate_sequence(sequence, cut)
+                del tokens[cut:]
+            case 2:
+                length = int(random.integers(len(tokens) + 1))
+                held[runner.fork_sequence(sequence, length)] = tokens[:length]
+            case 3:
+                length = int(random.integers(len(tokens) + 1))
+                runner.truncate_sequence(sequence, length)
+                del tokens[length:]
+            case 4 if tokens:
+                start = int(random.integers(len(tokens)))
+                data = runner.export_kv(sequence, start, len(tokens))
+                copy = runner.fork_sequence(sequence, start)
+                runner.import_kv(copy, start, len(tokens), data)
+                held[copy] = list(tokens)
+            case 5 if tokens:
+                extend(runner, sequence, [5])
+                runner.last_step().run()
+                tokens.append(5)
+        while len(held) > 6:
+            gone = pick()
+            runner.free_sequence(gone)
+            del held[gone]
+    runner.check_integrity(set(held))
+    for one in (runner, fresh):
+        one.close()
+
+
+@pytest.mark.parametrize("stop", [64, 70])
+def test_what_was_restored_goes_on_at_once(path: Path, runner: Counting, stop: int) -> None:
+    """In another process too, from the bytes alone."""
+    tokens = tokens_of(5, 120)
+    source = runner.create_sequence()
+    extend(runner, source, tokens[:stop])
+    data = [runner.export_kv(source, *span) for span in ((0, 32), (32, stop))]
+    other = opened(path, AMPLE)
+    restored = other.create_sequence()
+    other.import_kv(restored, 0, 32, data[0])
+    other.import_kv(restored, 32, stop, data[1])
+    rows = extend(other, restored, tokens[stop:])
+    assert other.passes == [120 - stop]
+    np.testing.assert_array_equal(rows, whole(runner, tokens)[stop:])
+    other.close()
+
+
+def test_what_is_no_number_stays_with_its_sequence(path: Path, runner: Counting) -> None:
+    """States that another sequence left behind as NaN reach nobody who gets their slots."""
+    tokens = tokens_of(9, 70)
+    expected = whole(runner, tokens)
+    delta = runner._store.delta
+    assert delta is not None
+    sequence = runner.create_sequence()
+    extend(runner, sequence, tokens)
+    delta._slots.view(np.float32)[:] = np.nan
+    runner.free_sequence(sequence)
+    np.testing.assert_array_equal(whole(runner, tokens), expected)
+    sequence = runner.create_sequence()
+    pieces = [extend(runner, sequence, tokens[i : i + 7]) for i in range(0, 70, 7)]
+    np.testing.assert_array_equal(np.concatenate(pieces), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35-odd", "qwen3next"])
+def test_plans_count_states(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    keys, values, size = (model.extra[f"ssm.{key}"] for key in ("group_count", "time_step_rank", "state_size"))
+    padded, reach = -(-size // 16) * 16, model.extra["ssm.conv_kernel"]
+    recurrent = sum(f"blk.{layer}.ssm_a" in shapes(model) for layer in range(model.layers))
+    states = values * padded * padded
+    added = PAGE * ((keys + values) * padded + values)
+    convolved = (reach - 1 + PAGE) * (2 * keys + values) * padded
+    with open_model(write(model, tmp_path / "model.gguf")) as file:
+        config = read_config(file)
+        stated = kv_bytes_per_token(config, stored_types(config, ("f16", "f16")))
+        runner = NativeRunner(file, kv_bytes=AMPLE, threads=1)
+    runner.close()
+    attention = (model.layers - recurrent) * model.kv_heads * 2 * 2 * 64  # keys and values in f16, heads padded
+    assert stated == runner.info.kv_bytes_per_token == attention + 4  # and a token's id
+    assert slot_bytes(config) == 4 * recurrent * (states + added + convolved)
+    taken = state_bytes(config, AMPLE)
+    assert taken == slots_within(config, AMPLE) * slot_bytes(config) <= AMPLE // 4
+    assert AMPLE - PAGE * stated < runner.info.pages_total * PAGE * stated + taken <= AMPLE
+    assert slots_within(config, 0) == LEAST_SLOTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ssm.inner_size": 64}, "do not make a gated delta network of 64"),
+        ({"ssm.group_count": 3}, "3 heads of keys and 4 of values"),
+        ({"ssm.conv_kernel": 1}, r"qwen35\.ssm\.conv_kernel"),
+        ({"ssm.conv_kernel": 18}, r"qwen35\.ssm\.conv_kernel"),
+        ({"full_attention_interval": 6}, "no layer has attention"),
+        ({"full_attention_interval": 0}, r"full_attention_interval"),
+        ({"attention.recurrent_layers": [True, False]}, r"recurrent_layers"),
+        ({"ssm.conv_kernel": 3}, r"ssm_conv1d\.weight has the shape \(384, 4\) and should have \(384, 3\)"),
+    ],
+    ids=str,
+)
+def test_metadata_that_does_not_fit(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = MODELS["qwen35"]
+    changed = replace(model, extra={**model.extra, **changes})
+    values = {name: np.zeros(shape, np.float32) for name, shape in shapes(model).items()}
+    path = tmp_path / "model.gguf"
+    write(replace(changed, extra={**changed.extra}), path, values=_Ours(values))
+    with open_model(path) as file, pytest.raises(LocalLLMError, match=message):
+        NativeRunner(file, kv_bytes=1 << 20, threads=1)
+
+
+class _Ours(dict[str, np.ndarray]):
+    """Tensors of one shape for the names that another gives."""
+
+    def __missing__(self, name: str) -> np.ndarray:
+        return np.zeros((1,), np.float32)
