@@ -171,6 +171,9 @@ class DeltaStates:
         return slot if slot >= 0 and self._page[slot] == page else -1
 
     def _own(self, slot: int, page: int, index: int) -> None:
+        """Make a page the only one that a slot belongs to, and the slot its only one."""
+        if self._of(page) not in (-1, slot):
+            self.drop(page)
         self._page[slot], self._index[slot], self._used[slot] = page, index, self._clock
         self.slot_of_page[page] = slot
 
@@ -186,7 +189,6 @@ class DeltaStates:
         slot = int(np.argmax(np.where(self._used < self._clock, age, -1.0)))
         assert self._used[slot] < self._clock, "more slots are needed at once than there are"
         if self._page[slot] >= 0:
-            self.slot_of_page[self._page[slot]] = -1
-        self._rows[slot] = 0
+            self.drop(int(self._page[slot]))
         self._own(slot, page, index)
         return slot

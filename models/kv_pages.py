@@ -203,10 +203,15 @@ class PageStore:
         """Positions that its next rows can follow: all, or those of which a state is known."""
         length = sequence.length
         if self.delta:
-            return self.delta.find(self._pages_of_sequence(sequence), length)
+            return self.computed_of(sequence, length)
         if self.states is None or sequence.state == length:
             return length
         return (length if sequence.state != LOST else max(0, length - 1)) // PAGE_TOKENS * PAGE_TOKENS
+
+    def computed_of(self, sequence: Sequence, length: int) -> int:
+        """Those of its first `length` positions, which are a model's with delta networks."""
+        assert self.delta is not None
+        return self.delta.find(self._pages_of_sequence(sequence)[: -(-length // PAGE_TOKENS)], length)
 
     def take_back(self, sequence: Sequence, row: int) -> None:
         """Have a sequence, cut behind row `row` of the latest step, go on from the state after that row."""
