@@ -236,7 +236,7 @@ class PageStore:
     def prepare(self, segments: Ordered[tuple[Sequence, int, int]]) -> None:
         """Make ready what a step needs of states. segments: sequences, first positions, and how many rows each has."""
         if self.delta:
-            self.delta.forget_passed_on()
+            self.delta.begin_step()
             for sequence, start, count in segments:
                 self.delta.prepare(self._pages_of_sequence(sequence), start, start + count)
 

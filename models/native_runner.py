@@ -178,6 +178,7 @@ class NativeRunner:
         if self._store.delta:  # what one computes again, others may share
             for sequence, _, stop in begun:
                 self._compute_again([(sequence, self._store.computed_of(sequence, stop), stop)])
+                self._store.computed_of(sequence, stop)  # its state is needed from now on
         else:
             self._compute_again(begun)
         return self._compute(tokens, positions, [(self._sequences[one], at, n) for one, at, n in segments], wanted)

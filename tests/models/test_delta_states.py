@@ -19,7 +19,7 @@ from tests.models.test_convolution_states import Counting
 from tests.models.test_determinism import extend, tokens_of, whole
 
 PAGE = 16
-AMPLE, LITTLE = 64 << 20, 10 << 20
+AMPLE, LITTLE = 64 << 20, 3 << 20
 
 
 @pytest.fixture(scope="module", params=["qwen35", "qwen35-odd", "qwen3next"])
@@ -126,6 +126,23 @@ def test_more_sequences_than_slots(path: Path) -> None:
             prompts_so_far = [*prompts[index], *range(1, step + 2)]
             np.testing.assert_array_equal(row, whole(runner, prompts_so_far)[-1])
     runner.check_integrity(set(handles))
+    runner.close()
+
+
+def test_a_long_prompt_is_computed_again_in_few_slots(path: Path) -> None:
+    runner = opened(path, LITTLE)
+    delta = runner._store.delta
+    assert delta is not None and len(delta._page) == LEAST_SLOTS
+    tokens = tokens_of(6, 1700)
+    sequence = runner.create_sequence()
+    for first in range(0, 1700, 500):
+        expected = extend(runner, sequence, tokens[first : first + 500])[-1]
+    runner.truncate_sequence(sequence, 1699)
+    for page in np.flatnonzero(delta.slot_of_page >= 0).tolist():
+        delta.drop(page)
+    runner.passes.clear()
+    np.testing.assert_array_equal(extend(runner, sequence, tokens[1699:])[-1], expected)
+    assert runner.passes == [512, 512, 512, 163, 1]
     runner.close()
 
 
