@@ -68,6 +68,7 @@ class DeltaStates:
         self._page, self._rows, self._index = np.full(slots, -1), np.zeros(slots, np.int64), np.zeros(slots, np.int64)
         self._used = np.zeros(slots, np.int64)
         self._clock = self._reserve = 0
+        self._needed: set[int] = set()  # by the run, from one of its steps to the next
         self._passed_on: list[tuple[int, int]] = []  # in the latest step: page and slot
         self._written: list[tuple[int, int]] = []  # by the step that runs: slot and rows of its page
 
@@ -81,9 +82,16 @@ class DeltaStates:
         return int(self._slots[0, self._numbers[layer]].ctypes.data)
 
     def begin(self, segments: int) -> None:
-        """Begin a run of so many segments: what it uses from now on is not taken for others until the next."""
+        """Begin a run of so many segments: what they find from now on is not taken for others until the next."""
         self._clock += 1
         self._reserve = 2 * segments
+        self._needed.clear()
+
+    def begin_step(self) -> None:
+        """Begin to prepare a step of the run."""
+        self._clock += 1
+        self._used[list(self._needed)] = self._clock
+        self._passed_on.clear()
 
     def find(self, pages: Ordered[int], length: int) -> int:
         """Positions of a sequence, up to its length, that its next rows can follow: a slot knows their state."""
@@ -91,6 +99,7 @@ class DeltaStates:
             slot = self._of(pages[index])
             if slot >= 0 and self._rows[slot]:
                 self._used[slot] = self._clock
+                self._needed.add(slot)
                 return min(length, index * PAGE_TOKENS + int(self._rows[slot]))
         return 0
 
@@ -100,6 +109,8 @@ class DeltaStates:
         pages: a sequence's, all of them.
         """
         first, last = start // PAGE_TOKENS, (stop - 1) // PAGE_TOKENS
+        if start % PAGE_TOKENS == 0 and first:
+            self._used[self._of(pages[first - 1])] = self._clock
         slot = self._of(pages[first])
         if slot < 0:
             slot = self._take(pages[first], first)
@@ -123,10 +134,6 @@ class DeltaStates:
             self.slot_of_page[page] = -1
         self._written.clear()
 
-    def forget_passed_on(self) -> None:
-        """Begin to prepare another step."""
-        self._passed_on.clear()
-
     def repeat(self, pages: Ordered[int]) -> None:
         """Let the latest step, which wrote these pages, run again for a measurement; what it wrote is lost."""
         for page in pages:
@@ -142,6 +149,7 @@ class DeltaStates:
             return
         self._used[slot] = self._clock
         copy = self._take(target, index)
+        self._needed.add(copy)
         self._slots[copy] = self._slots[slot]
         self._rows[copy] = self._rows[slot]
 
@@ -171,6 +179,9 @@ class DeltaStates:
         return slot if slot >= 0 and self._page[slot] == page else -1
 
     def _own(self, slot: int, page: int, index: int) -> None:
+        """Make a page the only one that a slot belongs to, and the slot its only one."""
+        if self._of(page) not in (-1, slot):
+            self.drop(page)
         self._page[slot], self._index[slot], self._used[slot] = page, index, self._clock
         self.slot_of_page[page] = slot
 
@@ -186,7 +197,6 @@ class DeltaStates:
         slot = int(np.argmax(np.where(self._used < self._clock, age, -1.0)))
         assert self._used[slot] < self._clock, "more slots are needed at once than there are"
         if self._page[slot] >= 0:
-            self.slot_of_page[self._page[slot]] = -1
-        self._rows[slot] = 0
+            self.drop(int(self._page[slot]))
         self._own(slot, page, index)
         return slot

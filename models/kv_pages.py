@@ -245,10 +245,15 @@ class PageStore:
         """Positions that its next rows can follow: all, or those of which a state is known."""
         length = sequence.length
         if self.delta:
-            return self.delta.find(self._pages_of_sequence(sequence), length)
+            return self.computed_of(sequence, length)
         if self.states is None or sequence.state == length:
             return length
         return (length if sequence.state != LOST else max(0, length - 1)) // PAGE_TOKENS * PAGE_TOKENS
+
+    def computed_of(self, sequence: Sequence, length: int) -> int:
+        """Those of its first `length` positions, which are a model's with delta networks."""
+        assert self.delta is not None
+        return self.delta.find(self._pages_of_sequence(sequence)[: -(-length // PAGE_TOKENS)], length)
 
     def take_back(self, sequence: Sequence, row: int) -> None:
         """Have a sequence, cut behind row `row` of the latest step, go on from the state after that row."""
@@ -273,7 +278,7 @@ class PageStore:
     def prepare(self, segments: Ordered[tuple[Sequence, int, int]]) -> None:
         """Make ready what a step needs of states. segments: sequences, first positions, and how many rows each has."""
         if self.delta:
-            self.delta.forget_passed_on()
+            self.delta.begin_step()
             for sequence, start, count in segments:
                 self.delta.prepare(self._pages_of_sequence(sequence), start, start + count)
 

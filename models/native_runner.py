@@ -180,12 +180,19 @@ class NativeRunner:
             self._latest[handle] = first, start, sequence.length
             if computed < start:
                 begun.append((sequence, computed, start))
-        self._compute_again(begun)
+        if self._store.delta:  # what one computes again, others may share
+            for sequence, _, stop in begun:
+                self._compute_again([(sequence, self._store.computed_of(sequence, stop), stop)])
+                self._store.computed_of(sequence, stop)  # its state is needed from now on
+        else:
+            self._compute_again(begun)
         return self._compute(tokens, positions, [(self._sequences[one], at, n) for one, at, n in segments], wanted)
 
     def _compute_again(self, begun: list[tuple[Sequence, int, int]]) -> None:
         """Compute positions start..stop-1 of each of some sequences once more; they have the values already."""
-        waiting = [(sequence, start, min(stop, start + MAX_ROWS), stop) for sequence, start, stop in begun]
+        waiting = [
+            (sequence, start, min(stop, start + MAX_ROWS), stop) for sequence, start, stop in begun if start < stop
+        ]
         while waiting:
             tokens: list[int] = []
             positions: list[int] = []

@@ -73,10 +73,12 @@ def write(
     seed: int = 1,
     values: Mapping[str, NDArray[np.float32]] | None = None,
     tokens: Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the file, matrices in F32, and return its path.
 
-    values: tensors by name, instead of random ones. tokens: a vocabulary without merges or scores.
+    values: tensors by name, instead of random ones. tokens: a vocabulary without merges or scores. metadata: keys that
+    are other than the model's.
     """
     name = model.architecture
     writer = gguf.GGUFWriter(path, name)
@@ -84,7 +86,7 @@ def write(
     if tokens:
         writer.add_token_list(tokens)
         writer.add_token_scores([0.0] * len(tokens))
-    metadata: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "vocab_size": model.vocabulary,
         "block_count": model.layers,
         "context_length": model.context,
@@ -97,11 +99,11 @@ def write(
         f"attention.layer_norm_{'' if model.layer_norm else 'rms_'}epsilon": 1e-5,
         "rope.freq_base": 10_000.0,
     }
-    metadata |= {"expert_count": model.experts} if model.experts else {}
+    keys |= {"expert_count": model.experts} if model.experts else {}
     if model.window_head:
-        metadata |= {"attention.key_length_swa": model.window_head, "attention.value_length_swa": model.window_head}
-        metadata |= {"embedding_length_per_layer_input": model.per_layer}
-    for key, value in {**metadata, **model.extra}.items():
+        keys |= {"attention.key_length_swa": model.window_head, "attention.value_length_swa": model.window_head}
+        keys |= {"embedding_length_per_layer_input": model.per_layer}
+    for key, value in {**keys, **model.extra, **(metadata or {})}.items():
         add: Any = {
             list: writer.add_array,
             int: writer.add_uint32,
