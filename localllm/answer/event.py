@@ -75,19 +75,25 @@ class AnswerEvent:
     @property
     def content(self) -> str:
         """The text of the answer itself, with the source of a call that was cut off."""
-        return self._text(PartKind.CONTENT) + "".join([part.unfinished for part in self.parts])
+        return self.text(PartKind.CONTENT) + "".join([part.unfinished for part in self.parts])
 
     @property
     def reasoning(self) -> str:
         """The text of the reasoning."""
-        return self._text(PartKind.REASONING)
+        return self.text(PartKind.REASONING)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The tool calls."""
         return tuple(call for part in self.parts for call in part.tool_calls)
 
-    def _text(self, kind: PartKind) -> str:
+    @property
+    def is_cut_call(self) -> bool:
+        """Whether the answer ended within a tool call."""
+        return any(part.unfinished for part in self.parts)
+
+    def text(self, kind: PartKind) -> str:
+        """The text of all parts of a kind."""
         return "".join([part.text for part in self.parts if part.kind is kind])
 
 

@@ -305,6 +305,7 @@ class LocalStream:
         """splitter: None if all text is content. one_call: end with the first tool call."""
         self._stream = stream
         self._one_call = one_call
+        self._begun = False  # whether a call has begun
         self._called = False  # whether the answer was ended by its first call
         self._splitter = splitter
         self._token_bytes = token_bytes
@@ -352,16 +353,26 @@ class LocalStream:
         """The parts up to the first tool call of the answer, which ends it."""
         if self._called:
             return ()
-        at = next((at for at, part in enumerate(parts) if part.tool_calls), None)
-        if at is None:
-            return parts
-        self._called = True
-        self._stream.cancel()
-        return (*parts[:at], replace(parts[at], tool_calls=parts[at].tool_calls[:1]))
+        found: list[AnswerPart] = []
+        for part in parts:
+            first = _first_call(part, self._begun)
+            self._begun = self._begun or bool(first.deltas)
+            found.append(first)
+            if first.tool_calls:
+                self._called = True
+                self._stream.cancel()
+                break
+        return tuple(found)
 
     def _logprob(self, entry: Any) -> Logprob:
         spell = self._token_bytes
         return Logprob(spell(entry.token_id), entry.logprob, tuple((spell(token), value) for token, value in entry.top))
+
+
+def _first_call(part: AnswerPart, begun: bool) -> AnswerPart:
+    """A part without what it has of calls after the first. begun: whether the first began in an earlier part."""
+    names = [at for at, delta in enumerate(part.deltas) if delta.name][0 if begun else 1 :]
+    return replace(part, tool_calls=part.tool_calls[:1], deltas=part.deltas[: names[0]] if names else part.deltas)
 
 
 def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
