@@ -107,8 +107,8 @@ class LazyConstraint:
         self._checked = None
 
     def forced_tokens(self) -> list[int]:
-        """The tokens whose text is the only one that can follow; none outside of parts."""
-        return [] if self._held is None else self._held.forced_tokens()
+        """None: what the model would have written anyway keeps the tokens that it has for it."""
+        return []
 
     def fork(self) -> "LazyConstraint":
         """An independent copy at the beginning of an answer."""

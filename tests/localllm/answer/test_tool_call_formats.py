@@ -9,8 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from gguf_io.chat_template import ChatTemplate
-from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall, call_formats
+from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall
 from localllm.answer.tool_calls.call import parameters_of
 from localllm.answer.tool_calls.formats import BARE, FORMATS
 from localllm.answer.tool_calls.grammar import CallGrammar
