@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gguf_io.chat_template.markers import REASONING, TOOL_CALLS, Marker, find_markers
+from gguf_io.chat_template.markers import REASONING, Marker, find_markers
 from gguf_io.chat_template.sandbox import Outcome, TemplateSandbox
 
 Message = dict[str, Any]
@@ -70,7 +70,7 @@ class Capabilities:
     object_arguments: bool  # arguments of tool calls as objects
     tool_results: bool
     reasoning_markers: tuple[Marker, ...]
-    tool_call_markers: tuple[Marker, ...]
+    shown: str  # the source and the rendered probes
 
 
 def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, str]) -> Capabilities:
@@ -103,7 +103,7 @@ def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, st
         object_arguments=takes_object,
         tool_results=any("sorb" in text[name] for name in text if name.endswith("call")),
         reasoning_markers=find_markers(shown, REASONING),
-        tool_call_markers=find_markers(shown, TOOL_CALLS),
+        shown=shown,
     )
 
 

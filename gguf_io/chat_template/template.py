@@ -97,9 +97,9 @@ class ChatTemplate:
         return self._takes.reasoning_markers
 
     @property
-    def tool_call_markers(self) -> tuple[Marker, ...]:
-        """(opening, closing) texts around a tool call, enclosing ones first; a closing "" is the end of the turn."""
-        return (self._for_tools or self)._takes.tool_call_markers
+    def shown(self) -> str:
+        """The source of the template for tools, and what it makes of conversations with tool calls."""
+        return (self._for_tools or self)._takes.shown
 
     def render(
         self,

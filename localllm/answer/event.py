@@ -1,5 +1,6 @@
 """The events of an answer, and the interface of models that answer."""
 
+import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from localllm.answer.request import AnswerRequest
-from localllm.answer.tool_calls import ToolCall
+from localllm.answer.tool_calls.call import CallDelta, ToolCall
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 
 _NO_COUNTS, _NO_TIMINGS = Counts(), Timings()
@@ -23,11 +24,17 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A part of an answer. For PartKind.TOOL_CALLS, text is the calls' source as the model wrote it."""
+    """A part of an answer.
+
+    For PartKind.TOOL_CALLS, text is the calls' source as the model wrote it; deltas are what came of calls, and
+    tool_calls those that are complete with them. unfinished: on the last part, the source of a call that was cut off.
+    """
 
     kind: PartKind
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
+    deltas: tuple[CallDelta, ...] = ()
+    unfinished: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +74,26 @@ class AnswerEvent:
 
     @property
     def content(self) -> str:
-        """The text of the answer itself."""
-        return self._text(PartKind.CONTENT)
+        """The text of the answer itself, with the source of a call that was cut off."""
+        return self.text(PartKind.CONTENT) + "".join([part.unfinished for part in self.parts])
 
     @property
     def reasoning(self) -> str:
         """The text of the reasoning."""
-        return self._text(PartKind.REASONING)
+        return self.text(PartKind.REASONING)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The tool calls."""
         return tuple(call for part in self.parts for call in part.tool_calls)
 
-    def _text(self, kind: PartKind) -> str:
+    @property
+    def is_cut_call(self) -> bool:
+        """Whether the answer ended within a tool call."""
+        return any(part.unfinished for part in self.parts)
+
+    def text(self, kind: PartKind) -> str:
+        """The text of all parts of a kind."""
         return "".join([part.text for part in self.parts if part.kind is kind])
 
 
@@ -97,7 +110,7 @@ class Answer:
 
     @property
     def content(self) -> str:
-        """The text of the answer itself."""
+        """The text of the answer itself, with the source of a call that was cut off."""
         return "".join(self.texts[PartKind.CONTENT])
 
     @property
@@ -112,9 +125,16 @@ class Answer:
         self.last = event
         for part in event.parts:
             self.texts[part.kind].append(part.text)
+            self.texts[PartKind.CONTENT].append(part.unfinished)
             self.calls += part.tool_calls
             if part.kind is PartKind.REASONING:
                 self.reasoning_tokens = len(self.token_ids)
+
+
+def called(calls: Sequence[ToolCall], source: str = "") -> AnswerPart:
+    """A part with calls that came whole."""
+    deltas = tuple(CallDelta(call.name, json.dumps(call.arguments, ensure_ascii=False)) for call in calls)
+    return AnswerPart(PartKind.TOOL_CALLS, source, tuple(calls), deltas)
 
 
 def merged(events: Sequence[AnswerEvent]) -> AnswerEvent:

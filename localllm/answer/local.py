@@ -6,15 +6,19 @@ import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gguf_io.chat_template.template import checked_arguments
+from localllm.answer.call_constraints import CallConstraints
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
-from localllm.answer.harmony import before_answer
+from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.placeholders import has_images
 from localllm.answer.rendering import ChatPrompt, render
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
-from localllm.answer.splitting import ForcedCall, Marker, Splitter, ThinkingFirst, answer_splitter
+from localllm.answer.splitting import Marker, Splitter, ThinkingFirst, answer_splitter
+from localllm.answer.tool_calls import CallFormat, call_formats
+from localllm.answer.tool_calls.call import Schema, parameters_of
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenEvent
 from localllm.engine.stream import GenerationStream
@@ -24,7 +28,7 @@ from localllm.library.behaviour import Behaviour
 if TYPE_CHECKING:
     from gguf_io.chat_template import ChatTemplate
     from gguf_io.tokenizer import Tokenizer
-    from localllm.engine.constraint import Constraint
+    from localllm.engine.constraint import Constraint, LazyConstraint
 
 SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 CONTEXTS_OF_ANSWER = 10  # the longest answer with a rolling context, for models that never stop by themselves
@@ -43,6 +47,12 @@ class LocalModel:
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.template: ChatTemplate = loaded.template
         self._behaviour = behaviour
+        self._calls = CallConstraints(loaded)
+
+    @cached_property
+    def call_formats(self) -> tuple[CallFormat, ...]:
+        """How the model writes tool calls."""
+        return call_formats(self.template.shown)
 
     @property
     def most_choices(self) -> int:
@@ -78,7 +88,28 @@ class LocalModel:
             **checked_arguments(request.template_arguments),
         )
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
-        constraint = self._constraint(request, reasoning)
+        tools = parameters_of(request.chosen_tools or request.tools)
+
+        def calls_splitter() -> Splitter:
+            in_call = request.tool_choice is not None and not reasoning and not self.call_formats[0].starts
+            return answer_splitter(
+                self.template.reasoning_markers,
+                self.call_formats if tools else (),
+                tools,
+                prompt.starts_in_reasoning,
+                in_call,
+            )
+
+        def format_splitter() -> Splitter | None:
+            return ThinkingFirst(reasoning) if reasoning else None
+
+        is_format = request.has_format or request.grammar is not None
+        splitter = format_splitter if is_format else calls_splitter
+        constraint: Constraint | LazyConstraint | None = None
+        if is_format:
+            constraint = self._constraint(request, reasoning)
+        elif tools:
+            constraint = self._call_constraint(request, tools, calls_splitter, reasoning)
         generation = replace(
             self._generation(request),
             prompt=(*prompt.tokens, *self.tokenizer.encode(header, add_special=False, parse_special=True)),
@@ -87,13 +118,6 @@ class LocalModel:
             images=prompt.images,
             constraint=constraint,
         )
-
-        def splitter() -> Splitter | None:
-            if constraint is None:
-                calls = self.template.tool_call_markers if request.tools else ()
-                return answer_splitter(self.template.reasoning_markers, calls, prompt.starts_in_reasoning)
-            answer = None if request.tool_choice is None else ForcedCall()
-            return ThinkingFirst(reasoning, answer) if reasoning else answer
 
         return self._prompt(generation, request, splitter, prompt.text)
 
@@ -192,24 +216,33 @@ class LocalModel:
         ends.
         """
         markers = self.template.reasoning_markers
-        alone, after_reasoning = before_answer(markers)
+        calls = request.tool_choice is not None
+        alone, after_reasoning = before_call(self.call_formats[0]) if calls else before_answer(markers)
         if think and not markers:
             raise RequestError(
                 f'the template of "{self.name}" does not show where thinking ends; request a format or thinking, '
                 "not both"
             )
         if not think and not prompt.starts_in_reasoning:
-            return None, "" if request.goes_on else alone
+            return None, "" if request.goes_on and not calls else alone
         opening, closing = markers[0]
         return ("" if prompt.starts_in_reasoning else opening, closing + after_reasoning), ""
 
+    def _call_constraint(
+        self,
+        request: AnswerRequest,
+        tools: Mapping[str, Schema],
+        splitter: Callable[[], Splitter],
+        reasoning: Marker | None,
+    ) -> "Constraint | LazyConstraint":
+        if request.tool_choice is None:
+            return self._calls.lazy(self.call_formats, tools, splitter)
+        return self._calls.required(self.call_formats[0], tools, reasoning)
+
     def _constraint(self, request: AnswerRequest, reasoning: Marker | None) -> "Constraint | None":
-        if request.tool_choice is not None:
-            schema: Any = {"anyOf": [_call_schema(tool["function"]) for tool in request.chosen_tools]}
-        elif request.has_format or request.grammar is not None:
-            schema = request.format
-        else:
+        if not request.has_format and request.grammar is None:
             return None
+        schema = request.format
         from localllm.engine.constraint import ConstraintKind
 
         if request.grammar is not None:
@@ -273,6 +306,7 @@ class LocalStream:
         """splitter: None if all text is content. one_call: end with the first tool call."""
         self._stream = stream
         self._one_call = one_call
+        self._begun = False  # whether a call has begun
         self._called = False  # whether the answer was ended by its first call
         self._splitter = splitter
         self._token_bytes = token_bytes
@@ -320,16 +354,26 @@ class LocalStream:
         """The parts up to the first tool call of the answer, which ends it."""
         if self._called:
             return ()
-        at = next((at for at, part in enumerate(parts) if part.tool_calls), None)
-        if at is None:
-            return parts
-        self._called = True
-        self._stream.cancel()
-        return (*parts[:at], replace(parts[at], tool_calls=parts[at].tool_calls[:1]))
+        found: list[AnswerPart] = []
+        for part in parts:
+            first = _first_call(part, self._begun)
+            self._begun = self._begun or bool(first.deltas)
+            found.append(first)
+            if first.tool_calls:
+                self._called = True
+                self._stream.cancel()
+                break
+        return tuple(found)
 
     def _logprob(self, entry: Any) -> Logprob:
         spell = self._token_bytes
         return Logprob(spell(entry.token_id), entry.logprob, tuple((spell(token), value) for token, value in entry.top))
+
+
+def _first_call(part: AnswerPart, begun: bool) -> AnswerPart:
+    """A part without what it has of calls after the first. begun: whether the first began in an earlier part."""
+    names = [at for at, delta in enumerate(part.deltas) if delta.name][0 if begun else 1 :]
+    return replace(part, tool_calls=part.tool_calls[:1], deltas=part.deltas[: names[0]] if names else part.deltas)
 
 
 def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,19 +381,6 @@ def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool["function"]
     known = {key: function[key] for key in ("name", "description", "parameters") if key in function}
     return {"type": "function", "function": {**known, **function}}
-
-
-def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of {"name": ..., "arguments": ...} for a tool."""
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": function["name"]},
-            "arguments": function.get("parameters") or {"type": "object"},
-        },
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
 
 
 def _text_of(message: Message) -> str:

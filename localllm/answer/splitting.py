@@ -3,12 +3,15 @@
 Nothing is lost but the markers, and the white space between them and what they enclose or separate.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Protocol, Self
 
+from localllm.answer.call_section import CallSection
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.harmony import ANALYSIS, HarmonySplitter
-from localllm.answer.tool_calls import parse_tool_calls
+from localllm.answer.tool_calls import CallFormat
+from localllm.answer.tool_calls.call import Schema
 from localllm.engine.detokenizer import beginning_at_end
 
 # Opening and closing marker, as in ChatTemplate; a closing "" is the end of the answer.
@@ -16,7 +19,9 @@ Marker = tuple[str, str]
 
 
 class Splitter(Protocol):
-    """Splits an answer."""
+    """Splits an answer. call: the section of tool calls that is open."""
+
+    call: CallSection | None
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
@@ -24,38 +29,55 @@ class Splitter(Protocol):
     def flush(self) -> list[AnswerPart]:
         """Return the rest at the end of the answer."""
 
+    def fork(self) -> Self:
+        """A copy in the same state; not within a call."""
+
 
 def answer_splitter(
-    reasoning: Sequence[Marker], tool_calls: Sequence[Marker] = (), starts_in_reasoning: bool = False
+    reasoning: Sequence[Marker],
+    formats: Sequence[CallFormat] = (),
+    tools: Mapping[str, Schema] | None = None,
+    starts_in_reasoning: bool = False,
+    starts_in_call: bool = False,
 ) -> Splitter:
     """A splitter for a template with these markers. For the arguments see AnswerSplitter."""
     if any(opening == ANALYSIS for opening, _ in reasoning):
-        return HarmonySplitter(bool(tool_calls), starts_in_reasoning)
-    return AnswerSplitter(reasoning, tool_calls, starts_in_reasoning)
+        return HarmonySplitter(tools or {}, starts_in_reasoning, starts_in_call)
+    return AnswerSplitter(reasoning, formats, tools or {}, starts_in_reasoning, starts_in_call)
 
 
 class AnswerSplitter:
     """Splits an answer by its template's markers, which are left out.
 
-    Reasoning and content stream; a tool call is returned when it is complete, or as content with its markers if it
-    cannot be parsed. Reasoning is only recognised at the beginning of an answer; a later marker is text. White space
-    is left out at both ends of reasoning, and where content meets reasoning or a call.
+    Reasoning and content stream, and so do tool calls: each part has what came of them. What begins as a call and is
+    none is content with its markers. Reasoning is only recognised at the beginning of an answer; a later marker is
+    text. White space is left out at both ends of reasoning, and where content meets reasoning or a call.
     """
 
     def __init__(
-        self, reasoning: Sequence[Marker], tool_calls: Sequence[Marker] = (), starts_in_reasoning: bool = False
+        self,
+        reasoning: Sequence[Marker],
+        formats: Sequence[CallFormat] = (),
+        tools: Mapping[str, Schema] | None = None,
+        starts_in_reasoning: bool = False,
+        starts_in_call: bool = False,
     ) -> None:
-        """reasoning, tool_calls: ChatTemplate's markers; no tool_calls if the request offers no tools."""
-        self._kinds = dict.fromkeys(tool_calls, PartKind.TOOL_CALLS)
-        self._kinds |= dict.fromkeys(reasoning, PartKind.REASONING)
+        """reasoning: ChatTemplate's markers. formats: how calls are written; of no use without tools, the schemas of
+        arguments by name. starts_in_call: the prompt ends with the first format's opening.
+        """
         self._reasoning = list(reasoning)
-        self._tool_calls = list(tool_calls)
+        self._tools = tools or {}
+        forms = formats if self._tools else ()
+        self._openings = [(opening, form) for form in forms for opening in form.openings]
         self._section: Marker | None = reasoning[0] if starts_in_reasoning and reasoning else None
-        self._begun = False  # whether there was content other than white space
+        self._begun = starts_in_call  # whether reasoning can no longer come
+        self._said = False  # whether there was content or a call
         self._held = ""
-        self._call: list[str] = []  # an unfinished call
         self._trims = False  # whether white space that comes next is left out
         self._blank = ""  # white space after content, until it is known what comes
+        self.call: CallSection | None = None
+        if starts_in_call:
+            self.call = CallSection(forms[0], self._tools, forms[0].openings[0], from_prompt=True)
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
@@ -63,18 +85,22 @@ class AnswerSplitter:
         parts: list[AnswerPart] = []
         while self._step(parts):
             pass
-        return [part for part in parts if part.text]
+        return [part for part in parts if part.text or part.deltas]
 
     def flush(self) -> list[AnswerPart]:
         """Return what is still held when the answer ends."""
+        if self.call is not None:
+            return self._ended_call(self.call)
         held, section, self._held, self._section = self._held, self._section, "", None
-        if section is not None and self._kinds[section] is PartKind.TOOL_CALLS:
-            part = self._called(section[0], "".join([*self._call, held]), "")
-        elif section is not None:
+        if section is not None:
             part = AnswerPart(PartKind.REASONING, self._trimmed(held).rstrip())
         else:
             part = AnswerPart(PartKind.CONTENT, self._trimmed(self._blank + held))
         return [part] if part.text else []
+
+    def fork(self) -> Self:
+        """A copy in the same state; not within a call."""
+        return copy.copy(self)
 
     def _trimmed(self, text: str) -> str:
         """The text, without white space at its beginning after a marker."""
@@ -85,79 +111,72 @@ class AnswerSplitter:
 
     def _step(self, parts: list[AnswerPart]) -> bool:
         """Process the text up to the next marker. Returns False if more text is needed."""
+        if self.call is not None:
+            return self._read_call(self.call, parts)
         if self._section is None:
             return self._read_content(parts)
-        opening, closing = self._section
-        reasons = self._kinds[self._section] is PartKind.REASONING
-        at = self._held.find(closing) if closing else -1
+        _, closing = self._section
+        at = self._held.find(closing)
         end = at if at >= 0 else len(self._held) - beginning_at_end(self._held, [closing])
-        if reasons and at < 0:
+        if at < 0:
             end = len(self._held[:end].rstrip())
         body, self._held = self._held[:end], self._held[end:]
-        if reasons:
-            parts.append(AnswerPart(PartKind.REASONING, self._trimmed(body.rstrip())))
-        else:
-            self._call.append(body)
+        parts.append(AnswerPart(PartKind.REASONING, self._trimmed(body.rstrip())))
         if at < 0:
             return False
-        if self._kinds[self._section] is PartKind.TOOL_CALLS:
-            parts.append(self._called(opening, "".join(self._call), closing))
-            self._call.clear()
-        else:
-            self._trims = True
+        self._trims = True
         self._held = self._held[len(closing) :]
         self._section = None
         return True
 
-    def _called(self, opening: str, body: str, closing: str) -> AnswerPart:
-        """The calls between two markers; content with the white space before it if they cannot be parsed."""
-        part, blank, self._blank = _call(opening, body, closing), self._blank, ""
-        self._trims = bool(part.tool_calls)
-        return part if part.tool_calls else AnswerPart(PartKind.CONTENT, blank + part.text)
+    def _read_call(self, call: CallSection, parts: list[AnswerPart]) -> bool:
+        text, self._held = self._held, ""
+        parts += call.push(text)
+        if call.broken:
+            parts += self._ended_call(call)
+            return False
+        if not call.closed:
+            return False
+        self.call, self._held, self._trims, self._blank = None, call.rest, True, ""
+        return True
+
+    def _ended_call(self, call: CallSection) -> list[AnswerPart]:
+        """What is left of a section of calls that does not go on; content with the white space before it."""
+        self.call = None
+        parts = call.flush()
+        blank, self._blank = ("" if call.has_calls else self._blank), ""
+        return [
+            AnswerPart(PartKind.CONTENT, blank + part.text) if part.kind is PartKind.CONTENT else part for part in parts
+        ]
 
     def _read_content(self, parts: list[AnswerPart]) -> bool:
         text = self._held.lstrip()
+        start = len(self._held) - len(text)
         self._begun = self._begun or not any(opening.startswith(text[: len(opening)]) for opening, _ in self._reasoning)
-        markers = self._tool_calls if self._begun else self._reasoning + self._tool_calls
-        found = [(self._held.find(marker[0]), -len(marker[0]), marker) for marker in markers]
+        firsts = [(opening, form) for opening, form in self._openings if form.starts and not self._said]
+        anywhere: list[tuple[str, Marker | CallFormat]] = [entry for entry in self._openings if not entry[1].starts]
+        if not self._begun:
+            anywhere += [(marker[0], marker) for marker in self._reasoning]
+        found = [(self._held.find(opening), opening, what) for opening, what in anywhere]
+        found += [(start, opening, form) for opening, form in firsts if text.startswith(opening)]
         found = [entry for entry in found if entry[0] >= 0]
-        at, _, section = min(found, default=(-1, 0, None))
-        openings = [opening for opening, _ in markers]
-        end = at if section else len(self._held) - beginning_at_end(self._held, openings)
+        at, opening, what = min(found, key=lambda entry: (entry[0], -len(entry[1])), default=(-1, "", None))
+        if what is None and text and any(opening.startswith(text) for opening, _ in firsts):
+            return False
+        end = at if what else len(self._held) - beginning_at_end(self._held, [opening for opening, _ in anywhere])
         content = self._trimmed(self._blank + self._held[:end])
         said = content.rstrip()
+        self._said = self._said or bool(said)
         self._blank = content[len(said) :]
-        if section is not None and self._kinds[section] is PartKind.REASONING:
-            self._trims, self._blank = True, ""
         parts.append(AnswerPart(PartKind.CONTENT, said))
-        self._held = self._held[end + len(section[0]) if section else end :]
-        self._section = section
-        return section is not None
-
-
-def _call(opening: str, body: str, closing: str) -> AnswerPart:
-    calls = parse_tool_calls(opening, body)
-    source = opening + body + closing
-    return AnswerPart(PartKind.TOOL_CALLS, source, calls) if calls else AnswerPart(PartKind.CONTENT, source)
-
-
-class ForcedCall:
-    """Reads an answer that is constrained to a tool call {"name": ..., "arguments": ...}; returned when complete."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-
-    def push(self, text: str) -> list[AnswerPart]:
-        """Keep the text."""
-        self._text.append(text)
-        return []
-
-    def flush(self) -> list[AnswerPart]:
-        """The call, or content if the answer was cut off."""
-        text = "".join(self._text)
-        calls = parse_tool_calls("", text)
-        kind = PartKind.TOOL_CALLS if calls else PartKind.CONTENT
-        return [AnswerPart(kind, text, calls)] if text else []
+        self._held = self._held[end + len(opening) if what else end :]
+        if isinstance(what, CallFormat):
+            self.call = CallSection(what, self._tools, opening)
+            self._said = True
+        elif what is not None:
+            self._trims, self._blank = True, ""
+            self._section = what
+        return what is not None
 
 
 class ThinkingFirst:
@@ -166,10 +185,11 @@ class ThinkingFirst:
     Markers within the constrained answer are text. White space between reasoning and answer is dropped.
     """
 
-    def __init__(self, marker: Marker, answer: Splitter | None = None) -> None:
-        """marker: the constraint's, so the text starts with the opening. answer: splits the rest."""
+    call: CallSection | None = None
+
+    def __init__(self, marker: Marker) -> None:
+        """marker: the constraint's, so the text starts with the opening."""
         self._opening, self._closing = marker
-        self._answer = answer
         self._held = ""
         self._thinks, self._begun = True, False
 
@@ -194,12 +214,16 @@ class ThinkingFirst:
         """Return what is still held when the answer ends."""
         if self._thinks:
             return _part(PartKind.REASONING, self._held.removeprefix(self._opening))
-        return self._answer.flush() if self._answer else []
+        return []
+
+    def fork(self) -> Self:
+        """A copy in the same state."""
+        return copy.copy(self)
 
     def _content(self, text: str) -> list[AnswerPart]:
         text = text if self._begun else text.lstrip()
         self._begun = self._begun or bool(text)
-        return self._answer.push(text) if self._answer else _part(PartKind.CONTENT, text)
+        return _part(PartKind.CONTENT, text)
 
 
 def _part(kind: PartKind, text: str) -> list[AnswerPart]:

@@ -56,6 +56,8 @@ class Printed:
                     self._thought = False
             if self.shows_calls or part.kind is not PartKind.TOOL_CALLS:
                 text += part.text
+            else:
+                text += part.unfinished
         if event.finish_reason is not None:
             text += self._close(text)
         self.text.append(text)

@@ -172,7 +172,11 @@ class Generation:
         """Choose a token; take it and those that must follow."""
         allowed = self._constraint.mask() if self._constraint else None
         goes_on = allowed is None and (self.request.ignore_eos or self.generated < self.request.min_tokens)
-        token_id, logprob = self._sampler.sample(row, allowed, self._eog if goes_on else None)
+        banned = self._eog if goes_on else None
+        token_id, logprob = self._sampler.sample(row, allowed, banned)
+        while self._constraint and not self._constraint.permits(token_id):
+            banned = np.append(() if banned is None else banned, token_id).astype(np.intp)
+            token_id, logprob = self._sampler.sample(row, allowed, banned)
         self.writer.sampled()
         self._take(token_id, logprob)
         self._take_forced()

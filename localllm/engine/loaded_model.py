@@ -75,15 +75,20 @@ class LoadedModel:
     ) -> "Constraint":
         """Compile a constraint for a GenerationRequest. Raises RequestError.
 
-        after: the markers of the reasoning before it; see compile_constraint. The first call indexes the vocabulary,
-        which may take seconds.
+        after: the markers of the reasoning before it; see compile_constraint.
         """
-        from localllm.engine.constraint import ConstraintVocabulary, compile_constraint
+        from localllm.engine.constraint import compile_constraint
+
+        return compile_constraint(kind, source, self.constraint_vocabulary(), after)
+
+    def constraint_vocabulary(self) -> "ConstraintVocabulary":
+        """The vocabulary that constraints share. The first call indexes it, which may take seconds."""
+        from localllm.engine.constraint import ConstraintVocabulary
 
         with self._vocabulary_lock:
             if self._constraint_vocabulary is None:
                 self._constraint_vocabulary = ConstraintVocabulary(self.tokenizer)
-        return compile_constraint(kind, source, self._constraint_vocabulary, after)
+            return self._constraint_vocabulary
 
     def close(self) -> None:
         """Cancel all generations and free everything. Idempotent."""

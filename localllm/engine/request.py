@@ -9,7 +9,7 @@ from localllm.errors import RequestError
 
 if TYPE_CHECKING:  # request records are imported by the chat, whose first picture waits for no NumPy
     from gguf_io.runner_info import RunnerInfo
-    from localllm.engine.constraint import Constraint
+    from localllm.engine.constraint import Constraint, LazyConstraint
     from localllm.engine.images import ImageRows
 
 
@@ -129,7 +129,7 @@ class GenerationRequest:
     context_policy: ContextPolicy = ContextPolicy.REFUSE
     messages: Conversation | None = None
     persist: bool = True
-    constraint: "Constraint | None" = None
+    constraint: "Constraint | LazyConstraint | None" = None
     adapters: tuple[tuple[int, float], ...] | None = None
     images: "Mapping[int, ImageRows]" = field(default_factory=dict)
     namespace: str = ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
+from localllm.answer.event import AnswerEvent, AnswerPart, PartKind, called
 from localllm.answer.request import AnswerRequest, Message
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
@@ -170,7 +170,7 @@ def _parts(message: Mapping[str, Any]) -> tuple[AnswerPart, ...]:
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     for call in calls:
         made = ToolCall(call["function"]["name"], call["function"]["arguments"])
-        parts.append(AnswerPart(PartKind.TOOL_CALLS, json.dumps(call), (made,)))
+        parts.append(called([made], json.dumps(call)))
     return tuple(parts)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
+from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind, called
 from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import Counts, FinishReason
@@ -252,7 +252,7 @@ class _Calls:
             arguments = None
         if not isinstance(arguments, dict) or not name:
             return [AnswerPart(PartKind.CONTENT, f"{name} {source}")]
-        return [AnswerPart(PartKind.TOOL_CALLS, f"{name} {source}", (ToolCall(name, arguments),))]
+        return [called([ToolCall(name, arguments)], f"{name} {source}")]
 
 
 def _read_logprobs(choice: Mapping[str, Any], most: int) -> Iterator[Logprob]:

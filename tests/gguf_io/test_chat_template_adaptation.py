@@ -184,20 +184,20 @@ def test_thinking_is_switched_by_the_name_that_the_template_reads(real: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "reasoning", "tool_calls"),
+    ("name", "reasoning", "shown"),
     [
-        ("Qwen-Qwen3-0.6B", ("<think>", "</think>"), ("<tool_call>", "</tool_call>")),
-        ("Mistral-Small-3.2-24B-Instruct-2506", None, ("[TOOL_CALLS]", "")),
-        ("openai-gpt-oss-120b", ("<|channel|>analysis<|message|>", "<|end|>"), ("<|channel|>commentary", "<|call|>")),
-        ("google-gemma-4-31B-it", ("<|channel>thought", "<channel|>"), ("<|tool_call>", "<tool_call|>")),
-        ("meta-llama-Llama-3.1-8B-Instruct", None, ("<|python_tag|>", "<|eom_id|>")),
-        ("google-gemma-2-2b-it", None, None),
+        ("Qwen-Qwen3-0.6B", ("<think>", "</think>"), "<tool_call>"),
+        ("Mistral-Small-3.2-24B-Instruct-2506", None, "[TOOL_CALLS]bullace"),
+        ("openai-gpt-oss-120b", ("<|channel|>analysis<|message|>", "<|end|>"), "to=functions.bullace"),
+        ("google-gemma-4-31B-it", ("<|channel>thought", "<channel|>"), "<|tool_call>call:bullace"),
+        ("meta-llama-Llama-3.1-8B-Instruct", None, '{"name": "bullace", "parameters": '),
+        ("google-gemma-2-2b-it", None, "<start_of_turn>"),
     ],
 )
-def test_markers(real: Any, name: str, reasoning: Any, tool_calls: Any) -> None:
+def test_markers(real: Any, name: str, reasoning: Any, shown: str) -> None:
     template = real(name)
     assert template.reasoning_markers == ((reasoning,) if reasoning else ())
-    assert template.tool_call_markers == ((tool_calls,) if tool_calls else ())
+    assert shown in template.shown
 
 
 def test_list_methods_that_real_templates_call(real: Any) -> None:

@@ -59,8 +59,8 @@ class Vocabulary:
 assert len(WordPieces(Vocabulary()).encode("a" * 1_000_000)) == 1_000_000
 """
 MARKERS = """
-from gguf_io.chat_template.markers import REASONING, TOOL_CALLS, find_markers
-assert find_markers("<think>" * 150_000, REASONING + TOOL_CALLS) == ()
+from gguf_io.chat_template.markers import REASONING, find_markers
+assert find_markers("<think>" * 150_000, REASONING) == ()
 """
 
 TEXTS = {

@@ -46,7 +46,7 @@ class Model:
         self.template = SimpleNamespace(
             is_default=False,
             reasoning_markers=THINK,
-            tool_call_markers=(),
+            shown="",
             stop_strings=("[",),
             render=render,
             supports_thinking=False,

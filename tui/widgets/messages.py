@@ -105,8 +105,10 @@ class AnswerView(MessageView):
             if part.kind is PartKind.TOOL_CALLS:
                 self.message.calls += part.tool_calls
                 self._show_calls()
+            said = part.unfinished if part.kind is PartKind.TOOL_CALLS else part.text
+            if not said:
                 continue
-            text = part.text if self.message.content else part.text.lstrip("\n")
+            text = said if self.message.content else said.lstrip("\n")
             self.message.content += text
             if self._stream is None:
                 self._stream = self._markdown.get_stream(self._markdown)

@@ -2,6 +2,7 @@
 
 from localllm.engine.constraint.compile import ConstraintKind, compile_constraint
 from localllm.engine.constraint.constraint import Constraint
+from localllm.engine.constraint.lazy import HeldPart, LazyConstraint
 from localllm.engine.constraint.vocabulary import ConstraintVocabulary
 
-__all__ = ["Constraint", "ConstraintKind", "ConstraintVocabulary", "compile_constraint"]
+__all__ = ["Constraint", "ConstraintKind", "ConstraintVocabulary", "HeldPart", "LazyConstraint", "compile_constraint"]

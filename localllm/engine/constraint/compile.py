@@ -2,9 +2,10 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
@@ -38,6 +39,7 @@ JSON_MARKS = b'{}[]":,'
 # Between JSON's tokens: a space, or new lines and an indent, as llama.cpp's grammars have it. Weak models write blanks
 # wherever they may.
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
+OVERRIDES = {"lenient": False, "coerce_one_of": True, "whitespace_pattern": WHITESPACE}
 LONGEST_NOTE = 1000  # characters of a log line
 
 
@@ -89,6 +91,16 @@ def compile_constraint(
     return constraint
 
 
+def embedded(schema: Mapping[str, Any]) -> Any:
+    """A JSON Schema as it may stand after %json in a Lark grammar, without what cannot be enforced.
+
+    Raises RequestError.
+    """
+    found, _ = enforceable(json.dumps(schema))
+    found = {} if found is True else {"enum": []} if found is False else found
+    return {**found, "x-guidance": OVERRIDES}
+
+
 @lru_cache(maxsize=256)
 def note_once(text: str) -> None:
     """Log a warning, once as long as it is among the last ones."""
@@ -108,9 +120,8 @@ def _grammar(kind: ConstraintKind, source: str) -> str:
         note_once(f"a JSON Schema has keywords that are not enforced: {', '.join(keywords) or 'unknown ones'}")
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
-    overrides = {"lenient": False, "coerce_one_of": True, "whitespace_pattern": WHITESPACE}
     try:
-        return str(LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=OVERRIDES))
     except ValueError as error:
         raise RequestError(f"The JSON Schema cannot be used: {error}") from error
 

@@ -51,6 +51,15 @@ class Constraint:
         self._matcher.consume_token(token_id)
         self._check(f"accept token {token_id}")
 
+    def permits(self, token_id: int) -> bool:
+        """Whether a token may come next that the mask allows; it always may."""
+        return True
+
+    def accept_text(self, tokens: list[int]) -> bool:
+        """Record text, as any tokens that spell it. False, and of no more use, if it is forbidden."""
+        self._mask = None
+        return not tokens or self._matcher.try_consume_tokens(tokens) == len(tokens)
+
     def forced_tokens(self) -> list[int]:
         """Return the tokens, often none, whose text is the only one that can follow. Changes no state.
 

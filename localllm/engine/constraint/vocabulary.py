@@ -34,6 +34,19 @@ class ConstraintVocabulary:
             TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eog_ids)
         )
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a generation."""
+        return self._source.eog_ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to a text, markup too, unless it ends a generation."""
+        return b"" if token in self._source.eog_ids else self._source.token_bytes(token)
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Some tokens that spell a text which other tokens have written."""
+        return list(self.tokenizer.tokenize_bytes(text.encode())) if text else []
+
     def unwritable(self, text: bytes) -> str:
         """The characters of a text, each once, of which some byte stands in no token."""
         characters = dict.fromkeys(text.decode(errors="replace"))
@@ -57,7 +70,8 @@ class _Adapter:
         self._tokenizer = tokenizer
         self.eos_token_id = min(tokenizer.eog_ids)
         self.bos_token_id = tokenizer.bos_id
-        self.tokens = [tokenizer.token_bytes(token) for token in ids]
+        # Byte 255 is in no text, and llguidance marks control tokens by it.
+        self.tokens = [b"" if (data := tokenizer.token_bytes(token)).startswith(b"\xff") else data for token in ids]
         self.special_token_ids = [token for token in ids if not tokenizer.token_bytes(token, skip_special=True)]
         # Some tokenizers put a space before every text. After a newline they do not, and it merges with nothing there.
         spaced = b"".join(self.tokens[token] for token in tokenizer.encode("a", add_special=False)) != b"a"

@@ -1,6 +1,5 @@
 """/v1/messages and /v1/messages/count_tokens."""
 
-import json
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ from fastapi import APIRouter, Request, Response
 
 from localllm.answer.event import Answer, AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
-from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
@@ -110,7 +108,7 @@ class _Writer:
         blocks = [_block(PartKind.REASONING, answer.reasoning)] if answer.reasoning else []
         if answer.content or not answer.calls:
             blocks.append(_block(PartKind.CONTENT, answer.content))
-        blocks += (_tool_use(call, call.arguments) for call in answer.calls)
+        blocks += (_tool_use(call.name, call.arguments) for call in answer.calls)
         return {**self._message(), "content": blocks, **self._stopped(answer), "usage": _usage(answer.last)}
 
     def _message(self) -> Object:
@@ -128,7 +126,7 @@ class _Writer:
         """Why the answer ended. One of the model's own stop strings counts as the end of its turn."""
         last = answer.last
         found = last.stop_string if last.stop_string in (self._body.stop_sequences or ()) else None
-        if answer.calls:
+        if answer.calls and not last.is_cut_call:
             reason = "tool_use"
         elif last.finish_reason is FinishReason.LENGTH:
             reason = "max_tokens"
@@ -138,10 +136,11 @@ class _Writer:
 
     def _part(self, part: AnswerPart) -> Iterator[bytes]:
         if part.kind is PartKind.TOOL_CALLS:
-            for call in part.tool_calls:
-                yield from self._begin_block(part.kind, _tool_use(call, {}))
-                source = json.dumps(call.arguments, ensure_ascii=False)
-                yield self._delta({"type": "input_json_delta", "partial_json": source})
+            for delta in part.deltas:
+                if delta.name:
+                    yield from self._begin_block(part.kind, _tool_use(delta.name, {}))
+                if delta.arguments:
+                    yield self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
             return
         if self._open is not part.kind:
             yield from self._begin_block(part.kind, _block(part.kind, ""))
@@ -172,8 +171,8 @@ def _block(kind: PartKind, text: str) -> Object:
     return {"type": name, name: text, **({"signature": ""} if kind is PartKind.REASONING else {})}
 
 
-def _tool_use(call: ToolCall, arguments: Object) -> Object:
-    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": call.name, "input": arguments}
+def _tool_use(name: str, arguments: Object) -> Object:
+    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": arguments}
 
 
 def _usage(last: AnswerEvent) -> Object:

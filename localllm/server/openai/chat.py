@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.event import Answer, AnswerEvent, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
@@ -14,6 +14,7 @@ from localllm.server.errors import ApiError
 from localllm.server.openai.schema import ChatBody
 from localllm.server.openai.tools import toolbox, with_choice
 from localllm.server.openai.wire import (
+    CallDeltas,
     ChunkWriter,
     Object,
     OpenAIRoute,
@@ -83,14 +84,16 @@ class _Writer(ChunkWriter):
         super().__init__(body, "chatcmpl", "chat.completion.chunk")
         self._tools = toolbox(_tools(body))
         self._is_older = bool(body.functions)  # calls are written as `function_call`
+        self._calls = [CallDeltas(self._tools) for _ in range(self._choices)]
 
     def begin(self, run: Run) -> Iterator[bytes]:
         for index in range(len(run.streams)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def event(self, _run: Run, index: int, event: AnswerEvent, before: Answer) -> Iterator[bytes]:
-        if event.parts or event.logprobs:
-            yield self._chunk(index, self._delta(event, len(before.calls)), logprobs=_logprobs(event))
+        delta = self._delta(event, self._calls[index])
+        if delta or event.logprobs:
+            yield self._chunk(index, delta, logprobs=_logprobs(event))
         if event.finish_reason is not None:
             yield self._chunk(index, {}, finish_reason=self._reason(event, bool(before.calls or event.calls)))
 
@@ -117,17 +120,17 @@ class _Writer(ChunkWriter):
             "finish_reason": self._reason(answer.last, bool(answer.calls)),
         }
 
-    def _delta(self, event: AnswerEvent, calls_before: int) -> Object:
+    def _delta(self, event: AnswerEvent, calls: CallDeltas) -> Object:
         delta: Object = {}
-        if event.content:
-            delta["content"] = event.content
+        if content := event.text(PartKind.CONTENT):
+            delta["content"] = content
         if event.reasoning:
             delta["reasoning"] = event.reasoning
-        if event.calls and self._is_older:
-            delta["function_call"] = function_of(event.calls[0])
-        elif event.calls:
-            calls = enumerate(tool_calls(event, self._tools), start=calls_before)
-            delta["tool_calls"] = [{"index": index, **call} for index, call in calls]
+        added = calls.of(event)
+        if added and not self._is_older:
+            delta["tool_calls"] = added
+        elif added and added[0]["index"] == 0:
+            delta["function_call"] = added[0]["function"]
         return delta
 
     def _reason(self, last: AnswerEvent, calls: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
-from localllm.answer.event import Answer, AnswerEvent, AnswerPart, PartKind
+from localllm.answer.event import Answer, AnswerEvent, AnswerPart, PartKind, called
 from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import ContextPolicy, FinishReason
@@ -21,7 +21,7 @@ from localllm.server.openai.items import conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.stored import StoredItems
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
-from localllm.server.openai.wire import Object, OpenAIRoute, arguments_of, format_of, think_of
+from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import SSE, SSE_COMMENT, sse
 
@@ -153,7 +153,7 @@ class _Writer:
         answer = answers[0]
         texts = ((PartKind.REASONING, answer.reasoning), (PartKind.CONTENT, answer.content))
         parts = [AnswerPart(kind, text) for kind, text in texts if text]
-        for part in [*parts, *(AnswerPart(PartKind.TOOL_CALLS, "", (call,)) for call in answer.calls)]:
+        for part in [*parts, *(called([call]) for call in answer.calls)]:
             self._part(part)
         self._close()
         return self._ended(answer)
@@ -165,7 +165,7 @@ class _Writer:
 
     def _part(self, part: AnswerPart) -> list[bytes]:
         if part.kind is PartKind.TOOL_CALLS:
-            return [line for call in part.tool_calls for line in self._call(call)]
+            return self._calls(part)
         lines: list[bytes] = []
         if self._open is not part.kind:
             lines = [*self._close(), *self._begin_item(part.kind)]
@@ -199,6 +199,8 @@ class _Writer:
         kind, self._open = self._open, None
         if kind is None:
             return []
+        if kind is PartKind.TOOL_CALLS:
+            return self._cut_call()
         part, item = _content_part(self._kinds[kind][2], self._text), self._items[-1]
         is_summary = part["type"] == "summary_text"
         item |= {"summary" if is_summary else "content": [part], "status": "completed"}
@@ -213,38 +215,66 @@ class _Writer:
             self._event("response.output_item.done", output_index=len(self._items) - 1, item=item),
         ]
 
-    def _call(self, call: ToolCall) -> list[bytes]:
-        lines = self._close()
-        tool = self._tools.client_tool(call)
-        kind, prefix, field, delta = _CUSTOM_CALL if tool.is_custom else _FUNCTION_CALL
-        text = custom_input(call) if tool.is_custom else arguments_of(call)
+    def _calls(self, part: AnswerPart) -> list[bytes]:
+        """What came of calls. An item is complete when its call is, at the latest when the next begins."""
+        lines: list[bytes] = []
+        calls = list(part.tool_calls)
+        for delta in part.deltas:
+            if delta.name:
+                if calls and self._open is PartKind.TOOL_CALLS:
+                    lines += self._end_call(calls.pop(0))
+                lines += [*self._close(), self._begin_call(delta.name)]
+            if delta.arguments and self._items[-1]["type"] == _FUNCTION_CALL[0]:
+                self._text += delta.arguments
+                event = f"response.{_FUNCTION_CALL[3]}.delta"
+                lines.append(self._event(event, **self._at_item(), delta=delta.arguments))
+        return lines + [line for call in calls for line in self._end_call(call)]
+
+    def _begin_call(self, name: str) -> bytes:
+        tool = self._tools.client_tool(name)
+        kind, prefix, field, _ = _CUSTOM_CALL if tool.is_custom else _FUNCTION_CALL
         item: Object = {
             "type": kind,
             "id": f"{prefix}_{secrets.token_hex(12)}",
             "call_id": f"call_{secrets.token_hex(12)}",
             "name": tool.name,
             **({"namespace": tool.namespace} if tool.namespace else {}),
-            field: text,
-            "status": "completed",
+            field: "",
+            "status": "in_progress",
         }
         self._items.append(item)
-        at = {"item_id": item["id"], "output_index": len(self._items) - 1}
-        begun = {**item, field: "", "status": "in_progress"}
-        named = {} if tool.is_custom else {"name": tool.name}
+        self._open, self._text = PartKind.TOOL_CALLS, ""
+        return self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
+
+    def _end_call(self, call: ToolCall) -> list[bytes]:
+        item, at = self._items[-1], self._at_item()
+        is_custom = item["type"] == _CUSTOM_CALL[0]
+        _, _, field, delta = _CUSTOM_CALL if is_custom else _FUNCTION_CALL
+        text = custom_input(call) if is_custom else self._text
+        item |= {field: text, "status": "completed"}
+        self._open = None
+        named = {} if is_custom else {"name": item["name"]}
         return [
-            *lines,
-            self._event("response.output_item.added", output_index=at["output_index"], item=begun),
-            self._event(f"response.{delta}.delta", **at, delta=text),
+            *([self._event(f"response.{delta}.delta", **at, delta=text)] if is_custom else []),
             self._event(f"response.{delta}.done", **at, **named, **{field: text}),
             self._event("response.output_item.done", output_index=at["output_index"], item=item),
         ]
+
+    def _cut_call(self) -> list[bytes]:
+        """Close the item of a call that the answer's end cut off."""
+        item = self._items[-1]
+        item |= {"status": "incomplete"} | ({"arguments": self._text} if "arguments" in item else {})
+        return [self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)]
+
+    def _at_item(self) -> Object:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
     def _at(self, kind: PartKind | None = None) -> Object:
         """Where a part is: of the open item, or of the last one, which was of this kind."""
         kind = kind or self._open
         is_summary = kind is not None and self._kinds[kind] is _SUMMARY
         index = {"summary_index" if is_summary else "content_index": 0}
-        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, **index}
+        return {**self._at_item(), **index}
 
     def _ended(self, answer: Answer) -> Object:
         cut, counts = answer.last.finish_reason is FinishReason.LENGTH, answer.last.counts

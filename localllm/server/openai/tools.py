@@ -33,9 +33,9 @@ class Toolbox:
     functions: Sequence[Object]
     known: Mapping[str, ClientTool]
 
-    def client_tool(self, call: ToolCall) -> ClientTool:
-        """The tool that a model has called, whether or not it exists."""
-        return self.known.get(call.name) or ClientTool(call.name)
+    def client_tool(self, name: str) -> ClientTool:
+        """The tool that a model has called by this name, whether or not it exists."""
+        return self.known.get(name) or ClientTool(name)
 
 
 def toolbox(tools: Sequence[Object]) -> Toolbox:

@@ -78,13 +78,47 @@ class ChunkWriter:
 
 def tool_calls(answer: Answer | AnswerEvent, tools: Toolbox) -> list[Object]:
     """Tool calls with new ids: arguments as JSON text, or a custom tool's input."""
-    return [{"id": f"call_{secrets.token_hex(12)}", **_called(call, tools.client_tool(call))} for call in answer.calls]
+    return [called(call, tools.client_tool(call.name)) for call in answer.calls]
 
 
-def _called(call: ToolCall, tool: ClientTool) -> Object:
+def called(call: ToolCall, tool: ClientTool) -> Object:
+    """A tool call with a new id."""
+    identity = {"id": f"call_{secrets.token_hex(12)}"}
     if tool.is_custom:
-        return {"type": "custom", "custom": {"name": tool.name, "input": custom_input(call)}}
-    return {"type": "function", "function": function_of(call)}
+        return {**identity, "type": "custom", "custom": {"name": tool.name, "input": custom_input(call)}}
+    return {**identity, "type": "function", "function": function_of(call)}
+
+
+class CallDeltas:
+    """The tool calls of one streamed answer, as its chunks have them; those of custom tools when they are complete."""
+
+    def __init__(self, tools: Toolbox) -> None:
+        self._tools = tools
+        self._names: list[str] = []
+        self._complete = 0
+
+    def of(self, event: AnswerEvent) -> list[Object]:
+        """What an event adds, one entry for each call."""
+        found: dict[int, Object] = {}
+        for part in event.parts:
+            for delta in part.deltas:
+                if delta.name:
+                    self._names.append(delta.name)
+                index = len(self._names) - 1
+                if self._tools.client_tool(self._names[index]).is_custom:
+                    continue
+                if delta.name:
+                    begun = called(ToolCall(delta.name, {}), ClientTool(delta.name))
+                    begun["function"]["arguments"] = ""
+                    found[index] = {"index": index, **begun}
+                entry = found.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                entry["function"]["arguments"] += delta.arguments
+            for call in part.tool_calls:
+                tool = self._tools.client_tool(call.name)
+                if tool.is_custom:
+                    found[self._complete] = {"index": self._complete, **called(call, tool)}
+                self._complete += 1
+        return list(found.values())
 
 
 def function_of(call: ToolCall) -> Object:
@@ -99,7 +133,7 @@ def arguments_of(call: ToolCall) -> str:
 
 def finish_reason(last: AnswerEvent, calls: bool) -> str:
     """Why an answer ended."""
-    if calls:
+    if calls and not last.is_cut_call:
         return "tool_calls"
     return "length" if last.finish_reason is FinishReason.LENGTH else "stop"
 

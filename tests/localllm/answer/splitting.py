@@ -3,7 +3,7 @@
 import itertools
 from typing import Protocol
 
-from localllm.answer.event import AnswerPart, PartKind
+from localllm.answer.event import AnswerPart
 
 
 class Splitter(Protocol):
@@ -22,7 +22,9 @@ def split_at(splitter: Splitter, text: str, cuts: list[int]) -> list[AnswerPart]
     parts = [part for at, end in itertools.pairwise(edges) for part in splitter.push(text[at:end])]
     joined: list[AnswerPart] = []
     for part in [*parts, *splitter.flush()]:
-        if joined and part.kind == joined[-1].kind and part.kind is not PartKind.TOOL_CALLS:
-            part = AnswerPart(part.kind, joined.pop().text + part.text)  # noqa: PLW2901
+        if joined and part.kind == joined[-1].kind:
+            before = joined.pop()
+            calls, deltas = before.tool_calls + part.tool_calls, before.deltas + part.deltas
+            part = AnswerPart(part.kind, before.text + part.text, calls, deltas, part.unfinished)  # noqa: PLW2901
         joined.append(part)
     return joined

@@ -8,18 +8,28 @@ from hypothesis import strategies as st
 
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.splitting import AnswerSplitter
-from localllm.answer.tool_calls import ToolCall, parse_tool_calls
+from localllm.answer.tool_calls import CallFormat, ToolCall
+from localllm.answer.tool_calls.formats import BARE, FORMATS
 from localllm.engine.detokenizer import Detokenizer
 from tests.localllm.answer.splitting import split_at
 
 THINK = [("<think>", "</think>")]
-CALLS = [("<tool_calls>", "</tool_calls>"), ("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", "")]
+TOOLS = {name: {"type": "object"} for name in ("add", "f", "g")}
+
+
+def form(opening: str, contains: str = "") -> CallFormat:
+    """The row of the table whose calls contain a text."""
+    return next(row for row in FORMATS if row.openings[0] == opening and contains in str(row.call))
+
+
+HERMES, MISTRAL = form("<tool_call>", '"arguments"'), form("[TOOL_CALLS]", "[ARGS]")
+CALLS = [form("<tool_calls>"), HERMES, MISTRAL]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def split(text: str, cuts: list[int], starts_in_reasoning: bool = False) -> list[AnswerPart]:
-    """The parts of a text that comes in pieces, neighbours of one kind joined."""
-    return split_at(AnswerSplitter(THINK, CALLS, starts_in_reasoning), text, cuts)
+    """The parts of a text that comes in pieces, neighbours of one kind joined, and so is what came of one call."""
+    return split_at(AnswerSplitter(THINK, CALLS, TOOLS, starts_in_reasoning), text, cuts)
 
 
 CUTS = st.lists(st.integers(0, 200), max_size=30)
@@ -31,11 +41,10 @@ def test_sections_are_found_across_pieces(cuts: list[int]) -> None:
     assert [(part.kind.value, part.text) for part in parts] == [
         ("reasoning", "I <b> think"),
         ("content", "So \n it is:"),
-        ("tool_calls", CALL),
-        ("tool_calls", CALL),
+        ("tool_calls", CALL + CALL),
         ("content", "done\n"),
     ]
-    assert parts[2].tool_calls == (ToolCall("add", {"a": 1}),)
+    assert parts[2].tool_calls == (ToolCall("add", {"a": 1}),) * 2
 
 
 @given(CUTS)
@@ -81,30 +90,53 @@ def test_no_text_is_lost(text: str, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("opening", "body", "names"),
+    ("opening", "contains", "body", "names"),
     [
-        ("<tool_call>", '{"name": "f", "arguments": {}}', ["f"]),
-        ("<tool_call>", '{"name": "f", "parameters": {"x": [1]}}', ["f"]),
-        ("[TOOL_CALLS]", '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": "{}"}]', ["f", "g"]),
-        ("[TOOL_CALLS]", 'f[ARGS]{"x": 1}', ["f"]),
-        ("<function=", 'f>{"x": 1}', ["f"]),
-        ("<tool_call>", "\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n", ["f"]),
-        ("<tool_calls>", '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>', ["f", "g"]),
-        ("<tool_call>", '{"name": "f", "arguments": [1]}', []),
-        ("<tool_call>", '{"name": 1, "arguments": {}}', []),
-        ("<tool_call>", '{"name": "f", "arguments": {}} and more', []),
-        ("<tool_call>", "[1, 2]", []),
-        ("<tool_call>", "[" * 100_000, []),
-        ("<tool_call>", "", []),
+        ("<tool_call>", '"arguments"', '{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>', ["f"]),
+        ("[TOOL_CALLS]", '"id"', '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', ["f", "g"]),
+        ("[TOOL_CALLS]", "[ARGS]", 'f[CALL_ID]123456789[ARGS]{"x": 1}', ["f"]),
+        ("<function=", "Json", 'f>{"x": 1}</function>', ["f"]),
+        (
+            "<tool_call>",
+            "parameter",
+            "\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+            ["f"],
+        ),
+        ("<tool_call>", '"arguments"', '{"name": "f", "arguments": [1]}', []),
+        ("<tool_call>", '"arguments"', '{"name": "unknown", "arguments": {}}', []),
+        ("<tool_call>", '"arguments"', '{"name": 1, "arguments": {}}', []),
+        ("<tool_call>", '"arguments"', "[1, 2]", []),
+        ("<tool_call>", '"arguments"', "[" * 100_000, []),
+        ("<tool_call>", '"arguments"', "", []),
     ],
 )
-def test_forms_of_calls(opening: str, body: str, names: list[str]) -> None:
-    assert [call.name for call in parse_tool_calls(opening, body)] == names
+def test_forms_of_calls(opening: str, contains: str, body: str, names: list[str]) -> None:
+    parts = split_at(AnswerSplitter([], [form(opening, contains)], TOOLS), opening + body, [1, 5, 9])
+    assert [call.name for part in parts for call in part.tool_calls] == names
+    assert "".join(part.text for part in parts) == opening + body, "nothing is lost"
 
 
-def test_parameters_are_json_where_they_can_be() -> None:
-    body = "<function=f><parameter=n>3</parameter><parameter=s>three</parameter></function>"
-    assert parse_tool_calls("<tool_call>", body) == (ToolCall("f", {"n": 3, "s": "three"}),)
+@given(CUTS, st.sampled_from([' {"name": "f", "parameters": {"x": 1}}', '{\n  "name":"f", "arguments": {"x": 1} }\n']))
+def test_an_answer_that_is_a_call(cuts: list[int], text: str) -> None:
+    (part,) = split_at(AnswerSplitter([], [BARE], TOOLS), text, cuts)
+    assert part.tool_calls == (ToolCall("f", {"x": 1}),)
+    inside = f"Write {text}"
+    assert split_at(AnswerSplitter([], [BARE], TOOLS), inside, cuts) == [AnswerPart(PartKind.CONTENT, inside)]
+
+
+@given(CUTS)
+def test_a_call_that_is_cut_off_is_told(cuts: list[int]) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x": "a { b'
+    (part,) = split(text, cuts)
+    assert part.kind is PartKind.TOOL_CALLS and not part.tool_calls and part.unfinished == text
+    assert "".join(delta.arguments for delta in part.deltas) == '{"x": "a { b'
+
+
+def test_text_parameters_stay_text() -> None:
+    schema = {"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": ["integer", "null"]}}}
+    body = "<function=f><parameter=n>3</parameter><parameter=s>3</parameter></function></tool_call>"
+    (part,) = split_at(AnswerSplitter([], [form("<tool_call>", "parameter")], {"f": schema}), f"<tool_call>{body}", [])
+    assert part.tool_calls == (ToolCall("f", {"n": 3, "s": "3"}),)
 
 
 @given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), max_size=3), CUTS)

@@ -38,7 +38,7 @@ class ScriptedModel:
         self.template = SimpleNamespace(
             is_default=not has_template,
             reasoning_markers=(),
-            tool_call_markers=(),
+            shown="",
             supports_thinking=False,
             stop_strings=("<end>",),
             render=self.render,

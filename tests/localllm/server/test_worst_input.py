@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from localllm.answer.harmony import HarmonySplitter
 from localllm.answer.placeholders import LiteralText
 from localllm.answer.splitting import AnswerSplitter
-from localllm.answer.tool_calls import parse_tool_calls
+from localllm.answer.tool_calls.formats import FORMATS
 from localllm.server.errors import LONGEST_MESSAGE, ApiError, message_of
 from localllm.server.json_body import parse_json, what_is_wrong
 from localllm.server.ollama.options import read_options
@@ -29,13 +29,14 @@ def filled(piece: str) -> str:
 @pytest.mark.parametrize("piece", [*MARKERS, *LETTERS])
 def test_a_long_answer_is_read_in_one_go(piece: str) -> None:
     text = filled(piece)
-    parse_tool_calls("<tool_call>", text)
-    parse_tool_calls("<tool_call>", f"f{text}")
-    splitters: list[Callable[[], Any]] = [
-        lambda: AnswerSplitter([("<think>", "</think>")], [("<tool_call>", "</tool_call>")]),
-        lambda: HarmonySplitter(True, False),
+    tools = {"f": {"type": "object"}}
+    splitters: list[tuple[str, Callable[[], Any]]] = [
+        ("<tool_call>", lambda: AnswerSplitter([("<think>", "</think>")], FORMATS, tools)),
+        ('<tool_call>{"name": "f", "arguments": {', lambda: AnswerSplitter([], FORMATS[-8:], tools)),
+        ("<｜DSML｜tool_calls>", lambda: AnswerSplitter([], FORMATS, tools)),  # noqa: RUF001
+        ("to=functions.f<|message|>", lambda: HarmonySplitter(tools, False)),
     ]
-    for make, opening in zip(splitters, ("<tool_call>", "to=functions.f<|message|>"), strict=True):
+    for opening, make in splitters:
         for begin in ("", opening):
             splitter = make()
             for at in range(0, len(text), 64):

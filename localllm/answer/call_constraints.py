@@ -1,0 +1,104 @@
+"""Constraints on tool calls: each holds a section of calls to the tools that were given and to their schemas."""
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Self
+
+from localllm.answer.splitting import Marker, Splitter
+from localllm.answer.tool_calls import CallFormat
+from localllm.answer.tool_calls.call import Schema
+from localllm.answer.tool_calls.grammar import CallGrammar
+from localllm.engine.loaded_model import LoadedModel
+from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from localllm.engine.constraint import Constraint, HeldPart, LazyConstraint
+
+log = logging.getLogger(__name__)
+
+KEPT = 16  # sets of tools whose constraints stay compiled
+
+
+class CallConstraints:
+    """The constraints of one model's calls. Thread-safe."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._lock = Lock()
+        self._compiled: OrderedDict[str, list[HeldPart]] = OrderedDict()
+
+    def lazy(
+        self, formats: Sequence[CallFormat], tools: Mapping[str, Schema], splitter: Callable[[], Splitter]
+    ) -> "LazyConstraint":
+        """A constraint that holds whatever calls an answer opens. splitter: makes one that reads it from its start.
+
+        Raises RequestError.
+        """
+        from localllm.engine.constraint import LazyConstraint
+
+        key = json.dumps([[form.openings[0] for form in formats], tools])
+        with self._lock:
+            parts = self._compiled.pop(key, None)
+        if parts is None:
+            parts = [self._part(form, tools) for form in formats]
+        with self._lock:
+            self._compiled[key] = parts
+            while len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        openings = [opening for form in formats for opening in form.openings]
+        return LazyConstraint(
+            lambda: CallWatcher(splitter(), formats), parts, openings, self._loaded.constraint_vocabulary()
+        )
+
+    def required(self, form: CallFormat, tools: Mapping[str, Schema], reasoning: Marker | None) -> "Constraint":
+        """A constraint of an answer that is a section of calls; after reasoning, with the section's opening."""
+        before = form.openings[0] if reasoning and not form.starts else ""
+        return self._compile(form, tools, before, reasoning)[0]
+
+    def _part(self, form: CallFormat, tools: Mapping[str, Schema]) -> "HeldPart":
+        from localllm.engine.constraint import HeldPart
+
+        return HeldPart(*self._compile(form, tools))
+
+    def _compile(
+        self, form: CallFormat, tools: Mapping[str, Schema], before: str = "", after: Marker | None = None
+    ) -> "tuple[Constraint, bool]":
+        try:
+            return self._compiled_once(form, tools, before, after)
+        except RequestError as error:
+            log.warning("arguments of tool calls are held to be objects, and to no schema: %s", error)
+            return self._compiled_once(form, {name: {"type": "object"} for name in tools}, before, after)
+
+    def _compiled_once(
+        self, form: CallFormat, tools: Mapping[str, Schema], before: str, after: Marker | None
+    ) -> "tuple[Constraint, bool]":
+        from localllm.engine.constraint import ConstraintKind
+        from localllm.engine.constraint.compile import embedded
+
+        vocabulary = self._loaded.constraint_vocabulary()
+        grammar = CallGrammar(form, tools, vocabulary.pieces, embedded, vocabulary.ends)
+        source = grammar.section(before)
+        return self._loaded.constraint(ConstraintKind.LARK, source, after), grammar.ends_answer
+
+
+class CallWatcher:
+    """Tells where calls open in an answer. Implements engine.constraint.lazy.Watcher."""
+
+    def __init__(self, splitter: Splitter, formats: Sequence[CallFormat]) -> None:
+        self._splitter = splitter
+        self._formats = formats
+
+    def watch(self, text: str) -> tuple[int, str] | None:
+        was_open = self._splitter.call is not None
+        self._splitter.push(text)
+        call = self._splitter.call
+        if was_open or call is None:
+            return None
+        opening = "" if call.form.starts else call.opening
+        return self._formats.index(call.form), call.written.removeprefix(opening)
+
+    def fork(self) -> Self:
+        return type(self)(self._splitter.fork(), self._formats)

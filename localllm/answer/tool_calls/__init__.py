@@ -1,0 +1,7 @@
+"""Tool calls as models write them: one table of formats, from which both the grammar and the reader follow."""
+
+from localllm.answer.tool_calls.call import CallDelta, ToolCall
+from localllm.answer.tool_calls.formats import CallFormat, call_formats
+from localllm.answer.tool_calls.reader import CallReader
+
+__all__ = ["CallDelta", "CallFormat", "CallReader", "ToolCall", "call_formats"]

@@ -1,0 +1,69 @@
+"""A tool call, whole and as it comes; and the schemas of tools."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Schema = Mapping[str, Any]
+MAX_REFERENCES = 16  # followed in a row
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function to call and its arguments, a JSON object."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """What came of a call. name: only on the first delta of a call. arguments: a piece of their JSON text."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+def parameters_of(tools: Iterable[Mapping[str, Any]]) -> dict[str, Schema]:
+    """The JSON Schemas of the tools' arguments, by the tools' names. One without parameters takes any object."""
+    return {tool["function"]["name"]: _object_schema(tool["function"].get("parameters")) for tool in tools}
+
+
+def _object_schema(schema: Any) -> Schema:
+    if not isinstance(schema, Mapping) or not schema:
+        return {"type": "object"}
+    closed = {"additionalProperties": False} if schema.get("properties") == {} else {}
+    return {"type": "object", **closed, **schema}
+
+
+def resolved(schema: Any, root: Schema) -> Schema:
+    """A schema, or what it refers to within the root. {}, which allows everything, if that cannot be found."""
+    for _ in range(MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            break
+        schema = root
+        for step in reference.removeprefix("#").split("/")[1:]:
+            schema = schema.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+    return schema if isinstance(schema, Mapping) and "$ref" not in schema else {}
+
+
+def is_text(schema: Any, root: Schema) -> tuple[bool, bool]:
+    """Whether all values of a schema are texts, and whether null is one as well."""
+    schema = resolved(schema, root)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list) and values:
+        return all(isinstance(value, str) or value is None for value in values), None in values
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(choices, list) and choices and "type" not in schema:
+        others = [choice for choice in choices if not _is_null(choice)]
+        texts = [is_text(choice, root) for choice in others]
+        null = len(others) < len(choices) or any(nullable for _, nullable in texts)
+        return bool(others) and all(text for text, _ in texts), null
+    kinds = schema.get("type")
+    named = set(kinds) if isinstance(kinds, list) else {kinds}
+    return "string" in named and named <= {"string", "null"}, "null" in named or schema.get("nullable") is True
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "null"

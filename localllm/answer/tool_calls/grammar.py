@@ -1,0 +1,287 @@
+"""Grammars of tool calls, in llguidance's Lark: the name is a given tool's, the arguments fit its schema."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from localllm.answer.tool_calls.call import Schema, is_text, resolved
+from localllm.answer.tool_calls.formats import (
+    BETWEEN_TAGS,
+    BLANK,
+    CallFormat,
+    Literals,
+    Maybe,
+    Pattern,
+    Piece,
+    Slot,
+    Tags,
+)
+
+MAX_DEPTH = 6  # of nested values in a spelling that is not JSON; deeper ones are plain values
+MAX_LENGTH = 2000  # of texts whose length is held; longer limits are not
+FREE_PARAMETERS = 16  # parameters of a tool that lists none
+
+# White space between the pieces of a call, as in JSON formats.
+BLANKS = r"/ |\n{1,2}[ \t]{0,20}/"
+
+
+class CallGrammar:
+    """Builds the grammar of a section of calls."""
+
+    def __init__(
+        self,
+        form: CallFormat,
+        tools: Mapping[str, Schema],
+        pieces: Callable[[str], Sequence[int | str]],
+        enforced: Callable[[Schema], Any],
+        ends: frozenset[int],
+    ) -> None:
+        """pieces: cuts text into control tokens and what is between. enforced: a JSON Schema in llguidance's
+        terms, from a client's. ends: tokens that end an answer.
+        """
+        self._form = form
+        self._pieces = pieces
+        self._enforced = enforced
+        self._ends = ends
+        self._rules: list[str] = []
+        self._root: Schema = {}
+        self._tools = tools
+
+    @property
+    def ends_answer(self) -> bool:
+        """Whether the answer ends where the section does."""
+        pieces = self._pieces(self._form.closing)
+        return not pieces or pieces[0] in self._ends
+
+    def section(self, before: str = "") -> str:
+        """The grammar of what follows an opening; with it, where it is part of the call. before: what comes first."""
+        form = self._form
+        calls = [self._call(name, schema) for name, schema in self._tools.items()]
+        call = self._rule(" | ".join(calls))
+        more = "" if form.separator is None else f" ({self._text(form.separator)} {call})*"
+        closing = "" if self.ends_answer else self._text(form.closing)
+        blank = "" if self.ends_answer and form.end == " " else self._text(form.end)
+        start = f"start: {self._literal(before)} {self._text(form.begin)} {call}{more} {blank} {closing}"
+        return "\n".join([start, f"blank: {BLANKS}", *self._rules, ""])
+
+    def _call(self, name: str, schema: Schema) -> str:
+        self._root = schema
+        return self._rule(self._sequence(self._form.call, name))
+
+    def _sequence(self, pieces: Sequence[Piece], name: str) -> str:
+        return " ".join(self._piece(piece, name) for piece in pieces)
+
+    def _piece(self, piece: Piece, name: str) -> str:
+        match piece:
+            case str():
+                found = self._text(piece)
+            case Slot():
+                found = json.dumps(json.dumps(name, ensure_ascii=False)[1:-1])
+            case Pattern(source):
+                found = f"/{source}/"
+            case Maybe():
+                found = f"({self._sequence(piece, name)})?"
+            case Tags():
+                found = self._tags(piece)
+            case Literals():
+                found = self._pairs(self._root, piece, piece.assigns, 0)
+            case _:
+                found = self._json(self._root)
+        return found
+
+    def _rule(self, body: str) -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _terminal(self, body: str) -> str:
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def _text(self, text: str) -> str:
+        """Text in which spaces may be white space or nothing; see formats.Piece."""
+        parts = BLANK.split(text)
+        return " blank? ".join(self._literal(part) for part in parts)
+
+    def _literal(self, text: str) -> str:
+        pieces = self._pieces(text) if text else []
+        return " ".join(json.dumps(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in pieces)
+
+    def _json(self, schema: Any) -> str:
+        """A value as JSON."""
+        if schema is not self._root and isinstance(schema, Mapping):
+            kept = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            schema = {**kept, **schema}
+        return self._rule(f"%json {json.dumps(self._enforced(schema))}")
+
+    # Parameters between tags
+
+    def _tags(self, tags: Tags) -> str:
+        root = resolved(self._root, self._root)
+        properties = root.get("properties")
+        if not isinstance(properties, Mapping) or not properties:
+            return self._free_tags(tags) if root.get("additionalProperties", properties is None) else ""
+        required = root.get("required") or ()
+        found = []
+        for key, schema in properties.items():
+            rule = self._rule(self._tag(tags, key, schema))
+            found.append(rule if key in required else f"{rule}?")
+        return " ".join(found)
+
+    def _tag(self, tags: Tags, key: str, schema: Any) -> str:
+        text, nullable = is_text(schema, self._root)
+        kind = "string" if text else self._kind(schema)
+        words = {"key": key, "string": "true" if text else "false", "type": kind}
+        opening = " blank? ".join(self._literal(part.format(**words)) for part in _parts(tags.opening))
+        closing = tags.closing.format(**words)
+        line = '"\\n"?'
+        if not text:
+            return f"{opening} {line} {self._json(schema)} {line} {self._literal(closing)} blank?"
+        body = self._raw(schema, closing)
+        if nullable:
+            body = f'({body} | "null" {line} {self._literal(closing)})'
+        return f"{opening} {line} {body} blank?"
+
+    def _free_tags(self, tags: Tags) -> str:
+        """Any parameters, for a tool that lists none."""
+        words = {"key": "\0", "string": "false", "type": "object"}
+        opening = " blank? ".join(
+            " ".join(
+                "/[A-Za-z_][A-Za-z0-9_]{0,63}/" if at % 2 else self._literal(piece)
+                for at, piece in enumerate(re.split("(\0)", part.format(**words)))
+            )
+            for part in _parts(tags.opening)
+        )
+        if "{key}" in tags.closing:
+            return ""
+        value = self._json({"type": ["string", "number", "boolean", "null"]})
+        rule = self._rule(f'{opening} "\\n"? {value} "\\n"? {self._literal(tags.closing)} blank?')
+        return f"{rule}{{0,{FREE_PARAMETERS}}}"
+
+    def _kind(self, schema: Any) -> str:
+        kind = resolved(schema, self._root).get("type", "object")
+        return {"integer": "number"}.get(kind, kind) if isinstance(kind, str) else "object"
+
+    def _raw(self, schema: Any, closing: str) -> str:
+        """A text as it is, and what closes it."""
+        schema = resolved(schema, self._root)
+        for choice in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
+            if is_text(choice, self._root)[0]:
+                return self._raw(choice, closing)
+        line = '"\\n"?'
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if values:
+            texts = " | ".join(json.dumps(value) for value in values if isinstance(value, str))
+            return f"({texts}) {line} {self._literal(closing)}"
+        if expression := _limits(schema, closing):
+            return f"{self._terminal(expression)} {line} {self._literal(closing)}"
+        ending, *rest = self._pieces(closing)
+        if isinstance(ending, int):
+            return f"/(.|\\n)*/ {self._literal(closing)}"
+        text = f"r{len(self._rules)}"
+        self._rules.append(f"{text}[suffix={json.dumps(ending)}]: /(.|\\n)*/")
+        after = " ".join(json.dumps(piece) if isinstance(piece, str) else f"<[{piece}]>" for piece in rest)
+        return f"{text} {after}"
+
+    # Values in other spellings
+
+    def _pairs(self, schema: Any, spelling: Literals, assigns: str, depth: int) -> str:
+        root = resolved(schema, self._root)
+        properties = root.get("properties")
+        if not isinstance(properties, Mapping) or not properties:
+            return ""
+        required = root.get("required") or ()
+        pairs = []
+        for key, value in properties.items():
+            name = json.dumps(key, ensure_ascii=False) if depth and spelling.quoted_keys else key
+            pair = self._rule(
+                f"{self._literal(name)} {self._text(f'{assigns} ')} {self._value(value, spelling, depth)}"
+            )
+            pairs.append((pair, key in required))
+        return self._joined(pairs)
+
+    def _joined(self, pairs: Sequence[tuple[str, bool]]) -> str:
+        """Pairs in their order with commas between those that are there; the flag says which must be."""
+        comma = self._text(", ")
+        rest = ""  # what may follow a pair
+        for pair, needed in reversed(pairs[1:]):
+            body = f"{comma} {pair} {rest}"
+            rest = self._rule(body) if needed else self._rule(f"{body} | {rest}" if rest else f"({body})?")
+        (first, needed), *others = pairs
+        if needed or not others:
+            return f"{first} {rest}" if needed else f"({first})?"
+        return f"({first} {rest} | {self._joined(others)})"
+
+    def _value(self, schema: Any, spelling: Literals, depth: int) -> str:
+        schema = resolved(schema, self._root)
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if values:
+            return f"({' | '.join(self._spelled(value, spelling) for value in values)})"
+        choices = schema.get("anyOf") or schema.get("oneOf")
+        if choices and depth < MAX_DEPTH:
+            return f"({' | '.join(self._value(choice, spelling, depth + 1) for choice in choices)})"
+        kinds = schema.get("type")
+        if isinstance(kinds, str):
+            return self._of_kind(kinds, schema, spelling, depth)
+        kinds = kinds or ["string", "number", "boolean", "null"]
+        return f"({' | '.join(self._of_kind(kind, schema, spelling, depth) for kind in kinds)})"
+
+    def _of_kind(self, kind: str, schema: Schema, spelling: Literals, depth: int) -> str:
+        true, false, null = spelling.words
+        if kind == "boolean":
+            found = f'("{true}" | "{false}")'
+        elif kind == "null":
+            found = f'"{null}"'
+        elif kind == "string" and spelling.quotes != '"':
+            found = f"{self._literal(spelling.quotes)} {self._raw(schema, spelling.quotes)}"
+        elif kind == "array":
+            found = self._array(schema, spelling, depth) if depth < MAX_DEPTH else '"[]"'
+        elif kind == "object":
+            pairs = self._pairs(schema, spelling, spelling.nested_assigns, depth + 1) if depth < MAX_DEPTH else ""
+            found = f'"{{" {pairs} "}}"'
+        else:
+            found = self._json({**schema, "type": kind})
+        return found
+
+    def _array(self, schema: Schema, spelling: Literals, depth: int) -> str:
+        item = self._rule(self._value(schema.get("items", {}), spelling, depth + 1))
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return '"[]"'
+        times = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        items = f"{item} ({self._text(', ')} {item}){times}"
+        return f'"[" {items if least else f"({items})?"} "]"'
+
+    def _spelled(self, value: Any, spelling: Literals) -> str:
+        if value is None or isinstance(value, bool):
+            return json.dumps(spelling.words[2 if value is None else 1 - value])
+        if isinstance(value, str) and spelling.quotes != '"':
+            return f"{self._literal(spelling.quotes)} {json.dumps(value)} {self._literal(spelling.quotes)}"
+        return json.dumps(json.dumps(value, ensure_ascii=False))
+
+
+def _parts(text: str) -> list[str]:
+    """A parameter's opening cut where white space may be."""
+    return BETWEEN_TAGS.split(text)
+
+
+def _limits(schema: Schema, closing: str) -> str | None:
+    """A terminal for a text with a pattern or a bounded length, on one line and without the sign that closes it."""
+    least, most, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
+    if most is not None and most > MAX_LENGTH:
+        most = None
+    least = min(least, MAX_LENGTH)
+    if not least and most is None and not pattern:
+        return None
+    free = f"[^\\n{re.escape(closing[0])}]".replace("/", "\\/")
+    found = [f"/{free}{{{least},{'' if most is None else most}}}/"]
+    if pattern:
+        inner = pattern.replace("\\/", "/").replace("/", "\\/")
+        before = "" if inner.startswith("^") else f"{free}*"
+        after = "" if inner.endswith("$") and not inner.endswith("\\$") else f"{free}*"
+        found.append(
+            f"/{before}({inner.removeprefix('^').removesuffix('$') if not after else inner.removeprefix('^')}){after}/"
+        )
+    return " & ".join(found)

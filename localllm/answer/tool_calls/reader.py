@@ -1,0 +1,215 @@
+"""Reading a section of tool calls while it is written."""
+
+import json
+import re
+from collections.abc import Generator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from localllm.answer.tool_calls.call import CallDelta, Schema, ToolCall, is_text, resolved
+from localllm.answer.tool_calls.formats import (
+    BETWEEN_TAGS,
+    BLANK,
+    CallFormat,
+    Literals,
+    Maybe,
+    Pattern,
+    Piece,
+    Slot,
+    Tags,
+)
+from localllm.answer.tool_calls.literals import read_pairs
+
+LONGEST_MARKUP = 2000  # characters around names and arguments; longer ones are no call
+# What is certain of JSON, up to the next mark or to the end of the text.
+_OUTSIDE = re.compile(r'[^"{}]*+(?P<mark>["{}]?)')
+_IN_STRING = re.compile(r'(?:[^"\\]|\\.)*+(?P<mark>"?)', re.DOTALL)
+_KEY = r'(?P<key>[^"<>=/\n][^"<>=\n]{0,255})'
+
+# Waits for text; each resumption has more of it.
+Reading = Generator[None, None, Any]
+
+
+class BrokenCallError(Exception):
+    """The text is no call."""
+
+
+class CallReader:
+    """Reads the calls of one section. tools: the schemas of their arguments by name.
+
+    closed: the section has ended; `rest` is the text after it. broken: what follows the calls so far is none, and the
+    section is text.
+    """
+
+    def __init__(self, form: CallFormat, tools: Mapping[str, Schema], opening: str) -> None:
+        """opening: the text that opened the section."""
+        self.opening = opening
+        self.closed = self.broken = False
+        self.rest = ""
+        self._form = form
+        self._tools = tools
+        self._text = opening if form.starts else ""  # from where the next piece is read
+        self._at = 0
+        self._source = [opening]
+        self._found: list[CallDelta | ToolCall] = []
+        self._reading = self._read()
+        next(self._reading)
+
+    @property
+    def source(self) -> str:
+        """The section's text so far, since the last call that is complete."""
+        return "".join(self._source)
+
+    def push(self, text: str) -> list[CallDelta | ToolCall]:
+        """Add text; return what came of calls, each call after all of its deltas."""
+        self._text += text
+        self._source.append(text)
+        try:
+            next(self._reading)
+        except StopIteration:
+            self.closed, self.rest = True, self._text[self._at :]
+        except (BrokenCallError, ValueError, RecursionError):
+            self.broken = True
+        found, self._found = self._found, []
+        return found
+
+    def _read(self) -> Reading:
+        form = self._form
+        head, tail, following, end = _expressions(form, tuple(sorted(self._tools, key=len, reverse=True)))
+        match = yield from self._match(_blanks(form.begin) + head)
+        while True:
+            name = json.loads(f'"{match["name"]}"')
+            self._found.append(CallDelta(name))
+            arguments = yield from self._arguments(self._tools[name], tail if tail.strip(r"\s*+") else end)
+            yield from self._match(tail)
+            self._found.append(ToolCall(name, arguments))
+            self._text, self._at = self._text[self._at :], 0
+            self._source = [self._text]
+            match = yield from self._match(f"(?:{following})|(?P<end>{end})" if following else f"(?P<end>{end})")
+            if match["end"] is not None:
+                return
+
+    def _match(self, expression: str) -> Generator[None, None, "re.Match[str]"]:
+        """Wait until the text goes on as expected."""
+        compiled = re.compile(expression)
+        while (match := compiled.match(self._text, self._at)) is None:
+            if len(self._text) - self._at > LONGEST_MARKUP:
+                raise BrokenCallError
+            yield
+        self._at = match.end()
+        return match
+
+    def _arguments(self, schema: Schema, tail: str) -> Generator[None, None, dict[str, Any]]:
+        style = self._form.arguments
+        if isinstance(style, Tags):
+            return (yield from self._tags(style, schema, tail))
+        if isinstance(style, Literals):
+            return (yield from self._literals(style))
+        return (yield from self._json())
+
+    def _json(self) -> Generator[None, None, dict[str, Any]]:
+        yield from self._match(r"\s*+(?=\{)")
+        first = sent = self._at
+        depth, in_string = 0, False
+        while True:
+            while match := (_IN_STRING if in_string else _OUTSIDE).match(self._text, self._at):
+                self._at = match.end()
+                if match["mark"] == '"':
+                    in_string = not in_string
+                elif match["mark"]:
+                    depth += 1 if match["mark"] == "{" else -1
+                if not match["mark"] or not depth:
+                    break
+            if self._text[sent : self._at]:
+                self._found.append(CallDelta(arguments=self._text[sent : self._at]))
+                sent = self._at
+            if sent > first and not depth:
+                break
+            yield
+        value = json.loads(self._text[first:sent])
+        if not isinstance(value, dict):
+            raise BrokenCallError
+        return value
+
+    def _tags(self, tags: Tags, schema: Schema, tail: str) -> Generator[None, None, dict[str, Any]]:
+        found: dict[str, Any] = {}
+        opening = _tag_opening(tags)
+        properties = resolved(schema, schema).get("properties") or {}
+        while True:
+            match = yield from self._match(rf"\s*+(?:{opening}|(?={tail}))")
+            if match["key"] is None:
+                self._found.append(CallDelta(arguments="}" if found else "{}"))
+                return found
+            key = match["key"]
+            closing = tags.closing.format(key=key)
+            scanned = self._at
+            while (end := self._text.find(closing, scanned)) < 0:
+                scanned = max(len(self._text) - len(closing), self._at)
+                yield
+            text = self._text[self._at : end].removeprefix("\n").removesuffix("\n")
+            self._at = end + len(closing)
+            value = _value(text, properties.get(key, {}), schema)
+            pair = f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+            self._found.append(CallDelta(arguments=f", {pair}" if found else f"{{{pair}"))
+            found[key] = value
+
+    def _literals(self, spelling: Literals) -> Generator[None, None, dict[str, Any]]:
+        scanned = self._at
+        while True:
+            if spelling.closing in self._text[scanned:]:
+                read = read_pairs(self._text, self._at, spelling)
+                if read is not None:
+                    break
+                scanned = len(self._text)
+            yield
+        found, self._at = read
+        self._found.append(CallDelta(arguments=json.dumps(found, ensure_ascii=False)))
+        return found
+
+
+def _value(text: str, schema: Any, root: Schema) -> Any:
+    """A parameter's value: what its schema says is text stays it, other values are JSON where they can be."""
+    is_string, nullable = is_text(schema, root)
+    if is_string and not (nullable and text == "null"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@lru_cache(maxsize=64)
+def _expressions(form: CallFormat, names: Sequence[str]) -> tuple[str, str, str, str]:
+    """Expressions for what is before a call's arguments, what is after them, the way to the next call, and the end."""
+    at = form.call.index(form.arguments)
+    name = f"(?P<name>{'|'.join(re.escape(json.dumps(name, ensure_ascii=False)[1:-1]) for name in names)})"
+    head, tail = _expression(form.call[:at], name), _expression(form.call[at + 1 :], name)
+    following = "" if form.separator is None else _blanks(form.separator) + head
+    return head, tail, following, _blanks(form.end) + re.escape(form.closing) if form.closing else "(?!)"
+
+
+def _expression(pieces: Sequence[Piece], name: str) -> str:
+    found = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            found.append(_blanks(piece))
+        elif isinstance(piece, Slot):
+            found.append(name)
+        elif isinstance(piece, Pattern):
+            found.append(f"(?:{piece.source})")
+        elif isinstance(piece, Maybe):
+            found.append(f"(?:{_expression(piece, name)})?")
+    return "".join(found)
+
+
+def _blanks(text: str) -> str:
+    return r"\s*+".join(re.escape(part) for part in BLANK.split(text))
+
+
+def _tag_opening(tags: Tags) -> str:
+    """An expression for a parameter's opening; its group is the key."""
+    words = {"{key}": _KEY, "{type}": "[a-z]*", "{string}": "(?:true|false)"}
+    parts = []
+    for part in BETWEEN_TAGS.split(tags.opening):
+        parts.append("".join(words.get(piece) or re.escape(piece) for piece in re.split(r"(\{[a-z]+\})", part)))
+    return r"\s*+".join(parts)

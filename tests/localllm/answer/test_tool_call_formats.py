@@ -1,0 +1,151 @@
+"""Tool calls of every family: whatever a weak model samples under the grammar is read back and fits the schema."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall
+from localllm.answer.tool_calls.call import parameters_of
+from localllm.answer.tool_calls.formats import BARE, FORMATS
+from localllm.answer.tool_calls.grammar import CallGrammar
+from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
+from localllm.engine.constraint.compile import embedded
+from tests.fakes.byte_vocabulary import END, ByteVocabulary
+
+CITY = {"type": "string", "maxLength": 12}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": CITY,
+                    "days": {"type": "integer", "minimum": 1, "maximum": 14},
+                    "unit": {"enum": ["C", "F"]},
+                    "exact": {"type": "boolean"},
+                },
+                "required": ["city", "unit"],
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather_at",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "place": {"$ref": "#/$defs/Place"},
+                    "tags": {"type": "array", "items": {"enum": ["wind", "rain"]}, "maxItems": 2},
+                    "note": {"anyOf": [{"type": "string", "pattern": "^[a-z]{2,5}$"}, {"type": "null"}]},
+                },
+                "required": ["place", "note"],
+                "$defs": {
+                    "Place": {
+                        "type": "object",
+                        "properties": {"x": {"type": "number", "minimum": 0, "maximum": 1}, "name": CITY},
+                        "required": ["x"],
+                        "additionalProperties": False,
+                    }
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+SCHEMAS = parameters_of(TOOLS)
+MAX_BYTES = 3000
+
+
+class ControlVocabulary(ByteVocabulary):
+    """Bytes, and control tokens for markup."""
+
+    def __init__(self, controls: Sequence[str]) -> None:
+        super().__init__()
+        self.first = self.vocab_size
+        self.tokens += [text.encode() for text in controls]
+        self.vocab_size = len(self.tokens)
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        data, at, ids = text.encode(), 0, []
+        while at < len(data):
+            control = next(
+                (one for one in range(self.first, self.vocab_size) if data.startswith(self.tokens[one], at)), None
+            )
+            ids.append(control if control is not None and parse_special else data[at] + 1)
+            at += len(self.tokens[ids[-1]])
+        return ids
+
+    def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
+        return b"" if skip_special and self.is_control(token) else self.tokens[token]
+
+    def is_control(self, token: int) -> bool:
+        return token == END or token >= self.first
+
+
+CONTROLS = (
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call_start|>", "<|tool_call_end|>", '<|"|>', "<tool_call|>"),
+    *("<|message|>", "<|constrain|>", "<|channel|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|python_tag|>"),
+    *("<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),  # noqa: RUF001
+)
+VOCABULARIES = {
+    "text": ConstraintVocabulary(ByteVocabulary()),
+    "controls": ConstraintVocabulary(ControlVocabulary(CONTROLS)),
+}
+
+
+def sampled(form: CallFormat, vocabulary: ConstraintVocabulary, seed: int, tools: Any = SCHEMAS) -> str:
+    """A section of calls as random logits write it, shorter texts being likelier."""
+    source = vocabulary._source
+    grammar = CallGrammar(form, tools, vocabulary.pieces, embedded, vocabulary.ends)
+    constraint = compile_constraint(ConstraintKind.LARK, grammar.section(), vocabulary)
+    rng = np.random.default_rng(seed)
+    text = b""
+    while not constraint.is_finished:
+        assert len(text) < MAX_BYTES, text
+        mask = constraint.mask()
+        logits = np.where(mask, rng.gumbel(size=mask.size), -np.inf)
+        logits[[byte + 1 for byte in b'"}])<']] += 4
+        logits[END] += 2
+        token = int(logits.argmax())
+        constraint.accept(token)
+        text += b"" if token == END else source.token_bytes(token)
+    return text.decode()
+
+
+def read(form: CallFormat, text: str, tools: Any = SCHEMAS, cut: int = 1) -> list[CallDelta | ToolCall]:
+    """What a reader finds in a section that comes in pieces."""
+    reader = CallReader(form, tools, "" if form.starts else form.openings[0])
+    found = []
+    for at in range(0, len(text), cut):
+        found += reader.push(text[at : at + cut])
+    assert not reader.broken, text
+    return found
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("form", [*FORMATS, BARE], ids=lambda form: form.openings[0] + str(form.call[:2])[:40])
+def test_sampled_calls_are_read_and_fit(form: CallFormat, vocabulary: str) -> None:
+    for seed in range(6):
+        text = sampled(form, VOCABULARIES[vocabulary], seed)
+        found = read(form, text, cut=1 + seed)
+        calls = [one for one in found if isinstance(one, ToolCall)]
+        assert calls, text
+        streamed: list[list[str]] = []
+        for one in found:
+            if isinstance(one, CallDelta):
+                streamed += [[one.name, ""]] if one.name else []
+                streamed[-1][1] += one.arguments
+        assert [ToolCall(name, json.loads(arguments)) for name, arguments in streamed] == calls
+        for call in calls:
+            jsonschema.validate(call.arguments, SCHEMAS[call.name])
+
+
+TEMPLATES = sorted(Path(__file__).parents[3].glob("x"))
