@@ -14,7 +14,7 @@ from localllm.tools.journal import journal_path
 
 # A cache is a folder of folders with names of hexadecimal digits; the files in them that are ours by their names.
 _KERNELS = re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")
-_KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.[0-9a-f]{{32}}\.kv|{re.escape(TEMPORARY)}.+")
+_KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+")
 
 
 @dataclass(frozen=True, slots=True)

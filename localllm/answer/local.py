@@ -15,6 +15,7 @@ from localllm.answer.placeholders import has_images
 from localllm.answer.rendering import ChatPrompt, render
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitting import ForcedCall, Marker, Splitter, ThinkingFirst, answer_splitter
+from localllm.answer.trunk import trunk_length
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenEvent
 from localllm.engine.stream import GenerationStream
@@ -68,15 +69,14 @@ class LocalModel:
         if request.tools and not self.template.supports_tools:
             raise RequestError(f'"{self.name}" does not support tools')
         think = self._think(request)
-        prompt = render(
-            self.loaded,
-            self.conversation(request.messages),
-            tools=[_ordered(tool) for tool in request.tools],
-            enable_thinking=None if think is None else bool(think),
-            continues=request.goes_on,
+        messages = self.conversation(request.messages)
+        options = {
+            "tools": [_ordered(tool) for tool in request.tools],
+            "enable_thinking": None if think is None else bool(think),
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
             **checked_arguments(request.template_arguments),
-        )
+        }
+        prompt = render(self.loaded, messages, continues=request.goes_on, **options)
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
         constraint = self._constraint(request, reasoning)
         generation = replace(
@@ -86,6 +86,7 @@ class LocalModel:
             messages=prompt.messages,
             images=prompt.images,
             constraint=constraint,
+            trunk=trunk_length(self.loaded, messages, prompt.tokens, options),
         )
 
         def splitter() -> Splitter | None:
