@@ -44,7 +44,7 @@ class Program:
     """A coding agent. install: the command that installs it.
 
     first_prompt: about how many tokens its first prompt has. least_context: tokens that it needs to do any work.
-    set_up: makes a run's Setup; the folder is for its files. asked: arguments that make it answer one prompt.
+    set_up: makes a run's Setup; the folder is for its files. asked: arguments that make it begin with a prompt.
     own_file: its own configuration, and what to write into it; None where it has a command for that.
     """
 
@@ -210,7 +210,7 @@ PROGRAMS = {
             20600,
             32768,
             _claude,
-            _print,
+            lambda prompt: (prompt,),
             _claude_file,
         ),
         Program(

@@ -17,6 +17,8 @@ from localllm.files import write_whole
 # What generates, in the protocols that programs speak.
 ROUTES = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/api/chat")
 MOST_BYTES = 64 << 20
+# How long the prompt with tools may come after another one, such as one for a title.
+TITLE_S = 10.0
 _LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
 
 
@@ -57,7 +59,7 @@ def record(start: Callable[[str], "subprocess.Popen[bytes]"], wait_s: float) -> 
     """The longest request with which a program begins, None if it sends none in that time.
 
     start: makes the program use a server at this URL, and ask it something. Programs may ask for a title first; the
-    prompt that counts is the one with tools, or where none has any, the longest of the first second. The program is
+    prompt that counts is the first with tools, or where none has any, the longest of the first TITLE_S. The program is
     ended.
     """
     found: queue.Queue[Recording] = queue.Queue()
@@ -86,7 +88,7 @@ def _best(found: "queue.Queue[Recording]", process: "subprocess.Popen[bytes]", d
             best = one
         if one.body.get("tools"):
             break
-        due = min(due, now + 1)
+        due = min(due, now + TITLE_S)
     return best
 
 

@@ -1,6 +1,8 @@
 """localllm warm: an agent's system text and tools, computed before they are needed."""
 
+import contextlib
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from localllm.agents.programs import Endpoint, Program
     from localllm.agents.recording import Recording
 
-RECORD_S = 120.0
-_PROMPT = "Hi"
+RECORD_S = 60.0
+_PROMPT = "Say hello."
 
 
 def warm(
@@ -90,23 +92,36 @@ def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
     def start(url: str) -> "subprocess.Popen[bytes]":
         setup = agent.set_up(replace(endpoint, url=url), folder_of(agent.name))
         write_files(setup)
-        with log.open("wb") as said:
-            return subprocess.Popen(
-                [path, *setup.arguments, *agent.asked(_PROMPT)],
-                env=environment_of(setup),
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
+        return _on_terminal([path, *setup.arguments, *agent.asked(_PROMPT)], environment_of(setup), log)
 
     recorded = record(start, RECORD_S)
     if recorded is None:
-        lines = log.read_text(errors="replace").strip().splitlines()
         raise RequestError(
-            f"{agent.name} sent no prompt: {lines[-1] if lines else 'it said nothing'}. Start it once by hand."
+            f"{agent.name} sent no prompt. It may want to ask you something first, such as whether to trust this "
+            f"folder: start it here once with `localllm launch {agent.name}`. What it drew is in {log}."
         )
     recorded.write(folder_of(agent.name) / "request.json")
     return recorded
+
+
+def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a program on a terminal of its own: some have other system text where they are not on one."""
+    import pty
+    import termios
+    import threading
+
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (40, 120))
+    process = subprocess.Popen(command, env=environment, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
+
+    def keep() -> None:
+        with log.open("wb") as said, contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as read:
+            while data := read.read(65536):  # which raises OSError when the program has ended
+                said.write(data)
+
+    threading.Thread(target=keep, daemon=True).start()
+    return process
 
 
 def _count(name: str, model: str, tokens: int) -> None:
