@@ -5,6 +5,7 @@
 #   make test-fast   the tests without the slow ones
 #   make check       format, lint, types, import directions
 #   make bench       compare speed with llama.cpp's on BENCH_MODEL, and measure the chat
+#   make test-clients  install real coding agents into CLIENTS, outside this folder, and let each do a task
 #   make lock        renew constraints.txt from the newest releases that pyproject.toml allows
 #   make clean       remove .venv and all caches inside this folder
 
@@ -17,7 +18,12 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # tests/conftest.py, slow files first.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run install test test-fast check bench lock clean
+# Where real coding agents are installed, in the versions that were tried.
+CLIENTS ?= /tmp/localllm-clients
+AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @continuedev/cli@1.5.47 cline@3.0.65
+AIDER := aider-chat==0.86.2
+
+.PHONY: run install test test-fast test-clients check bench lock clean
 
 run: install
 	@echo "The first answer waits, once, for kernels to be compiled for this processor." >&2
@@ -30,6 +36,13 @@ test: check
 
 test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
+
+test-clients: $(VENV)/.installed-dev
+	@if ! command -v npm >/dev/null; then echo "Skipped: there is no npm, which installs coding agents."; exit 0; fi; set -e; \
+	mkdir -p $(CLIENTS); cd $(CLIENTS); [ -f package.json ] || echo '{"private": true}' >package.json; \
+	npm install --no-audit --no-fund $(AGENTS); \
+	[ -x aider/bin/aider ] || { $(abspath $(BIN))/python -m venv aider && aider/bin/pip install --quiet $(AIDER); }; \
+	cd $(CURDIR); TEST_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

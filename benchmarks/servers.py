@@ -38,16 +38,21 @@ def localllm(
     *,
     flags: Sequence[str] = (),
     speculates: bool = True,
+    home: Path | None = None,
 ) -> Iterator[Server]:
-    """`localllm serve` of one file and others, away from this user's settings, models and cached keys and values."""
+    """`localllm serve` of one file and others, away from this user's settings, models and cached keys and values.
+
+    home: a folder in which keys and values are kept on disk, for servers one after the other; None keeps none.
+    """
     plainly, usually = ["-m", "benchmarks.serve_plainly"], ["-c", "from localllm.cli.main import main; main()"]
     command = [sys.executable, *(usually if speculates else plainly), "serve", "--model", str(model)]
     command += [argument for other in others for argument in ("--model", str(other))]
     command += ["--threads", str(threads), "--keep-alive", "-1", *flags]
-    with tempfile.TemporaryDirectory() as home:
-        own = {"HOME": home, **{f"XDG_{kind}_HOME": home for kind in ("CONFIG", "DATA", "CACHE")}}
+    with tempfile.TemporaryDirectory() as fresh:
+        place = fresh if home is None else str(home)
+        own = {"HOME": place, **{f"XDG_{kind}_HOME": place for kind in ("CONFIG", "DATA", "CACHE")}}
         # Compiling kernels anew is no part of any figure.
-        own |= {CACHE_VARIABLE: str(cache_root()), "LOCALLLM_DISK_CACHE": "false"}
+        own |= {CACHE_VARIABLE: str(cache_root()), "LOCALLLM_DISK_CACHE": "false" if home is None else "true"}
         own |= {"LOCALLLM_KV_MIB": str(kv_mib)} if kv_mib else {}
         name = "localllm" if speculates else "localllm, no speculation"
         with _running(name, command, own, "/health", model.name.removesuffix(".gguf")) as server:

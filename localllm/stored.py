@@ -14,7 +14,7 @@ from localllm.tools.journal import journal_path
 
 # A cache is a folder of folders with names of hexadecimal digits; the files in them that are ours by their names.
 _KERNELS = re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")
-_KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.[0-9a-f]{{32}}\.kv|{re.escape(TEMPORARY)}.+")
+_KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("chats", chats, sum(map(size_of, chats.parent.glob("sessions.db*"))), "deleted in the chat"),
         ("changes", journal_path(), size_of(journal_path()), "what tools changed; removed after 30 days"),
         ("speeds", _speeds(), size_of(_speeds()), "a few lines for each number of threads; written by bench"),
+        ("agents", _agents(), size_of(_agents()), "what launch gives to programs, and prompts that warm recorded"),
         ("settings", config_path(), size_of(config_path()), "yours"),
     )
     return [StoredPlace(*row) for row in found]
@@ -86,6 +87,10 @@ def _kernels() -> Path:
     from cpu_kernels.kernel_cache import cache_root  # takes a moment to import
 
     return cache_root()
+
+
+def _agents() -> Path:
+    return sessions_path().parent / "agents"
 
 
 def _speeds() -> Path:

@@ -19,6 +19,7 @@ from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitting import Marker, Splitter, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import Schema, parameters_of
+from localllm.answer.trunk import trunk_length
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenEvent
 from localllm.engine.stream import GenerationStream
@@ -78,15 +79,14 @@ class LocalModel:
         if request.tools and not self.template.supports_tools:
             raise RequestError(f'"{self.name}" does not support tools')
         think = self._think(request)
-        prompt = render(
-            self.loaded,
-            self.conversation(request.messages),
-            tools=[_ordered(tool) for tool in request.tools],
-            enable_thinking=None if think is None else bool(think),
-            continues=request.goes_on,
+        messages = self.conversation(request.messages)
+        options = {
+            "tools": [_ordered(tool) for tool in request.tools],
+            "enable_thinking": None if think is None else bool(think),
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
             **checked_arguments(request.template_arguments),
-        )
+        }
+        prompt = render(self.loaded, messages, continues=request.goes_on, **options)
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
         tools = parameters_of(request.chosen_tools or request.tools)
 
@@ -117,6 +117,7 @@ class LocalModel:
             messages=prompt.messages,
             images=prompt.images,
             constraint=constraint,
+            trunk=trunk_length(self.loaded, messages, prompt.tokens, options),
         )
 
         return self._prompt(generation, request, splitter, prompt.text)

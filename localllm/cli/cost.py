@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, astuple
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localllm.cli.local_server import local_server
 from localllm.cli.options import AsJson, Debug
-from localllm.cli.resident import ANYWHERE
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.text import table
 
@@ -109,15 +108,14 @@ def _watched(address: str, key: str | None, watch: float, watts: float | None) -
 
 def _server(url: str | None) -> tuple[str, str | None]:
     """Address and key of the server that was given, or of these settings."""
-    from localllm.server.options import server_options, with_ollama_variables
     from localllm.settings import load_settings, read_key
 
-    settings = load_settings({}, with_ollama_variables(os.environ))
     if url is not None:
+        settings = load_settings({})
         address = url if "://" in url else f"http://{url}"
         return address.rstrip("/"), read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
-    options = server_options(settings)
-    return f"http://{ANYWHERE.get(options.host, options.host)}:{options.port}", options.api_key
+    server = local_server()
+    return server.url, server.key
 
 
 def _read(address: str, key: str | None) -> "Reading":

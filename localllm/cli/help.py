@@ -20,6 +20,8 @@ EXAMPLES = {
         "localllm serve --host 0.0.0.0 --api-key-file key.txt",
     ),
     "show": ("localllm show qwen3:0.6b", "localllm show model.gguf --json"),
+    "launch": ("localllm launch claude --model qwen3:8b", "localllm launch opencode -- run 'Fix the tests.'"),
+    "warm": ("localllm warm claude --model qwen3:8b", "localllm warm --request first.json"),
     "plan": (
         "localllm plan qwen3:8b",
         "localllm plan hf.co/user/repo-GGUF --all",

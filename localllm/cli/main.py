@@ -15,6 +15,7 @@ from localllm.cli.cost import cost
 from localllm.cli.create import create
 from localllm.cli.exit_code import ExitCode, errors_told
 from localllm.cli.help import FIRST_STEPS, PlainCommand, examples
+from localllm.cli.launch import launch
 from localllm.cli.list import list_models
 from localllm.cli.loadtest import loadtest
 from localllm.cli.machine import cache, config, doctor
@@ -27,6 +28,7 @@ from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
 from localllm.cli.simulate import simulate
+from localllm.cli.warm import warm
 from localllm.errors import RequestError
 
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it by name
@@ -42,6 +44,8 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
     "serve": serve,
+    "launch": launch,
+    "warm": warm,
     "show": show,
     "plan": plan,
     "list": list_models,

@@ -7,20 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from localllm.cli.local_server import local_server
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, note
 from localllm.text import human_bytes
 
-TIMEOUT_S = 60.0
 FOREVER_S = 365 * 86400  # servers give models that stay a date in the far future
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # addresses to listen on that cannot be connected to
 
 
 def ps(as_json: AsJson = False, debug: Debug = False) -> None:
     """List the models in the running server's memory, those that stay longest first."""
     from localllm.text import table
 
-    models = _ask("GET", "/api/ps")["models"]
+    models = local_server().ask("GET", "/api/ps")["models"]
     if as_json:
         answer(json.dumps(models, ensure_ascii=False) + "\n")
     elif models:
@@ -49,31 +48,5 @@ def stop(
     debug: Debug = False,
 ) -> None:
     """Unload a model from the running server."""
-    _ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+    local_server().ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
     note(f"unloaded {name}")
-
-
-def _ask(method: str, path: str, body: dict[str, object] | None = None) -> Any:
-    """The response of the server of these settings. Raises RequestError if none runs or it refuses."""
-    import os
-
-    import httpx2
-
-    from localllm.errors import RequestError
-    from localllm.server.options import server_options, with_ollama_variables
-    from localllm.settings import load_settings
-
-    options = server_options(load_settings({}, with_ollama_variables(os.environ)))
-    url = f"http://{ANYWHERE.get(options.host, options.host)}:{options.port}"
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    try:
-        response = httpx2.request(method, f"{url}{path}", json=body, headers=headers, timeout=TIMEOUT_S)
-    except httpx2.TransportError as error:
-        raise RequestError(f"No server runs at {url}. Start one with `localllm serve`.") from error
-    try:
-        content = response.json()
-    except ValueError as error:
-        raise RequestError(f"{url} does not speak localllm's or Ollama's protocol.") from error
-    if response.status_code != 200:
-        raise RequestError(f"{url} refuses: {content.get('error', response.reason_phrase)}")
-    return content

@@ -2,20 +2,23 @@
 
 A segment holds the KV of tokens start..stop-1 behind the tokens 0..start-1. Its file is named by two digests,
 <tokens before>.<tokens up to its end>.kv, so that the segments of all conversations form a tree on disk. It repeats all
-its token ids, which are compared before use: nothing is ever restored for other tokens. Files appear under their name
+its token ids, which are compared before use: nothing is ever restored for other tokens. A file <tokens>.trunk pins
+the segments that lead to these tokens, its time says when they were asked for last. Files appear under their name
 complete or not at all and carry a checksum; several processes may share the folder, and a crash leaves at most a
 temporary file behind. A full or broken disk turns the cache off, with one warning.
 """
 
 import hashlib
+import json
 import logging
 import os
 import re
 import shutil
 import stat
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,8 +27,9 @@ import platformdirs
 
 from gguf_io.runner_info import RunnerInfo
 from localllm.engine.adapters import AdapterSet
+from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go, pinned
 from localllm.engine.file_digest import FileDigest
-from localllm.engine.prefix_cache import common_prefix
+from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
 from localllm.files import TEMPORARY, stale, write_whole
 
 log = logging.getLogger(__name__)
@@ -36,10 +40,10 @@ DEFAULT_SHARE = 0.05
 
 _MAGIC = b"LLMKV\x00\x00\x01"
 _DIGEST = 16
-_ROOT = "0" * (2 * _DIGEST)
 # Files that are not named as ours are never read, counted or removed.
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST}}}")
 _SEGMENT_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.([0-9a-f]{{{2 * _DIGEST}}})\.kv")
+_TRUNK_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.trunk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class DiskCache:
         """Return the chain of segments that begins at 0 and follows the tokens furthest. Reads headers only."""
         children = self._children() if tokens else {}
         chain: list[Segment] = []
-        parent, at = _ROOT, 0
+        parent, at = ROOT, 0
         while at < len(tokens):
             best: tuple[int, int, Path] | None = None
             for path in children.get(parent, ()):
@@ -191,7 +195,7 @@ class DiskCache:
         Nothing is written behind a segment that is gone, such as one that the limit left no room for.
         """
         stop = len(tokens)
-        parent = _digest(tokens[:start]) if start else _ROOT
+        parent = _digest(tokens[:start]) if start else ROOT
         if not self.enabled or not self.ready:
             return
         header = _MAGIC + stop.to_bytes(4, "little") + np.array(tokens, "<i4").tobytes()
@@ -203,6 +207,22 @@ class DiskCache:
             write_whole(path, body + _checksum(body), lasting=False)
             self._remove_shorter(parent, tokens)
             self._shrink()
+        except OSError as error:
+            self._turn_off(error)
+
+    def pin(self, tokens: Sequence[int]) -> None:
+        """Delete the segments of these tokens after all that are not pinned, but for a last one that is not full."""
+        if not self.enabled or not self.ready:
+            return
+        end = tokens if self._whole else tokens[: len(tokens) // SEGMENT_TOKENS * SEGMENT_TOKENS]
+        path = self._folder / f"{_digest(end)}.trunk"
+        try:
+            if path.exists():
+                os.utime(path)
+            elif end:
+                files = self._digest.files if self._digest is not None else ()
+                about = Trunk(str(files[0].path) if files else "", len(tokens), time.time())
+                write_whole(path, json.dumps(asdict(about)).encode(), lasting=False)
         except OSError as error:
             self._turn_off(error)
 
@@ -226,24 +246,25 @@ class DiskCache:
         shorter = []
         for path in self._children()[parent]:
             stored = _read_tokens(path)
-            if stored is not None and len(stored) < len(tokens) and stored == list(tokens[: len(stored)]):
+            is_trunk = self._whole and path.with_name(f"{path.name.split('.')[1]}.trunk").exists()
+            if (
+                stored is not None
+                and len(stored) < len(tokens)
+                and stored == list(tokens[: len(stored)])
+                and not is_trunk
+            ):
                 shorter.append((len(stored), path))
         for _, path in sorted(shorter)[: -1 if self._whole else None]:
             path.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
         """Delete segments of all models until the limit is kept."""
-        files = []
-        for path in self._root.glob("*/*.kv"):
-            if not (_FOLDER_NAME.fullmatch(path.parent.name) and _SEGMENT_NAME.fullmatch(path.name)):
-                continue
-            try:
-                state = path.stat()
-            except FileNotFoundError:  # another process deleted it
-                continue
-            files.append((state.st_mtime_ns, state.st_size, path))
-        excess = sum(size for _, size, _ in files) - self._limit
-        for size, path in _first_to_go(files) if excess > 0 else []:
+        files = _stored_files(self._root, "*.kv", _SEGMENT_NAME)
+        excess = sum(file.size for file in files) - self._limit
+        if excess <= 0:
+            return
+        trunks = _stored_files(self._root, "*.trunk", _TRUNK_NAME)
+        for size, path in first_to_go(files, pinned(files, trunks, int(TRUNK_SHARE * self._limit))):
             if excess <= 0:
                 return
             path.unlink(missing_ok=True)
@@ -272,31 +293,50 @@ def disk_cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("localllm", appauthor=False)) / "kv"
 
 
-def _first_to_go(files: Sequence[tuple[int, int, Path]]) -> list[tuple[int, Path]]:
-    """Sizes and paths of segments, those first that nothing leads to, then the least recently used.
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """What was pinned: `tokens` of a model's file, last used then (seconds since 1970)."""
 
-    files: when each was used, its size and its path. Whoever uses a segment uses all before it, and without them it is
-    of no use: so they go after it.
-    """
-    ends = {(path.parent, path.name.split(".")[1]): path for _, _, path in files}
-    before = {path: ends.get((path.parent, path.name.split(".")[0])) for _, _, path in files}
-    depths: dict[Path, int] = {}
-    for path in before:
-        way: list[Path] = []
-        at: Path | None = path
-        while at is not None and at not in depths and len(way) <= len(files):
-            way.append(at)
-            depths[at] = -1  # names of a damaged folder may lead in a circle
-            at = before[at]
-        depth = depths[at] if at is not None else (0 if way and way[-1].name.startswith(_ROOT) else -(2**30))
-        for each in reversed(way):
-            depth = depths[each] = depth + 1
-    used = {path: when for when, _, path in files}
-    for path in sorted(used, key=depths.__getitem__, reverse=True):
-        if (parent := before[path]) is not None:
-            used[parent] = max(used[parent], used[path])
-    order = sorted(files, key=lambda file: (depths[file[2]] > 0, used[file[2]], -depths[file[2]]))
-    return [(size, path) for _, size, path in order]
+    model: str
+    tokens: int
+    used: float
+
+
+def stored_trunks(model: Path) -> list[Trunk]:
+    """The trunks of a model's file of which everything that was pinned is still on the disk, the latest first."""
+    found = []
+    for file in _stored_files(disk_cache_folder(), "*.trunk", _TRUNK_NAME):
+        try:
+            trunk = Trunk(**json.loads(file.path.read_bytes()))
+        except (OSError, ValueError, TypeError):  # another process removed it, or it is damaged
+            continue
+        if trunk.model == str(model) and _leads_to(file.path.parent, file.path.name.partition(".")[0]):
+            found.append(replace(trunk, used=file.used / 1e9))
+    return sorted(found, key=lambda trunk: -trunk.used)
+
+
+def _leads_to(folder: Path, digest: str) -> bool:
+    """Whether a folder has all segments up to this digest."""
+    while digest != ROOT:
+        before = next(folder.glob(f"*.{digest}.kv"), None)
+        if before is None:
+            return False
+        digest = before.name.split(".")[0]
+    return True
+
+
+def _stored_files(root: Path, pattern: str, name: "re.Pattern[str]") -> list[StoredFile]:
+    """The files of all models that are named as ours."""
+    files = []
+    for path in root.glob(f"*/{pattern}"):
+        if not (_FOLDER_NAME.fullmatch(path.parent.name) and name.fullmatch(path.name)):
+            continue
+        try:
+            state = path.stat()
+        except FileNotFoundError:  # another process deleted it
+            continue
+        files.append(StoredFile(path, state.st_size, state.st_mtime_ns))
+    return files
 
 
 def _opened(path: Path) -> BinaryIO:

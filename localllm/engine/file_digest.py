@@ -31,12 +31,12 @@ class FileDigest:
     """One digest of some files as they were when they were opened.
 
     value: None until it is known, and for good where a file was changed or replaced since. A digest that was computed
-    before is known at once: `store` keeps it with the file's size, times and inode.
+    before is known at once: `store` keeps it with the file's size, times and inode. files: those that were given.
     """
 
     def __init__(self, files: Sequence[FileState], store: Path) -> None:
         self.value: str | None = None
-        self._files = files
+        self.files = files
         self._store = store
         self._known: Callable[[], None] = lambda: None
         self._stopped = threading.Event()
@@ -71,7 +71,7 @@ class FileDigest:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
-            digests = [_kept(_read(self._store), file) or self._digest(file) for file in self._files]
+            digests = [_kept(_read(self._store), file) or self._digest(file) for file in self.files]
             if None not in digests:
                 self.value = _joined(digests)
         except OSError as error:

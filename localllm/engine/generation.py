@@ -50,8 +50,14 @@ class Generation:
     ) -> None:
         self.request = request
         self.context = context
+        whole = tuple(prompt.tokens[: request.trunk]) == request.prompt[: request.trunk]  # where nothing was dropped
         self.sequence = TokenSequence(
-            prompt.tokens, request.images, KeySpace(adapters, request.namespace), request.background, request.persist
+            prompt.tokens,
+            request.images,
+            KeySpace(adapters, request.namespace),
+            request.background,
+            request.persist,
+            request.trunk if whole else 0,
         )
         self.speculation = Speculation(self.sequence.images.without(self.sequence.tokens))
         self.writer = writer

@@ -82,7 +82,7 @@ class KVManager:
             handle = self._runner.fork_sequence(source, computed)
         sequence.attach(handle, computed)
         if not self._can_truncate and not sequence.background:
-            self._marks[sequence] = mark_places(len(sequence.tokens))
+            self._marks[sequence] = mark_places(len(sequence.tokens), sequence.trunk)
         if self.copies and isinstance(self.cache, PrefixCache):
             self.cache.release_where(self.copies.holds)
         return True
@@ -193,10 +193,13 @@ class KVManager:
         """Put a runner's sequence of all computed tokens into the cache, and have it copied."""
         tokens = sequence.tokens[: sequence.computed]
         self.cache.insert(sequence.space, tokens, handle)
+        trunk = sequence.trunk if sequence.trunk <= len(tokens) else 0
+        if trunk:
+            self.cache.pin(sequence.space, tokens[:trunk])
         if self.spiller:
             disk = self._disk_of(sequence) if sequence.persist else None
             text = sequence.images.text_end(0, len(tokens))  # what comes before images, which are never copied
-            self.spiller.later(sequence.space, tokens[:text], disk)
+            self.spiller.later(sequence.space, tokens[:text], disk, min(trunk, text))
 
     def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
         """Where the sequence's KV is kept on disk: each namespace has a part of its own."""

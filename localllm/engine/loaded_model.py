@@ -33,7 +33,10 @@ LoadProgress = Callable[[str, float], None]
 
 
 class LoadedModel:
-    """A loaded model, made by `load_model`. Thread-safe, except `close`. backend: its runner, where, and why."""
+    """A loaded model, made by `load_model`. Thread-safe, except `close`.
+
+    backend: its runner, where, and why. trunks: prompts of system text and tools alone, for localllm.answer.trunk.
+    """
 
     def __init__(
         self, file: ModelFile, tokenizer: Tokenizer, template: ChatTemplate, engine: Engine, backend: BackendChoice
@@ -43,6 +46,7 @@ class LoadedModel:
         self.template = template
         self.engine = engine
         self.backend = backend
+        self.trunks: dict[str, tuple[int, ...]] = {}
         self._vocabulary_lock = threading.Lock()
         self._constraint_vocabulary: ConstraintVocabulary | None = None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from localllm.engine.adapters import KeySpace
 from localllm.engine.disk_cache import SEGMENT_TOKENS
-from localllm.engine.prefix_cache import common_prefix
+from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
 
 _TOKEN_BYTES = 8  # of a token id in a list
 
@@ -43,7 +43,7 @@ class _Node:
 
 
 class MemoryTier:
-    """Segments of up to `limit` bytes; what was used least recently goes first, from the ends on.
+    """Segments of up to `limit` bytes; what was used least recently goes first, from the ends on, and trunks last.
 
     Each space has a tree of its own. Not thread-safe: the engine's thread is the only caller.
     """
@@ -53,6 +53,7 @@ class MemoryTier:
         self.bytes = 0
         self._roots: dict[KeySpace, _Node] = {}
         self._ends: set[_Node] = set()
+        self._trunks: set[_Node] = set()
         self._clock = 0
 
     def find(self, space: KeySpace, tokens: Sequence[int]) -> list[MemorySegment]:
@@ -96,8 +97,24 @@ class MemoryTier:
             self._ends.add(made)
             self.bytes += made.size
         while self.bytes > self.limit:
-            self._remove(min(self._ends - {made}, key=lambda node: node.last_used, default=made))
+            self._remove(min(self._ends - {made}, key=self._worth, default=made))
         self._roots = {space: root for space, root in self._roots.items() if root.children}
+
+    def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
+        """Make segments a trunk, as far as trunks may take; the least recently used ones cease to be."""
+        self._clock += 1
+        size, most = 0, TRUNK_SHARE * self.limit
+        for node, _ in self._follow(space, tokens):
+            size += node.size
+            if size > most:
+                break
+            node.last_used = self._clock
+            self._trunks.add(node)
+        while sum(node.size for node in self._trunks) > most:
+            self._trunks.remove(min(self._trunks, key=lambda node: node.last_used))
+
+    def _worth(self, node: _Node) -> tuple[bool, int]:
+        return node in self._trunks, node.last_used
 
     def _follow(self, space: KeySpace, tokens: Sequence[int]) -> Iterator[tuple[_Node, int]]:
         """The segments that follow the tokens furthest, each with how many tokens are those asked for up to there."""
@@ -125,4 +142,5 @@ class MemoryTier:
             gone = going.pop()
             going += gone.children
             self._ends.discard(gone)
+            self._trunks.discard(gone)
             self.bytes -= gone.size

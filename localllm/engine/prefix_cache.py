@@ -6,6 +6,9 @@ from localllm.engine.adapters import KeySpace
 from localllm.engine.inspection import PrefixView
 from localllm.engine.runner import Runner
 
+# Most of the memory, and of the disk tier, that trunks may keep for themselves.
+TRUNK_SHARE = 0.5
+
 
 class _Node:
     """The end of an edge. The path from the root spells a prefix; a leaf holds the sequence that stores it."""
@@ -32,14 +35,16 @@ class PrefixCache:
     There is a radix tree for each space, so that no two share anything. Every leaf owns one sequence of the runner, as
     long as its path; inner nodes own none, because any leaf below holds their tokens. Pages are shared inside the
     runner, so that a prefix of many conversations is stored once. The least recently used prefix of all trees is cut
-    first, from its tail on. The runner's sequences must be such that can be cut (StateCache keeps others). Not
-    thread-safe: the engine's thread is the only caller.
+    first, from its tail on; trunks, with which conversations still to come begin, go after all others. The runner's
+    sequences must be such that can be cut (StateCache keeps others). Not thread-safe: the engine's thread is the only
+    caller.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._roots: dict[KeySpace, _Node] = {}
         self._leaves: set[_Node] = set()
+        self._trunks: set[_Node] = set()
         self._clock = 0
         self.tokens = 0  # kept, shared prefixes counted once
         self.evicted_tokens = 0
@@ -77,12 +82,16 @@ class PrefixCache:
             self._touch(self._split(node, length))
             return
         self._roots[space] = root
-        if node.sequence is not None and length == node.depth:
+        if node.sequence is not None and length == node.depth and node not in self._trunks:
             self._runner.free_sequence(node.sequence)
             leaf = node
             leaf.edge = [*leaf.edge, *tokens[length:]]
         else:
             node = self._split(node, length)
+            if node.sequence is not None:  # a trunk, which the new leaf's sequence begins with
+                self._runner.free_sequence(node.sequence)
+                self._leaves.discard(node)
+                node.sequence = None
             leaf = _Node(space, node, length, list(tokens[length:]))
             node.children[leaf.edge[0]] = leaf
             self._leaves.add(leaf)
@@ -90,11 +99,23 @@ class PrefixCache:
         self.tokens += len(tokens) - length
         self._touch(leaf)
 
+    def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
+        """Make a prefix that is kept a trunk, as far as trunks may take; the least recently used ones cease to be."""
+        most = int(TRUNK_SHARE * self._runner.info.pages_total) * self._runner.info.page_size
+        tokens = tokens[:most]
+        root = self._roots.get(space)
+        node, length = _walk(root, tokens) if root else (None, 0)
+        if node is None or not 0 < length == len(tokens):
+            return
+        self._trunks.add(self._split(node, length))
+        while sum(trunk.depth for trunk in self._trunks) > most:
+            self._trunks.remove(min(self._trunks, key=lambda trunk: trunk.last_used))
+
     def evict(self, pages: int) -> bool:
         """Cut about this many pages (at least one token) off the least recently used prefix; False if none is left."""
         if not self._leaves:
             return False
-        leaf = min(self._leaves, key=lambda node: node.last_used)
+        leaf = min(self._leaves, key=lambda node: (node in self._trunks, node.last_used))
         page = self._runner.info.page_size
         keep = max(leaf.start, (leaf.depth - max(pages, 1) * page) // page * page)
         self.evicted_tokens += leaf.depth - keep
@@ -150,6 +171,8 @@ class PrefixCache:
                     raise RuntimeError(f"prefix cache: {problem} at depth {node.depth}")
         if leaves != self._leaves or self.tokens != tokens or not all(root.children for root in self._roots.values()):
             raise RuntimeError("prefix cache: leaves, tokens or roots are not the trees'")
+        if not self._trunks <= {*self._nodes()}:
+            raise RuntimeError("prefix cache: a trunk is in no tree")
         return owned
 
     def tree(self) -> tuple[PrefixView, ...]:
@@ -193,6 +216,7 @@ class PrefixCache:
         assert parent is not None and sequence is not None
         del parent.children[leaf.edge[0]]
         self._leaves.discard(leaf)
+        self._trunks.discard(leaf)
         self.tokens -= len(leaf.edge)
         if parent.children or parent.parent is None:
             self._runner.free_sequence(sequence)

@@ -113,7 +113,8 @@ class GenerationRequest:
     prompt's images, by the first id of each; a window with images never rolls. keep: how many first tokens of the
     prompt stay in a window that rolls, as far as they take less than half of it; a negative number is all of them, None
     the engine's default. client: whose request it is; clients take turns in the queue. "" is one that asks for
-    nothing else.
+    nothing else. trunk: how many first tokens of the prompt other conversations begin with too (an agent's system text
+    and tools, say); their KV is evicted last, within a share of the memory and of the disk.
     """
 
     prompt: tuple[int, ...]
@@ -135,6 +136,7 @@ class GenerationRequest:
     namespace: str = ""
     keep: int | None = None
     client: str = ""
+    trunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)

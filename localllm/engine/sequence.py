@@ -10,8 +10,9 @@ class TokenSequence:
     """A prompt and what was generated after it.
 
     The runner's sequence `handle`, None while there is none, stores the first `computed` tokens. Decoding is the case
-    of one pending token, prefill that of many. space: with whom keys and values are shared. background and persist are
-    those of the request. from_memory, from_disk: tokens of the prompt whose KV was known in memory, and on disk.
+    of one pending token, prefill that of many. space: with whom keys and values are shared. background, persist and
+    trunk are those of the request. from_memory, from_disk: tokens of the prompt whose KV was known in memory, and on
+    disk.
     """
 
     def __init__(
@@ -21,12 +22,14 @@ class TokenSequence:
         space: KeySpace,
         background: bool = False,
         persist: bool = True,
+        trunk: int = 0,
     ) -> None:
         self.tokens = list(prompt)
         self.images = ImageSpans(self.tokens, images)
         self.space = space
         self.background = background
         self.persist = persist
+        self.trunk = trunk
         self.handle: int | None = None
         self.computed = 0
         self.from_memory: int | None = None
@@ -71,4 +74,4 @@ class TokenSequence:
 
     def replace(self, tokens: list[int]) -> None:
         """Go on with other tokens, of which nothing is computed; the runner's sequence has been given away."""
-        self.tokens, self.computed = tokens, 0
+        self.tokens, self.computed, self.trunk = tokens, 0, 0

@@ -25,12 +25,14 @@ DIGEST_S = 2.0
 class _Prefix:
     """A prefix that is due: in main memory, and on disk where one is given.
 
-    segments: (start, stop, is copied, goes to the disk) that are still to be exported, None until looked up.
+    trunk: how many of its tokens are one. segments: (start, stop, is copied, goes to the disk) that are still to be
+    exported, None until looked up.
     """
 
     space: KeySpace
     tokens: list[int]
     disk: DiskCache | None
+    trunk: int
     segments: deque[tuple[int, int, bool, bool]] | None = None
 
 
@@ -57,15 +59,15 @@ class Spiller:
         self._thread = threading.Thread(target=self._write, name="kv-writer", daemon=True)
         self._thread.start()
 
-    def later(self, space: KeySpace, tokens: Sequence[int], disk: DiskCache | None) -> None:
-        """Remember a prefix that is to be copied, and to be on disk where one is given."""
+    def later(self, space: KeySpace, tokens: Sequence[int], disk: DiskCache | None, trunk: int = 0) -> None:
+        """Remember a prefix that is to be copied, and to be on disk where one is given; `trunk` tokens of it pinned."""
         if disk is not None and (not disk.enabled or len(tokens) < LEAST_TOKENS):
             disk = None
         if disk is not None and not disk.ready:
-            self._undigested.append(_Prefix(space, list(tokens), disk))
+            self._undigested.append(_Prefix(space, list(tokens), disk, trunk))
             disk = None
         if disk is not None or (self._copies is not None and len(tokens) >= LEAST_COPIED):
-            self._prefixes.append(_Prefix(space, list(tokens), disk))
+            self._prefixes.append(_Prefix(space, list(tokens), disk, trunk))
 
     def spill(self, wait: bool = False) -> bool:
         """Export one segment; False if there is none or, unless told to wait, if the writer is behind."""
@@ -75,7 +77,7 @@ class Spiller:
             prefix = self._prefixes[0]
             segments = self._due(prefix)
             if not segments:
-                self._prefixes.popleft()
+                self._pin(self._prefixes.popleft())
                 continue
             if self._writes.full() and not wait:
                 return False
@@ -101,6 +103,14 @@ class Spiller:
             pass
         self._writes.put(None)
         self._thread.join()
+
+    def _pin(self, prefix: _Prefix) -> None:
+        """Pin the trunk of a prefix that has been exported."""
+        trunk = prefix.tokens[: prefix.trunk]
+        if trunk and self._copies is not None:
+            self._copies.pin(prefix.space, trunk)
+        if trunk and prefix.disk is not None:
+            prefix.disk.pin(trunk)
 
     def _due(self, prefix: _Prefix) -> deque[tuple[int, int, bool, bool]]:
         """The segments of a prefix that are still to be exported; found out when its turn comes."""

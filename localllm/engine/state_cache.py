@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from localllm.engine.adapters import KeySpace
 from localllm.engine.inspection import PrefixView
+from localllm.engine.prefix_cache import TRUNK_SHARE
 from localllm.engine.runner import Runner
 
 # The last tokens of a prompt are often written otherwise in the next turn, such as the beginning of the answer.
@@ -14,11 +15,12 @@ MARKS = 4
 LEAST_BETWEEN = 512
 
 
-def mark_places(length: int) -> list[int]:
-    """Where the state of a prompt of this many tokens is to be kept while it is computed, ascending."""
+def mark_places(length: int, trunk: int = 0) -> list[int]:
+    """Where the state of a prompt of this many tokens, and its trunk's, is to be kept while computed, ascending."""
     step = max(length // MARKS // LEAST_BETWEEN + 1, 1) * LEAST_BETWEEN
     last = length - TAIL_TOKENS
-    return [*range(step, last, step), last] if last > TAIL_TOKENS else []
+    places = [*range(step, last, step), last] if last > TAIL_TOKENS else []
+    return sorted({*places, trunk}) if trunk else places
 
 
 @dataclass(eq=False, slots=True)
@@ -29,13 +31,14 @@ class _State:
     tokens: list[int]
     sequence: int
     last_used: int
+    trunk: bool = False
 
 
 class StateCache:
     """Takes the place of a PrefixCache for a runner whose sequences are of use whole or not at all.
 
-    A state that another continues goes before one that none does, the least recently used first. Not thread-safe: the
-    engine's thread is the only caller.
+    A state that another continues goes before one that none does, the least recently used first; trunks go last. Not
+    thread-safe: the engine's thread is the only caller.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -81,11 +84,20 @@ class StateCache:
         if state:
             self._touch(state)
 
+    def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
+        """Make a state that is kept a trunk; beyond their share of sequences the least recently used cease to be."""
+        if state := self._exact(space, tokens):
+            state.trunk = True
+            self._touch(state)
+        trunks = sorted((state for state in self._states if state.trunk), key=lambda state: -state.last_used)
+        for old in trunks[max(int(TRUNK_SHARE * self._runner.info.max_sequences / 2), 1) :]:
+            old.trunk = False
+
     def evict(self, pages: int) -> bool:
         """Forget one state, however many pages are wanted; False if none is left."""
         if not self._states:
             return False
-        state = min(self._states, key=lambda state: (not self._is_continued(state), state.last_used))
+        state = min(self._states, key=lambda state: (state.trunk, not self._is_continued(state), state.last_used))
         self._states.remove(state)
         self._runner.free_sequence(state.sequence)
         self.evicted_tokens += len(state.tokens)

@@ -69,6 +69,20 @@ def expected_speed(
     return ExpectedSpeed(decode, 1 / (prompt.int8 / int8 + prompt.floats / floats), _error(read, weights, model), basis)
 
 
+def expected_prompt_s(file: ModelFile, tokens: int, threads: int | None) -> float | None:
+    """Seconds that the native engine should take for a prompt; None where nothing is known of model or machine.
+
+    To what a short prompt takes comes attention, whose products grow with the square of the length.
+    """
+    kept = kept_limits(threads)
+    expected = expected_speed(file, kept) if kept else None
+    if kept is None or expected is None:
+        return None
+    from localllm.roofline.work import attention_operations
+
+    return tokens / expected.prefill + attention_operations(file, tokens) / (USUAL_PREFILL * kept.floats)
+
+
 def expect_decode(threads: int | None) -> Callable[[ModelFile], float | None]:
     """A function from a model's header to the tokens a second that decoding should reach here, None where not known.
 

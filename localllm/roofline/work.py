@@ -72,6 +72,14 @@ def windows(file: ModelFile) -> tuple[float, ...]:
     )
 
 
+def attention_operations(file: ModelFile, tokens: int) -> float:
+    """Operations of all attention in a prompt: a product with each key that a row sees, and one with each value."""
+    config = read_config(file)
+    ends = (min(float(tokens), window) for window in windows(file))
+    seen = sum(end * (tokens - end / 2) for end in ends)  # over all rows: up to the window's end they see ever more
+    return 4 * config.heads * config.head_size * seen
+
+
 def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelWork:
     """What the native engine's tokens cost, from the header alone: nothing is loaded, no tensor is read.
 

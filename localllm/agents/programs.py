@@ -1,0 +1,249 @@
+"""The coding agents that `localllm launch` starts: what each needs to use a local model, as data.
+
+A program gets variables, arguments and files for one run; files lie in a folder of localllm's. Its own files stay as
+they are.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import RequestError
+
+# Longer than any prompt takes to be read.
+PATIENCE_S = 3600
+ANSWER_TOKENS = 8192
+# Where a program wants a key and the server none.
+NO_KEY = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server's model. url: without a path. context: tokens, of prompt and answer together."""
+
+    url: str
+    model: str
+    context: int
+    key: str = NO_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a program is given for one run. files: contents by path. arguments come before the user's."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    files: Mapping[Path, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A coding agent. install: the command that installs it.
+
+    first_prompt: about how many tokens its first prompt has. least_context: tokens that it needs to do any work.
+    set_up: makes a run's Setup; the folder is for its files. asked: arguments that make it begin with a prompt.
+    own_file: its own configuration, and what to write into it; None where it has a command for that.
+    """
+
+    name: str
+    command: str
+    install: str
+    first_prompt: int
+    least_context: int
+    set_up: Callable[[Endpoint, Path], Setup]
+    asked: Callable[[str], tuple[str, ...]]
+    own_file: Callable[[Endpoint], tuple[Path, str]] | None
+
+
+def program(name: str) -> Program:
+    """A program by name. Raises RequestError."""
+    found = PROGRAMS.get(name)
+    if found is None:
+        raise RequestError(f"Unknown program {name[:32]!r}; choose one of {', '.join(PROGRAMS)}.")
+    return found
+
+
+def _claude_variables(at: Endpoint) -> dict[str, str]:
+    models = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
+    return {
+        "ANTHROPIC_BASE_URL": at.url,
+        "ANTHROPIC_AUTH_TOKEN": at.key,
+        **{f"ANTHROPIC_{name}": at.model for name in models},
+        "CLAUDE_CODE_SUBAGENT_MODEL": at.model,
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(at.context),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "API_TIMEOUT_MS": str(PATIENCE_S * 1000),
+    }
+
+
+def _claude(at: Endpoint, _folder: Path) -> Setup:
+    return Setup(_claude_variables(at), removed=("ANTHROPIC_API_KEY",))
+
+
+def _claude_file(at: Endpoint) -> tuple[Path, str]:
+    return Path.home() / ".claude" / "settings.json", _json({"env": _claude_variables(at)})
+
+
+def _codex_settings(at: Endpoint) -> dict[str, Any]:
+    return {
+        "model": at.model,
+        "model_provider": "localllm",
+        "model_context_window": at.context,
+        "model_providers.localllm.name": "localllm",
+        "model_providers.localllm.base_url": f"{at.url}/v1",
+        "model_providers.localllm.wire_api": "responses",
+        "model_providers.localllm.stream_idle_timeout_ms": PATIENCE_S * 1000,
+        **({} if at.key == NO_KEY else {"model_providers.localllm.env_key": "LOCALLLM_API_KEY"}),
+    }
+
+
+def _codex(at: Endpoint, _folder: Path) -> Setup:
+    lines = (f"{name}={json.dumps(value)}" for name, value in _codex_settings(at).items())  # a string as TOML has it
+    variables = {} if at.key == NO_KEY else {"LOCALLLM_API_KEY": at.key}
+    return Setup(variables, arguments=tuple(word for line in lines for word in ("-c", line)))
+
+
+def _codex_file(at: Endpoint) -> tuple[Path, str]:
+    settings = _codex_settings(at)
+    return (
+        Path.home() / ".codex" / "config.toml",
+        "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()),
+    )
+
+
+def _opencode_settings(at: Endpoint) -> str:
+    model = {"name": at.model, "limit": {"context": at.context, "output": min(ANSWER_TOKENS, at.context // 4)}}
+    options = {"baseURL": f"{at.url}/v1", "apiKey": at.key, "timeout": False}
+    provider = {"npm": "@ai-sdk/openai-compatible", "name": "localllm", "options": options, "models": {at.model: model}}
+    name = f"localllm/{at.model}"
+    return _json({"provider": {"localllm": provider}, "model": name, "small_model": name})
+
+
+def _opencode(at: Endpoint, _folder: Path) -> Setup:
+    return Setup({"OPENCODE_CONFIG_CONTENT": _opencode_settings(at)})
+
+
+def _opencode_file(at: Endpoint) -> tuple[Path, str]:
+    return Path.home() / ".config" / "opencode" / "opencode.json", _opencode_settings(at)
+
+
+def _continue_settings(at: Endpoint) -> str:
+    model = {
+        "name": at.model,
+        "provider": "openai",
+        "model": at.model,
+        "apiBase": f"{at.url}/v1",
+        "apiKey": at.key,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use"],
+        "defaultCompletionOptions": {"contextLength": at.context},
+        "requestOptions": {"timeout": PATIENCE_S * 1000},
+    }
+    return _json({"name": "localllm", "version": "1.0.0", "schema": "v1", "models": [model]})  # JSON is YAML
+
+
+def _continue(at: Endpoint, folder: Path) -> Setup:
+    path = folder / "config.yaml"
+    return Setup(arguments=("--config", str(path)), files={path: _continue_settings(at)})
+
+
+def _continue_file(at: Endpoint) -> tuple[Path, str]:
+    return Path.home() / ".continue" / "config.yaml", _continue_settings(at)
+
+
+def _aider_settings(at: Endpoint) -> dict[str, Any]:
+    return {"model": f"openai/{at.model}", "openai-api-base": f"{at.url}/v1", "timeout": PATIENCE_S}
+
+
+def _aider(at: Endpoint, folder: Path) -> Setup:
+    path = folder / "models.json"
+    limits = {"max_input_tokens": at.context, "max_output_tokens": min(ANSWER_TOKENS, at.context // 4)}
+    about = {**limits, "litellm_provider": "openai", "mode": "chat", "input_cost_per_token": 0}
+    told = [word for name, value in _aider_settings(at).items() for word in (f"--{name}", str(value))]
+    return Setup(
+        {"OPENAI_API_KEY": at.key},
+        arguments=(*told, "--model-metadata-file", str(path), "--no-show-model-warnings"),
+        files={path: _json({f"openai/{at.model}": about})},
+    )
+
+
+def _aider_file(at: Endpoint) -> tuple[Path, str]:
+    settings = {**_aider_settings(at), "openai-api-key": at.key}
+    return Path.home() / ".aider.conf.yml", "".join(
+        f"{name}: {json.dumps(value)}\n" for name, value in settings.items()
+    )
+
+
+def _cline(at: Endpoint, folder: Path) -> Setup:
+    given = {"provider": "openai-compatible", "apiKey": at.key, "model": at.model, "baseUrl": f"{at.url}/v1"}
+    kept = {
+        "version": 1,
+        "lastUsedProvider": "openai-compatible",
+        "providers": {"openai-compatible": {"settings": given}},
+    }
+    # Cline reads the rest of the entry only where it has both.
+    kept["providers"]["openai-compatible"] |= {"updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}  # type: ignore[index]
+    return Setup(
+        arguments=("--data-dir", str(folder), "--provider", "openai-compatible", "--model", at.model),
+        files={folder / "settings" / "providers.json": _json(kept)},
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _print(prompt: str) -> tuple[str, ...]:
+    return ("-p", prompt)
+
+
+PROGRAMS = {
+    one.name: one
+    for one in (
+        Program(
+            "claude",
+            "claude",
+            "npm install --global @anthropic-ai/claude-code",
+            20600,
+            32768,
+            _claude,
+            lambda prompt: (prompt,),
+            _claude_file,
+        ),
+        Program(
+            "codex",
+            "codex",
+            "npm install --global @openai/codex",
+            10000,
+            16384,
+            _codex,
+            lambda prompt: ("exec", "--skip-git-repo-check", prompt),
+            _codex_file,
+        ),
+        Program(
+            "opencode",
+            "opencode",
+            "npm install --global opencode-ai",
+            8000,
+            16384,
+            _opencode,
+            lambda prompt: ("run", prompt),
+            _opencode_file,
+        ),
+        Program("cn", "cn", "npm install --global @continuedev/cli", 2500, 8192, _continue, _print, _continue_file),
+        Program(
+            "aider",
+            "aider",
+            "pipx install aider-chat",
+            2500,
+            8192,
+            _aider,
+            lambda prompt: ("--no-git", "--yes-always", "--message", prompt),
+            _aider_file,
+        ),
+        Program("cline", "cline", "npm install --global cline", 7500, 16384, _cline, lambda prompt: (prompt,), None),
+    )
+}

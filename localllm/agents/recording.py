@@ -1,0 +1,140 @@
+"""A program's first prompt, caught on its way: a server of this machine that only listens, and answers nothing."""
+
+import http.server
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import RequestError
+from localllm.files import write_whole
+
+# What generates, in the protocols that programs speak.
+ROUTES = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/api/chat")
+MOST_BYTES = 64 << 20
+# How long the prompt with tools may come after another one, such as one for a title.
+TITLE_S = 10.0
+_LIMITS = {"/v1/messages": "max_tokens", "/v1/chat/completions": "max_tokens", "/v1/responses": "max_output_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A request as a program sent it: its route, and its body without what only concerns the answer."""
+
+    path: str
+    body: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, file: Path) -> "Recording":
+        """Read what `write` wrote. Raises RequestError."""
+        try:
+            found = json.loads(file.read_bytes())
+            path, body = found["path"], found["body"]
+        except OSError as error:
+            raise RequestError(f"{file} cannot be read: {error.strerror}.") from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise RequestError(f'{file} is no recorded request: JSON with "path" and "body" is expected.') from error
+        if path not in ROUTES or not isinstance(body, dict):
+            raise RequestError(f"{file}: {str(path)[:64]!r} is none of {', '.join(ROUTES)}.")
+        return cls(path, body)
+
+    def write(self, file: Path) -> None:
+        """Write it for `read`. Raises OSError."""
+        write_whole(file, json.dumps({"path": self.path, "body": self.body}).encode())
+
+    def for_model(self, model: str) -> dict[str, Any]:
+        """The body of a request that computes the prompt and one token."""
+        body = {**self.body, "model": model, "stream": False}
+        if self.path in _LIMITS:
+            return {**body, _LIMITS[self.path]: 1}
+        return {**body, "options": {**self.body.get("options", {}), "num_predict": 1}}
+
+
+def record(start: Callable[[str], "subprocess.Popen[bytes]"], wait_s: float) -> Recording | None:
+    """The longest request with which a program begins, None if it sends none in that time.
+
+    start: makes the program use a server at this URL, and ask it something. Programs may ask for a title first; the
+    prompt that counts is the first with tools, or where none has any, the longest of the first TITLE_S. The program is
+    ended.
+    """
+    found: queue.Queue[Recording] = queue.Queue()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(found))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    process = start(f"http://127.0.0.1:{server.server_port}")
+    try:
+        return _best(found, process, time.monotonic() + wait_s)
+    finally:
+        process.terminate()
+        process.wait()
+        server.shutdown()
+        server.server_close()
+
+
+def _best(found: "queue.Queue[Recording]", process: "subprocess.Popen[bytes]", due: float) -> Recording | None:
+    best: Recording | None = None
+    while (now := time.monotonic()) < due:
+        try:
+            one = found.get(timeout=min(0.2, due - now))
+        except queue.Empty:
+            if process.poll() is not None:
+                break
+            continue
+        if best is None or _worth(one) > _worth(best):
+            best = one
+        if one.body.get("tools"):
+            break
+        due = min(due, now + TITLE_S)
+    return best
+
+
+def _worth(one: Recording) -> tuple[bool, int]:
+    return bool(one.body.get("tools")), len(json.dumps(one.body))
+
+
+def _handler(found: "queue.Queue[Recording]") -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, {"object": "list", "data": [], "models": []})
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_POST(self) -> None:
+            data = self.rfile.read(min(int(self.headers.get("Content-Length") or 0), MOST_BYTES))
+            path = self.path.partition("?")[0]
+            try:
+                body = json.loads(data)
+            except ValueError:
+                body = None
+            if path in ROUTES and isinstance(body, dict):
+                found.put(Recording(path, body))
+            self._answer(400, {"error": {"type": "invalid_request_error", "message": "recorded, not answered"}})
+
+        def _answer(self, status: int, body: Mapping[str, Any]) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    return Handler
+
+
+def tokens_of(usage: Mapping[str, Any]) -> tuple[int, int]:
+    """A response's prompt tokens, and how many of them were known already, in any of the protocols."""
+    if "cache_read_input_tokens" in usage:
+        known = usage["cache_read_input_tokens"]
+        return usage["input_tokens"] + known, known
+    details: Sequence[Any] = [usage.get(name) for name in ("prompt_tokens_details", "input_tokens_details")]
+    known = next((one["cached_tokens"] for one in details if one), 0)
+    return usage.get("prompt_tokens", usage.get("input_tokens", 0)), known

@@ -1,0 +1,236 @@
+"""localllm launch: a coding agent on a model of this machine."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.options import Debug, model_names
+from localllm.cli.terminal import StatusLine, note
+
+if TYPE_CHECKING:
+    from localllm.agents.programs import Endpoint, Program, Setup
+    from localllm.cli.local_server import LocalServer
+    from localllm.engine.disk_cache import Trunk
+
+ProgramName = Annotated[
+    str, typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, cn, aider or cline.", show_default=False)
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", metavar="NAME", help="Name or path (the one that is loaded).", autocompletion=model_names
+    ),
+]
+Port = Annotated[int | None, typer.Option(metavar="P", help="Port of the server (11434).")]
+Ctx = Annotated[int | None, typer.Option(metavar="N", help="Context of a server that is started (the model's).")]
+
+
+def launch(
+    name: ProgramName,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="The program's own arguments.", show_default=False)
+    ] = None,
+    model: ModelName = None,
+    port: Port = None,
+    ctx: Ctx = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the program's own configuration instead, where there is none.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Start a coding agent on a model of this machine.
+
+    The server of these settings is used, or one is started that ends with the program. The program gets variables and
+    arguments for this run alone, which are shown; its own files stay as they are unless --write is given. Says what
+    the first prompt will cost here, by the figures that `localllm bench` kept, and what of it is on disk already.
+    Exits as the program does.
+    """
+    from localllm.agents.programs import program
+
+    agent = program(name)
+    path = None if write else executable(agent)
+    with served_model(model, port, ctx) as (server, endpoint, _):
+        check_context(agent, endpoint)
+        if path is None:
+            _write(agent, endpoint)
+            return
+        tell_cost(agent, endpoint, model or endpoint.model)
+        setup = agent.set_up(endpoint, folder_of(agent.name))
+        note(f"runs {_shown(setup, agent, arguments or [], server.key)}")
+        status = _run([path, *setup.arguments, *(arguments or [])], setup)
+    raise typer.Exit(status)
+
+
+def executable(agent: "Program") -> str:
+    """The program's path. Raises RequestError with the command that installs it."""
+    from localllm.errors import RequestError
+
+    if (path := shutil.which(agent.command)) is None:
+        raise RequestError(f"{agent.command} is not installed. Install it with `{agent.install}`.")
+    return path
+
+
+@contextmanager
+def served_model(
+    model: str | None, port: int | None, ctx: int | None
+) -> "Iterator[tuple[LocalServer, Endpoint, bool]]":
+    """A server with the model loaded, where the model is served, and whether the server was started for the block.
+
+    Raises RequestError where no model is named and none is loaded, LibraryError for one that is not on this machine.
+    """
+    from localllm.agents.programs import NO_KEY, Endpoint
+    from localllm.cli.local_server import LOAD_S, local_server, started
+    from localllm.cli.pull import obtain
+    from localllm.errors import RequestError
+    from localllm.settings import load_settings
+
+    server = local_server(port)
+    running = server.runs()
+    loaded = server.ask("GET", "/api/ps")["models"] if running else []
+    if model is None and not loaded:
+        raise RequestError("No model is loaded. Say which with --model; `localllm list` shows those of this machine.")
+    name = loaded[0]["name"] if model is None else model
+    if not running:
+        obtain(name, load_settings({}))  # pulls it with progress, which a server does not show
+    with StatusLine() as status, _nothing() if running else started(server, name, ctx, folder_of("server") / "log"):
+        if not running:
+            name = server.ask("GET", "/v1/models")["data"][0]["id"]
+        elif name.endswith(".gguf"):
+            name = Path(name).stem
+        status.show(f"loading {name}")
+        server.ask("POST", "/api/generate", {"model": name, "stream": False}, LOAD_S)
+        status.clear()
+        about = next(row for row in server.ask("GET", "/api/ps")["models"] if row["name"] == name)
+        note(f"{name} is served at {server.url}, with a context of {about['context_length']:,} tokens")
+        yield server, Endpoint(server.url, name, about["context_length"], server.key or NO_KEY), not running
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def check_context(agent: "Program", endpoint: "Endpoint") -> None:
+    """Raise RequestError where the model's context is too short for the program's prompts."""
+    from localllm.errors import RequestError
+
+    if endpoint.context < agent.least_context:
+        raise RequestError(
+            f"{agent.name} begins with about {agent.first_prompt:,} tokens and needs a context of "
+            f"{agent.least_context:,}; {endpoint.model} has {endpoint.context:,} here. Start the server with a longer "
+            "--ctx, or take another model."
+        )
+
+
+def tell_cost(agent: "Program", endpoint: "Endpoint", model: str) -> None:
+    """Say what the first prompt costs on this machine, and what of it needs not be computed."""
+    from gguf_io import open_model
+    from localllm.engine.disk_cache import stored_trunks
+    from localllm.errors import LocalLLMError
+    from localllm.library.lookup import find
+    from localllm.roofline.expected import expected_prompt_s
+    from localllm.settings import load_settings
+    from localllm.text import human_time
+
+    settings = load_settings({})
+    tokens = _recorded_tokens(agent.name, endpoint.model) or agent.first_prompt
+    try:
+        path = find(model, settings).path
+        with open_model(path) as file:
+            seconds = expected_prompt_s(file, tokens, settings.threads)
+    except LocalLLMError as error:  # a model that another machine computes, say
+        note(f"what the first prompt costs is not known: {error}")
+        return
+    cost = f"about {human_time(seconds)} here" if seconds else "how long that takes, `localllm bench MODEL` finds out"
+    note(f"the first prompt of {agent.name} has about {tokens:,} tokens: {cost}")
+    trunks = stored_trunks(path)
+    for trunk in trunks[:3]:
+        note(f"on disk already: system text and tools of {trunk.tokens:,} tokens, {_ago(trunk)}")
+    if not trunks:
+        note(f"nothing of it is on disk yet; `localllm warm {agent.name}` computes it ahead")
+
+
+def folder_of(name: str) -> Path:
+    """A folder of localllm's for a program's files; made if it does not exist."""
+    from localllm.settings import sessions_path
+
+    folder = sessions_path().parent / "agents" / name
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _recorded_tokens(name: str, model: str) -> int | None:
+    """Tokens that `warm` counted for this program and model."""
+    import json
+
+    path = folder_of(name) / "warm.json"
+    counted = json.loads(path.read_bytes()) if path.exists() else {}
+    return counted.get(model) if isinstance(counted, dict) else None
+
+
+def _ago(trunk: "Trunk") -> str:
+    from localllm.text import human_time
+
+    return f"used {human_time(max(time.time() - trunk.used, 0))} ago"
+
+
+def write_files(setup: "Setup") -> None:
+    """Write a run's files."""
+    for path, content in setup.files.items():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(content)
+        path.chmod(0o600)
+
+
+def environment_of(setup: "Setup") -> dict[str, str]:
+    """This process's variables with those of a run."""
+    kept = {name: value for name, value in os.environ.items() if name not in setup.removed}
+    return {**kept, **setup.environment}
+
+
+def _run(command: list[str], setup: "Setup") -> int:
+    """Run a program in front; returns its exit code, 128 and the signal where one ended it. Ctrl-C is the program's."""
+    write_files(setup)
+    process = subprocess.Popen(command, env=environment_of(setup))
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            continue
+        return code if code >= 0 else 128 - code
+
+
+def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | None) -> str:
+    """The command as it could be typed, without the key."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in setup.environment.items()]
+    removed = [f"-u {name}" for name in setup.removed]
+    words = [shlex.quote(word) for word in (agent.command, *setup.arguments, *arguments)]
+    line = " ".join([*(["env", *removed] if removed else []), *variables, *words])
+    return line.replace(key, "KEY") if key else line
+
+
+def _write(agent: "Program", endpoint: "Endpoint") -> None:
+    """Write the program's own configuration. Raises RequestError where there is one, with what belongs into it."""
+    from localllm.errors import RequestError
+
+    if agent.own_file is None:
+        raise RequestError(
+            f"{agent.name} writes its own configuration: `cline auth --provider openai-compatible --apikey KEY "
+            f"--baseurl {endpoint.url}/v1 --modelid {endpoint.model}`."
+        )
+    path, content = agent.own_file(endpoint)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x") as file:
+            file.write(content)
+    except FileExistsError:
+        raise RequestError(f"{path} exists and is yours. Add this to it:\n{content}") from None
+    note(f"wrote {path}")

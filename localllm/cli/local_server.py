@@ -1,0 +1,99 @@
+"""The server of these settings on this machine: asking it, finding it, starting it for as long as it is needed."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import RequestError
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # addresses to listen on that cannot be connected to
+TIMEOUT_S = 60.0
+LOAD_S = 3600.0  # for a model that must be read from a slow disk, or whose kernels must be compiled
+START_S = 60.0
+END_S = 60.0  # longer than the server gives requests to end
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """Where the server of these settings is, whether it runs or not. key: one that it accepts, None for none."""
+
+    url: str
+    port: int
+    key: str | None = None
+
+    def ask(self, method: str, path: str, body: object | None = None, timeout_s: float = TIMEOUT_S) -> Any:
+        """The response. Raises RequestError if no server runs there or it refuses."""
+        import httpx2
+
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            response = httpx2.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=timeout_s)
+        except httpx2.TransportError as error:
+            raise RequestError(f"No server runs at {self.url}. Start one with `localllm serve`.") from error
+        try:
+            content = response.json()
+        except ValueError as error:
+            raise RequestError(f"{self.url} does not speak localllm's or Ollama's protocol.") from error
+        if response.status_code != 200:
+            raise RequestError(f"{self.url} refuses: {content.get('error', response.reason_phrase)}")
+        return content
+
+    def runs(self) -> bool:
+        """Whether localllm runs there. Raises RequestError if another program does."""
+        import httpx2
+
+        try:
+            about = httpx2.get(f"{self.url}/api/version", timeout=TIMEOUT_S)
+        except httpx2.TransportError:
+            return False
+        with contextlib.suppress(ValueError, AttributeError):
+            if about.json().get("localllm"):
+                return True
+        raise RequestError(f"Another program answers at {self.url}, perhaps Ollama. Choose another port with --port.")
+
+
+def local_server(port: int | None = None) -> LocalServer:
+    """The server that the settings name. port: instead of theirs."""
+    from localllm.server.options import server_options, with_ollama_variables
+    from localllm.settings import load_settings
+
+    options = server_options(load_settings({"port": port}, with_ollama_variables(os.environ)))
+    host = ANYWHERE.get(options.host, options.host)
+    return LocalServer(f"http://{host}:{options.port}", options.port, options.api_key)
+
+
+@contextlib.contextmanager
+def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iterator[None]:
+    """Have a server of one model run there, which ends with the block. log: where its messages go.
+
+    It is no part of the terminal's group of processes, so that Ctrl-C reaches the program in front alone. Raises
+    RequestError if it does not start.
+    """
+    command = [sys.executable, "-m", "localllm", "serve", "--model", model, "--port", str(server.port)]
+    command += ["--keep-alive", "-1", *(["--ctx", str(ctx)] if ctx else [])]
+    with log.open("wb") as messages:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, start_new_session=True
+        )
+    try:
+        due = time.monotonic() + START_S
+        while not server.runs():
+            if process.poll() is not None or time.monotonic() > due:
+                lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+                raise RequestError(f"The server does not start: {lines[-1].removeprefix('error: ')}")
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,131 @@
+"""localllm warm: an agent's system text and tools, computed before they are needed."""
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.launch import (
+    Ctx,
+    ModelName,
+    Port,
+    environment_of,
+    executable,
+    folder_of,
+    served_model,
+    write_files,
+)
+from localllm.cli.options import Debug
+from localllm.cli.terminal import StatusLine, note
+
+if TYPE_CHECKING:
+    from localllm.agents.programs import Endpoint, Program
+    from localllm.agents.recording import Recording
+
+RECORD_S = 60.0
+_PROMPT = "Say hello."
+
+
+def warm(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, cn, aider or cline.", show_default=False),
+    ] = None,
+    request: Annotated[
+        Path | None, typer.Option(metavar="FILE", help='A recorded request instead: JSON with "path" and "body".')
+    ] = None,
+    model: ModelName = None,
+    port: Port = None,
+    ctx: Ctx = None,
+    debug: Debug = False,
+) -> None:
+    """Compute an agent's system text and tools ahead, onto the disk.
+
+    The program is started in this folder to catch its first prompt, which no model answers; then the server of these
+    settings computes it, or one that is started for it. The program's next sessions begin with what they add.
+    """
+    from localllm.agents.programs import program
+    from localllm.agents.recording import Recording, tokens_of
+    from localllm.cli.local_server import LOAD_S
+    from localllm.errors import RequestError
+    from localllm.text import human_time
+
+    if (name is None) == (request is None):
+        raise RequestError("Say what to compute: a program, such as claude, or --request FILE.")
+    agent = program(name) if name is not None else None
+    if agent is not None:
+        executable(agent)
+    with served_model(model, port, ctx) as (server, endpoint, is_ours), StatusLine() as status:
+        recorded = Recording.read(request) if request is not None else None
+        if agent is not None:
+            status.show(f"waiting for the first prompt of {agent.name}")
+            recorded = _record(agent, endpoint)
+        assert recorded is not None
+        status.show("computing")
+        began = time.monotonic()
+        answer = server.ask("POST", recorded.path, recorded.for_model(endpoint.model), LOAD_S)
+        seconds = time.monotonic() - began
+        status.clear()
+        usage = answer.get("usage") or {"prompt_tokens": answer.get("prompt_eval_count", 0)}
+        tokens, known = tokens_of(usage)
+        note(f"{tokens:,} tokens, {known:,} of them known already: {human_time(seconds)}")
+        if agent is not None:
+            _count(agent.name, endpoint.model, tokens)
+    note("on disk" if is_ours else "the server writes it to the disk as soon as it is idle")
+
+
+def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
+    """The program's first prompt. Raises RequestError if it sends none."""
+    from dataclasses import replace
+
+    from localllm.agents.recording import record
+    from localllm.errors import RequestError
+
+    path = executable(agent)
+    log = folder_of(agent.name) / "log"
+
+    def start(url: str) -> "subprocess.Popen[bytes]":
+        setup = agent.set_up(replace(endpoint, url=url), folder_of(agent.name))
+        write_files(setup)
+        return _on_terminal([path, *setup.arguments, *agent.asked(_PROMPT)], environment_of(setup), log)
+
+    recorded = record(start, RECORD_S)
+    if recorded is None:
+        raise RequestError(
+            f"{agent.name} sent no prompt. It may want to ask you something first, such as whether to trust this "
+            f"folder: start it here once with `localllm launch {agent.name}`. What it drew is in {log}."
+        )
+    recorded.write(folder_of(agent.name) / "request.json")
+    return recorded
+
+
+def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a program on a terminal of its own: some have other system text where they are not on one."""
+    import pty
+    import termios
+    import threading
+
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (40, 120))
+    process = subprocess.Popen(command, env=environment, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
+
+    def keep() -> None:
+        with log.open("wb") as said, contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as read:
+            while data := read.read(65536):  # which raises OSError when the program has ended
+                said.write(data)
+
+    threading.Thread(target=keep, daemon=True).start()
+    return process
+
+
+def _count(name: str, model: str, tokens: int) -> None:
+    """Remember how long a program's prompt is for a model, for `launch`."""
+    path = folder_of(name) / "warm.json"
+    counted = json.loads(path.read_bytes()) if path.exists() else {}
+    path.write_text(json.dumps({**counted, model: tokens}))

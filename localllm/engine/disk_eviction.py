@@ -1,0 +1,77 @@
+"""Which segments of the disk tier go first when it is over its limit.
+
+Segments of all models form trees by their names, see disk_cache: <tokens before>.<tokens up to its end>.kv. Whoever
+uses a segment uses all before it, and without them it is of no use: so they go after it.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = "0" * 32  # what a segment that begins at 0 has before it
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of `size` bytes, last used at a time in nanoseconds."""
+
+    path: Path
+    size: int
+    used: int
+
+
+def first_to_go(files: Sequence[StoredFile], kept: Collection[Path] = ()) -> list[tuple[int, Path]]:
+    """Sizes and paths of segments, those first that nothing leads to, then the least recently used, and `kept` last."""
+    before = _before(files)
+    depths: dict[Path, int] = {}
+    for path in before:
+        way: list[Path] = []
+        at: Path | None = path
+        while at is not None and at not in depths and len(way) <= len(files):
+            way.append(at)
+            depths[at] = -1  # names of a damaged folder may lead in a circle
+            at = before[at]
+        depth = depths[at] if at is not None else (0 if way and way[-1].name.startswith(ROOT) else -(2**30))
+        for each in reversed(way):
+            depth = depths[each] = depth + 1
+    used = {file.path: file.used for file in files}
+    for path in sorted(used, key=depths.__getitem__, reverse=True):
+        if (parent := before[path]) is not None:
+            used[parent] = max(used[parent], used[path])
+
+    def worth(file: StoredFile) -> tuple[bool, bool, int, int]:
+        return file.path in kept, depths[file.path] > 0, used[file.path], -depths[file.path]
+
+    return [(file.size, file.path) for file in sorted(files, key=worth)]
+
+
+def pinned(files: Sequence[StoredFile], trunks: Sequence[StoredFile], most: int) -> set[Path]:
+    """The segments that lead to trunks, those used last first, from their beginning on, up to `most` bytes.
+
+    trunks: files <tokens up to its end>.trunk beside their segments.
+    """
+    before, ends = _before(files), _ends(files)
+    sizes = {file.path: file.size for file in files}
+    found: set[Path] = set()
+    for trunk in sorted(trunks, key=lambda file: -file.used):
+        way: list[Path] = []
+        at = ends.get((trunk.path.parent, trunk.path.name.partition(".")[0]))
+        while at is not None and at not in way:
+            way.append(at)
+            at = before[at]
+        for path in reversed(way):
+            if path not in found and (most := most - sizes[path]) < 0:
+                return found
+            found.add(path)
+    return found
+
+
+def _ends(files: Sequence[StoredFile]) -> dict[tuple[Path, str], Path]:
+    """Segments by their folder and the digest of all tokens up to their end."""
+    return {(file.path.parent, file.path.name.split(".")[1]): file.path for file in files}
+
+
+def _before(files: Sequence[StoredFile]) -> dict[Path, Path | None]:
+    """The segment before each, None where there is none."""
+    ends = _ends(files)
+    return {file.path: ends.get((file.path.parent, file.path.name.split(".")[0])) for file in files}

@@ -1,0 +1,172 @@
+"""Real coding agents do a task: read a file, edit it, run a command. `make test-clients` installs and runs them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.ports import free_port
+from tests.fakes.scripted_model import call, write_scripted_model
+from tests.localllm.server.conftest import Server, StartServer
+
+CLIENTS = os.environ.get("TEST_CLIENTS")
+TASK = "Change the notes and copy them."
+TITLE = "A short title about notes, and nothing else."
+DONE = "All three steps have been done, goodbye."
+LIMIT_S = 300
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CLIENTS, reason="TEST_CLIENTS names no folder of installed programs: make test-clients"),
+    pytest.mark.skipif(shutil.which("node") is None, reason="there is no node, which most of the programs run on"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program's three calls for a folder, and its arguments for the task."""
+
+    name: str
+    calls: Callable[[Path], Sequence[str]]
+    arguments: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+def _claude(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("Read", file_path=notes),
+        call("Edit", file_path=notes, old_string="one", new_string="two"),
+        call("Bash", command="cp notes.txt seen.txt", description="Copy the notes"),
+    )
+
+
+def _codex(_folder: Path) -> Sequence[str]:
+    return (
+        call("exec_command", cmd="cat notes.txt"),
+        call("exec_command", cmd="sed -i s/one/two/ notes.txt && echo edited"),
+        call("exec_command", cmd="cp notes.txt seen.txt && echo copied it"),
+    )
+
+
+def _opencode(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("read", filePath=notes),
+        call("edit", filePath=notes, oldString="one", newString="two"),
+        call("bash", command="cp notes.txt seen.txt", description="Copy the notes"),
+    )
+
+
+def _continue(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("Read", filepath=notes),
+        call("Edit", file_path=notes, old_string="one", new_string="two"),
+        call("Bash", command="cp notes.txt seen.txt"),
+    )
+
+
+def _cline(folder: Path) -> Sequence[str]:
+    notes = str(folder / "notes.txt")
+    return (
+        "I will read the file.\n" + call("read_files", files=[{"path": notes}]),
+        call("editor", path=notes, old_text="one", new_text="two"),
+        call("run_commands", commands=["cp notes.txt seen.txt"]),
+    )
+
+
+CASES = [
+    Case("claude", _claude, ("-p", TASK, "--dangerously-skip-permissions"), (("IS_SANDBOX", "1"),)),
+    Case("codex", _codex, ("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK)),
+    Case("opencode", _opencode, ("run", TASK)),
+    Case("cn", _continue, ("--auto", "-p", TASK)),
+    Case("cline", _cline, (TASK,)),
+]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("one line\n")
+    return folder
+
+
+def _run(
+    command: Sequence[str], work: Path, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    assert CLIENTS is not None
+    home = work.with_name("home")
+    home.mkdir(exist_ok=True)
+    bins = [str(Path(CLIENTS) / "node_modules" / ".bin"), str(Path(CLIENTS) / "aider" / "bin")]
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "PWD": str(work),  # which some programs believe more than the system
+        "PATH": os.pathsep.join([*bins, os.environ["PATH"]]),
+        "LOCALLLM_KV_MIB": "512",
+        "LOCALLLM_THREADS": "1",
+        **(variables or {}),
+    }
+    return subprocess.run(
+        command,
+        cwd=work,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def _launched(
+    name: str, model: Path, arguments: Sequence[str], work: Path, variables: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    launch = [sys.executable, "-m", "localllm", "launch", name, "--model", str(model), "--port", str(free_port())]
+    return _run([*launch, "--", *arguments], work, variables)
+
+
+def _scripts(calls: Sequence[str]) -> dict[str, str]:
+    return {"plain": TITLE, **{str(at): text for at, text in enumerate([*calls, DONE])}}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_three_calls(case: Case, work: Path) -> None:
+    model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(case.calls(work)))
+    done = _launched(case.name, model, case.arguments, work, dict(case.variables))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert DONE in done.stdout
+    assert (work / "notes.txt").read_text() == (work / "seen.txt").read_text() == "two line\n"
+
+
+def test_codex_as_it_is_asked_for_local_models(start_server: StartServer, work: Path) -> None:
+    """`codex --oss` takes the server for Ollama."""
+    model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(_codex(work)))
+    words = ["codex", "exec", "--oss", "--local-provider", "ollama", "-m", "scripted"]
+    words += ["--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK]
+
+    def asked(server: Server) -> subprocess.CompletedProcess[str]:
+        return _run(words, work, {"CODEX_OSS_BASE_URL": f"{server.url}/v1"})
+
+    with start_server("--model", str(model), models=(), LOCALLLM_KV_MIB="512") as server:
+        done = asked(server)
+    assert done.returncode == 0 and DONE in done.stdout, done.stdout + done.stderr
+    assert (work / "notes.txt").read_text() == (work / "seen.txt").read_text() == "two line\n"
+
+
+def test_aider_edits_and_tests(work: Path) -> None:
+    """It has no tools: the file is in its prompt, the edit in the answer, the command its test."""
+    edit = "I will change it.\n\nnotes.txt\n<<<<<<< SEARCH\none line\n=======\ntwo line\n>>>>>>> REPLACE\n"
+    model = write_scripted_model(work.with_name("scripted.gguf"), {"plain": edit})
+    test = ("--auto-test", "--test-cmd", "cp notes.txt seen.txt")
+    quiet = ("--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--no-stream")
+    done = _launched("aider", model, (*quiet, "--edit-format", "diff", *test, "--message", TASK, "notes.txt"), work, {})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (work / "notes.txt").read_text() == (work / "seen.txt").read_text() == "two line\n", done.stdout
