@@ -2,7 +2,7 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -74,15 +74,7 @@ class RecordedStep:
         """
         if self.rows != 1:
             raise ValueError("only a step of one row tells what a row costs")
-        row, logits = Products(), Products()
-        for name, record in zip(self._program.names, self._program.records, strict=True):
-            if _kind(name) is OperationKind.PRODUCTS:
-                cost = _product(WEIGHT_FORMATS[name.partition(".")[0]].form, record)
-                if record[Op.STAGE] == Stage.WANTED:
-                    logits += cost
-                else:
-                    row += cost
-        return row, logits
+        return row_products(zip(self._program.names, self._program.records.tolist(), strict=True), _chosen)
 
     def profile(self, clock: Callable[[], float] = time.perf_counter) -> dict[OperationKind, float]:
         """Seconds that each kind of operation takes when the step is computed once more, kind after kind.
@@ -110,14 +102,40 @@ class RecordedStep:
             yield kind, len(list(names))
 
 
-def _product(form: Form, record: NDArray[np.generic]) -> Products:
+def row_products(
+    operations: Iterable[tuple[str, Sequence[int]]], chosen: Callable[[int], int]
+) -> tuple[Products, Products]:
+    """What the products of one row read and compute: those of the row, and those of its logits.
+
+    operations: a kernel's name and a record each. chosen: how many experts the row takes, from their segments' address.
+    """
+    row, logits = Products(), Products()
+    for name, record in operations:
+        if (form := product_form(name)) is None:
+            continue
+        cost = _product(form, record[int(Op.ARGUMENTS) :], chosen)
+        if record[Op.STAGE] == Stage.WANTED:
+            logits += cost
+        else:
+            row += cost
+    return row, logits
+
+
+def product_form(kernel: str) -> Form | None:
+    """The form of activations that a kernel multiplies, by its name; None where it is no matrix product."""
+    return WEIGHT_FORMATS[kernel.partition(".")[0]].form if _kind(kernel) is OperationKind.PRODUCTS else None
+
+
+def _chosen(segments: int) -> int:
+    """The table of segments begins with their count: with one row, an expert each."""
+    return ctypes.c_int64.from_address(segments).value
+
+
+def _product(form: Form, argument: Sequence[int], chosen: Callable[[int], int]) -> Products:
     """What one operation reads and computes for one row."""
-    argument = record[int(Op.ARGUMENTS) :]
-    matrices, weight_bytes = 1, int(argument[_GROUPS] * argument[_GROUP_BYTES])
-    if argument[_SEGMENTS]:
-        # The table of segments begins with their count: with one row, an expert each.
-        matrices = ctypes.c_int64.from_address(int(argument[_SEGMENTS])).value
-    operations = 2 * matrices * int(argument[_GROUPS] * argument[_GROUP_ROWS] * argument[_K])
+    weight_bytes = argument[_GROUPS] * argument[_GROUP_BYTES]
+    matrices = chosen(argument[_SEGMENTS]) if argument[_SEGMENTS] else 1
+    operations = 2 * matrices * argument[_GROUPS] * argument[_GROUP_ROWS] * argument[_K]
     if form & Form.FLOATS:
         return Products(matrices * weight_bytes, 0, operations)
     return Products(matrices * weight_bytes, operations, 0)

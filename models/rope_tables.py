@@ -97,6 +97,11 @@ class RopeTable:
         self.address = self._table.ctypes.data
         """Address of the table; changes when it grows."""
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of a position's entries."""
+        return 8 * self._half
+
     def cover(self, spans: Sequence[tuple[int, int]]) -> None:
         """Make the table hold the positions first..last of each span."""
         longest = max(last for _, last in spans) + 1
@@ -142,6 +147,11 @@ class Ropes:
             self._tables[NO_ROPE] = RopeTable(config, np.zeros(0), 1.0)
         if config.query_growth is not None:
             self._tables[QUERY_ROPE] = RopeTable(config, radians, magnitude(scaling), config.query_growth)
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of all tables for each position up to the longest sequence's."""
+        return sum(table.position_bytes for table in self._tables.values())
 
     def of_layer(self, turns: bool, windowed: bool) -> tuple[int, int]:
         """The tables of queries and of keys."""
