@@ -1,6 +1,8 @@
 """The main memory that a model needs, planned and checked before anything is loaded."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
@@ -106,30 +108,31 @@ def native_memory(file: ModelFile, kv_types: tuple[str, str], threads: int | Non
     return ModelMemory(needs.weights, needs.buffers, needs.kv_per_token, needs.position_bytes)
 
 
-def model_memory(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelMemory:
+def model_memory(
+    file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), projector: Path | None = None
+) -> ModelMemory:
     """What a model takes on the native engine, and where that cannot compute it, on llama.cpp by estimate.
 
-    Of embedding models and rerankers, nothing is stored between texts. Raises RequestError where its heads do not fit
-    the types.
+    projector: one that is loaded too, which llama.cpp does. Of embedding models and rerankers, nothing is stored
+    between texts. Raises RequestError where its heads do not fit the types.
     """
+    from gpu_offload.estimate import Estimate
+    from gpu_offload.memory import ModelNeeds, projector_bytes
+    from gpu_offload.options import LlamaOptions
     from models.errors import UnsupportedModelError
+    from models.needs import encoder_needs
     from models.registry import ARCHITECTURES, TEXT_ENCODERS
 
     per_token = kv_bytes_in_file(file, kv_types)
-    try:
-        if file.architecture in TEXT_ENCODERS and file.architecture not in ARCHITECTURES:
-            from models.needs import encoder_needs
-
-            return ModelMemory(*encoder_needs(file), 0)
-        return native_memory(file, kv_types)
-    except (ModelFileError, UnsupportedModelError):  # of an architecture or a header that only llama.cpp takes
-        from gpu_offload.estimate import Estimate
-        from gpu_offload.memory import ModelNeeds
-        from gpu_offload.options import LlamaOptions
-
-        options = LlamaOptions(context_tokens=_ESTIMATED_TOKENS, type_k=kv_types[0], type_v=kv_types[1])
-        sizes = Estimate(ModelNeeds(file), options, ()).in_main_memory()
-        return ModelMemory(sizes.weights, sizes.compute, per_token)
+    if projector is None:
+        with suppress(ModelFileError, UnsupportedModelError):  # an architecture or a header that only llama.cpp takes
+            if file.architecture in TEXT_ENCODERS and file.architecture not in ARCHITECTURES:
+                return ModelMemory(*encoder_needs(file), 0)
+            return native_memory(file, kv_types)
+    options = LlamaOptions(context_tokens=_ESTIMATED_TOKENS, type_k=kv_types[0], type_v=kv_types[1])
+    sizes = Estimate(ModelNeeds(file), options, ()).in_main_memory()
+    beside = projector_bytes(projector) if projector else 0
+    return ModelMemory(sizes.weights, sizes.compute + beside, per_token)
 
 
 def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:

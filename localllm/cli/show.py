@@ -23,7 +23,7 @@ MAX_SHOWN_CHARS = 100
 def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show what a model is. Metadata, tensors by type, parameters, context, template, memory needed."""
     from gguf_io import open_model
-    from localllm.engine.backends import native_kv_types
+    from localllm.engine.backends import loaded_projector, native_kv_types
     from localllm.library.lookup import find
     from localllm.library.summary import summarize
     from localllm.settings import load_settings
@@ -32,7 +32,8 @@ def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
     found = find(model, settings)
     defaults = found.defaults() if found.manifest is not None else None
     with open_model(found.path) as file:
-        summary = summarize(file, native_kv_types(settings))
+        projector = loaded_projector(file, settings, found.projectors())
+        summary = summarize(file, native_kv_types(settings), projector)
         if as_json:
             shown = _as_object(summary, file.metadata) | ({"defaults": asdict(defaults)} if defaults else {})
             answer(json.dumps(shown, ensure_ascii=False, default=str) + "\n")

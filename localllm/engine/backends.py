@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -145,6 +145,21 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
         projector_bytes=projector_bytes(projector) if projector else 0,
         base=base,
     )
+
+
+def loaded_projector(file: ModelFile, settings: Settings, stored: Sequence[Path] = ()) -> Path | None:
+    """The projector that would be loaded with a model, stored: by its manifest; None where the native engine computes.
+
+    Raises RequestError if the one that the settings name is missing.
+    """
+    if settings.backend == "native" or not llama_is_here():
+        return None
+    return projector_of(file, with_projector(settings, stored))
+
+
+def with_projector(settings: Settings, stored: Sequence[Path]) -> Settings:
+    """The settings with the first of a manifest's projectors, unless they say otherwise."""
+    return replace(settings, mmproj=str(stored[0])) if stored and settings.mmproj is None else settings
 
 
 def native_kv_types(settings: Settings) -> tuple[str, str]:

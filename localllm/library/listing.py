@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from gguf_io import open_model
 from gguf_io.model_file import ModelFile
@@ -36,15 +37,19 @@ class Listed:
 
 
 def describe(
-    model: LibraryModel, available: int | None = None, speed: Callable[[ModelFile], float | None] = lambda _file: None
+    model: LibraryModel,
+    available: int | None = None,
+    speed: Callable[[ModelFile], float | None] = lambda _file: None,
+    projector: Callable[[ModelFile], Path | None] = lambda _file: None,
 ) -> Listed:
     """Open a model's header. A file that cannot be read gets a row that says why.
 
     available: bytes of free memory, asked of the machine if None. speed: what is expected of a file, see Listed.
+    projector: what would be loaded with it.
     """
     try:
         with open_model(model.path) as file:
-            summary = summarize(file)
+            summary = summarize(file, projector=projector(file))
             return Listed(
                 model.name,
                 model.source,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from gguf_io import ModelFile
 from gguf_io.metadata import MetadataArray
@@ -46,8 +47,10 @@ class ModelSummary:
         return None if self.memory is None else self.memory.total(context)
 
 
-def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelSummary:
-    """Read a summary from the header alone, for keys and values of these types.
+def summarize(
+    model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), projector: Path | None = None
+) -> ModelSummary:
+    """Read a summary from the header alone, for keys and values of these types and the projector that is loaded too.
 
     Raises ModelFileError where a key is of the wrong kind, RequestError where the model's heads do not fit the types.
     """
@@ -67,7 +70,7 @@ def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> M
         chat_template=model.metadata.get_str("tokenizer.chat_template", "") or None,
         kv_types=kv_types,
         # A file of weights without layers (a vocabulary, a projector) stores no keys and values.
-        memory=model_memory(model, kv_types) if _number(model, "block_count") else None,
+        memory=model_memory(model, kv_types, projector) if _number(model, "block_count") else None,
         notes=model.notes,
     )
 
