@@ -2,10 +2,11 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from cpu_kernels.threads import ThreadTeam
 
 # Arguments of a product, see cpu_kernels.matmul.
 _GROUPS, _GROUP_BYTES, _GROUP_ROWS, _K, _SEGMENTS = 1, 2, 3, 4, 11
+
+Group = TypeVar("Group")
 
 
 class OperationKind(StrEnum):
@@ -74,7 +77,8 @@ class RecordedStep:
         """
         if self.rows != 1:
             raise ValueError("only a step of one row tells what a row costs")
-        return row_products(zip(self._program.names, self._program.records.tolist(), strict=True), _chosen)
+        row, logits = row_products(zip(self._program.names, self._program.records.tolist(), strict=True), _chosen)
+        return sum(row.values(), Products()), sum(logits.values(), Products())
 
     def profile(self, clock: Callable[[], float] = time.perf_counter) -> dict[OperationKind, float]:
         """Seconds that each kind of operation takes when the step is computed once more, kind after kind.
@@ -82,11 +86,21 @@ class RecordedStep:
         Waiting for the slowest thread counts as part of the operations that were waited for; what it costs to begin
         and end a piece is measured with an empty one and taken off.
         """
-        seconds = dict.fromkeys(OperationKind, 0.0)
+        return dict.fromkeys(OperationKind, 0.0) | self._profile(_kind, clock)
+
+    def format_seconds(self, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+        """The same by the weight format of products, without all other operations."""
+        seconds = self._profile(lambda name: _format(name) if product_form(name) is not None else "", clock)
+        seconds.pop("", None)
+        return seconds
+
+    def _profile(self, group: Callable[[str], Group], clock: Callable[[], float]) -> dict[Group, float]:
+        seconds: dict[Group, float] = {}
         empty = min(self._timed(0, 0, clock) for _ in range(5))
         first = 0
-        for kind, count in self._runs():
-            seconds[kind] += max(0.0, self._timed(first, count, clock) - empty)
+        for key, names in groupby(self._program.names, key=group):
+            count = len(list(names))
+            seconds[key] = seconds.get(key, 0.0) + max(0.0, self._timed(first, count, clock) - empty)
             first += count
         return seconds
 
@@ -96,34 +110,27 @@ class RecordedStep:
         self._team.run(head.ctypes.data, self._step.ctypes.data)
         return clock() - began
 
-    def _runs(self) -> Iterator[tuple[OperationKind, int]]:
-        """Operations of one kind that follow each other, as (kind, how many)."""
-        for kind, names in groupby(self._program.names, key=_kind):
-            yield kind, len(list(names))
-
 
 def row_products(
     operations: Iterable[tuple[str, Sequence[int]]], chosen: Callable[[int], int]
-) -> tuple[Products, Products]:
-    """What the products of one row read and compute: those of the row, and those of its logits.
+) -> tuple[dict[str, Products], dict[str, Products]]:
+    """What the products of one row read and compute, by weight format: those of the row, and those of its logits.
 
     operations: a kernel's name and a record each. chosen: how many experts the row takes, from their segments' address.
     """
-    row, logits = Products(), Products()
+    row: dict[str, Products] = {}
+    logits: dict[str, Products] = {}
     for name, record in operations:
-        if (form := product_form(name)) is None:
-            continue
-        cost = _product(form, record[int(Op.ARGUMENTS) :], chosen)
-        if record[Op.STAGE] == Stage.WANTED:
-            logits += cost
-        else:
-            row += cost
+        if (form := product_form(name)) is not None:
+            cost = _product(form, record[int(Op.ARGUMENTS) :], chosen)
+            sums, weights = logits if record[Op.STAGE] == Stage.WANTED else row, _format(name)
+            sums[weights] = sums.get(weights, Products()) + cost
     return row, logits
 
 
 def product_form(kernel: str) -> Form | None:
     """The form of activations that a kernel multiplies, by its name; None where it is no matrix product."""
-    return WEIGHT_FORMATS[kernel.partition(".")[0]].form if _kind(kernel) is OperationKind.PRODUCTS else None
+    return WEIGHT_FORMATS[_format(kernel)].form if _kind(kernel) is OperationKind.PRODUCTS else None
 
 
 def _chosen(segments: int) -> int:
@@ -139,6 +146,11 @@ def _product(form: Form, argument: Sequence[int], chosen: Callable[[int], int]) 
     if form & Form.FLOATS:
         return Products(matrices * weight_bytes, 0, operations)
     return Products(matrices * weight_bytes, operations, 0)
+
+
+def _format(kernel: str) -> str:
+    """The weight format of a product, by the kernel's name."""
+    return kernel.partition(".")[0]
 
 
 def _kind(name: str) -> OperationKind:

@@ -41,15 +41,18 @@ class NativeNeeds:
 
     weights: packed matrices. buffers: all else that does not grow; a prompt of MAX_ROWS tokens touches it.
     kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for each position of the longest
-    sequence. row, logits: what the products of a row, and of the logits of one, read and compute.
+    sequence. row, logits: what the products of a row, and of the logits of one, read and compute, by weight format.
+    operations: of the program. values: of a row's residual stream after all layers, which what is no product follows.
     """
 
     weights: int
     buffers: int
     kv_per_token: int
     position_bytes: int
-    row: Products
-    logits: Products
+    row: dict[str, Products]
+    logits: dict[str, Products]
+    operations: int
+    values: int
 
 
 def native_needs(
@@ -75,6 +78,8 @@ def native_needs(
         position_bytes=ropes.position_bytes,
         row=row,
         logits=last,
+        operations=sum(1 for _ in builder.operations),
+        values=config.layers * config.embedding,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cpu_kernels.recorded_step import Products
 from gguf_io import ModelFile
 from models.config import read_config
-from models.needs import native_needs
+from models.needs import NativeNeeds, native_needs
 from models.registry import find_architecture
 
 
@@ -69,5 +69,10 @@ def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) 
 
     Raises UnsupportedModelError for what the native engine does not compute, ModelFileError for incomplete metadata.
     """
-    needs = native_needs(file, kv_types)
-    return ModelWork(needs.row, needs.logits, needs.kv_per_token, windows(file))
+    return work_of(file, native_needs(file, kv_types))
+
+
+def work_of(file: ModelFile, needs: NativeNeeds) -> ModelWork:
+    """The same from a file's needs."""
+    row, logits = (sum(part.values(), Products()) for part in (needs.row, needs.logits))
+    return ModelWork(row, logits, needs.kv_per_token, windows(file))
