@@ -1,6 +1,6 @@
 """A recorded forward pass: a table of operations over fixed buffers, run in one compiled call a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,16 @@ class ProgramBuilder:
         """Keep an array alive with the program; return its address."""
         self._keep.append(array)
         return array.ctypes.data
+
+    @property
+    def kept(self) -> Sequence[NDArray[np.generic]]:
+        """Everything that lives as long as the program."""
+        return self._keep
+
+    @property
+    def operations(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """Each operation's kernel for a single row, by name, and its record, in which no kernel has an address yet."""
+        return ((kernels[1].name, record) for kernels, record in self._rows)
 
     def add(
         self, kernels: Mapping[int, Kernel] | Kernel, *arguments: int, barrier: Barrier, stage: Stage | None = None

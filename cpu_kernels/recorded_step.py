@@ -2,10 +2,11 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from cpu_kernels.threads import ThreadTeam
 
 # Arguments of a product, see cpu_kernels.matmul.
 _GROUPS, _GROUP_BYTES, _GROUP_ROWS, _K, _SEGMENTS = 1, 2, 3, 4, 11
+
+Group = TypeVar("Group")
 
 
 class OperationKind(StrEnum):
@@ -74,15 +77,8 @@ class RecordedStep:
         """
         if self.rows != 1:
             raise ValueError("only a step of one row tells what a row costs")
-        row, logits = Products(), Products()
-        for name, record in zip(self._program.names, self._program.records, strict=True):
-            if _kind(name) is OperationKind.PRODUCTS:
-                cost = _product(WEIGHT_FORMATS[name.partition(".")[0]].form, record)
-                if record[Op.STAGE] == Stage.WANTED:
-                    logits += cost
-                else:
-                    row += cost
-        return row, logits
+        row, logits = row_products(zip(self._program.names, self._program.records.tolist(), strict=True), _chosen)
+        return sum(row.values(), Products()), sum(logits.values(), Products())
 
     def profile(self, clock: Callable[[], float] = time.perf_counter) -> dict[OperationKind, float]:
         """Seconds that each kind of operation takes when the step is computed once more, kind after kind.
@@ -90,11 +86,21 @@ class RecordedStep:
         Waiting for the slowest thread counts as part of the operations that were waited for; what it costs to begin
         and end a piece is measured with an empty one and taken off.
         """
-        seconds = dict.fromkeys(OperationKind, 0.0)
+        return dict.fromkeys(OperationKind, 0.0) | self._profile(_kind, clock)
+
+    def format_seconds(self, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+        """The same by the weight format of products, without all other operations."""
+        seconds = self._profile(lambda name: _format(name) if product_form(name) is not None else "", clock)
+        seconds.pop("", None)
+        return seconds
+
+    def _profile(self, group: Callable[[str], Group], clock: Callable[[], float]) -> dict[Group, float]:
+        seconds: dict[Group, float] = {}
         empty = min(self._timed(0, 0, clock) for _ in range(5))
         first = 0
-        for kind, count in self._runs():
-            seconds[kind] += max(0.0, self._timed(first, count, clock) - empty)
+        for key, names in groupby(self._program.names, key=group):
+            count = len(list(names))
+            seconds[key] = seconds.get(key, 0.0) + max(0.0, self._timed(first, count, clock) - empty)
             first += count
         return seconds
 
@@ -104,23 +110,47 @@ class RecordedStep:
         self._team.run(head.ctypes.data, self._step.ctypes.data)
         return clock() - began
 
-    def _runs(self) -> Iterator[tuple[OperationKind, int]]:
-        """Operations of one kind that follow each other, as (kind, how many)."""
-        for kind, names in groupby(self._program.names, key=_kind):
-            yield kind, len(list(names))
+
+def row_products(
+    operations: Iterable[tuple[str, Sequence[int]]], chosen: Callable[[int], int]
+) -> tuple[dict[str, Products], dict[str, Products]]:
+    """What the products of one row read and compute, by weight format: those of the row, and those of its logits.
+
+    operations: a kernel's name and a record each. chosen: how many experts the row takes, from their segments' address.
+    """
+    row: dict[str, Products] = {}
+    logits: dict[str, Products] = {}
+    for name, record in operations:
+        if (form := product_form(name)) is not None:
+            cost = _product(form, record[int(Op.ARGUMENTS) :], chosen)
+            sums, weights = logits if record[Op.STAGE] == Stage.WANTED else row, _format(name)
+            sums[weights] = sums.get(weights, Products()) + cost
+    return row, logits
 
 
-def _product(form: Form, record: NDArray[np.generic]) -> Products:
+def product_form(kernel: str) -> Form | None:
+    """The form of activations that a kernel multiplies, by its name; None where it is no matrix product."""
+    return WEIGHT_FORMATS[_format(kernel)].form if _kind(kernel) is OperationKind.PRODUCTS else None
+
+
+def _chosen(segments: int) -> int:
+    """The table of segments begins with their count: with one row, an expert each."""
+    return ctypes.c_int64.from_address(segments).value
+
+
+def _product(form: Form, argument: Sequence[int], chosen: Callable[[int], int]) -> Products:
     """What one operation reads and computes for one row."""
-    argument = record[int(Op.ARGUMENTS) :]
-    matrices, weight_bytes = 1, int(argument[_GROUPS] * argument[_GROUP_BYTES])
-    if argument[_SEGMENTS]:
-        # The table of segments begins with their count: with one row, an expert each.
-        matrices = ctypes.c_int64.from_address(int(argument[_SEGMENTS])).value
-    operations = 2 * matrices * int(argument[_GROUPS] * argument[_GROUP_ROWS] * argument[_K])
+    weight_bytes = argument[_GROUPS] * argument[_GROUP_BYTES]
+    matrices = chosen(argument[_SEGMENTS]) if argument[_SEGMENTS] else 1
+    operations = 2 * matrices * argument[_GROUPS] * argument[_GROUP_ROWS] * argument[_K]
     if form & Form.FLOATS:
         return Products(matrices * weight_bytes, 0, operations)
     return Products(matrices * weight_bytes, operations, 0)
+
+
+def _format(kernel: str) -> str:
+    """The weight format of a product, by the kernel's name."""
+    return kernel.partition(".")[0]
 
 
 def _kind(name: str) -> OperationKind:

@@ -8,18 +8,22 @@ from gguf_io import ModelFile
 from gpu_offload.devices import Device, gpus
 from gpu_offload.errors import LlamaCppMissingError
 from gpu_offload.memory import ModelNeeds
-from gpu_offload.planner import Plan, PlanRequest
+from gpu_offload.options import LlamaOptions
+from gpu_offload.planner import MemoryUse, Plan, PlanRequest
 from gpu_offload.planner import plan as make_plan
 from localllm.engine.backends import BackendChoice, choose_backend, draft_beside, native_kv_types, plan_request
+from localllm.engine.loaded_model import draft_bytes
 from localllm.engine.projectors import projector_of
 from localllm.errors import RequestError
-from localllm.memory import RESERVE_BYTES
+from localllm.memory import RESERVE_BYTES, kv_bytes_in_file, native_memory
 from localllm.roofline.expected import ExpectedSpeed, expected_speed
 from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
 
 # A longest context is told in steps of so many tokens.
 CONTEXT_STEP = 1024
+# Planned where no context is asked for and more would fit.
+USUAL_CONTEXT = 32768
 # More bits a weight than those of Q8_0 show in no answer, and cost memory and speed.
 MOST_USEFUL_BITS = 8.5
 
@@ -47,18 +51,17 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
 
     Raises RequestError for types of keys and values that its heads do not fit, and what choose_backend raises.
     """
-    with draft_beside(settings) as draft:
-        request = replace(plan_request(settings, projector_of(file, settings)), draft=draft)
-        choice = None if imagined else choose_backend(file, settings)  # which makes devices of workers
-        devices, room = imagined or _gpus_here(), available_memory()
-        native = choice is not None and choice.backend == "native"
-        if native:
-            request = replace(request, kv_types=native_kv_types(settings), spare=False, copies=False)
-        try:
-            made = make_plan(file, devices, room, replace(request, dry_run=choice is not None and not native))
-            longest = _longest_context(file, devices, room - RESERVE_BYTES if native else room, request)
-        except ValueError as error:
-            raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
+    room = available_memory()
+    choice = None if imagined else choose_backend(file, settings, room)  # which makes devices of workers
+    native = choice is not None and choice.backend == "native"
+    try:
+        made, longest = (
+            _native_plan(file, settings, room)
+            if native
+            else _llama_plan(file, settings, imagined or _gpus_here(), room, dry_run=choice is not None)
+        )
+    except ValueError as error:
+        raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
     kept = kept_limits(settings.threads) if native else None
     return Advice(
         plan=replace(made, notes=(*file.notes, *made.notes)),
@@ -79,6 +82,35 @@ def best_of(advices: Sequence[Advice | None]) -> int | None:
     fitting = [(number, advice) for number, advice in enumerate(advices) if advice is not None and advice.plan.fits]
     ranked = [(min(advice.bits, MOST_USEFUL_BITS), -advice.bits, -number) for number, advice in fitting]
     return -max(ranked)[2] if ranked else None
+
+
+def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, int]:
+    """The native engine's plan, for the settings' context or the longest that fits, and the longest context."""
+    kv_types, trained = native_kv_types(settings), ModelNeeds(file).trained_context
+    kv_bytes_in_file(file, kv_types)
+    memory = native_memory(file, kv_types, settings.threads)
+    beside = draft_bytes(settings)
+    tokens = (room - RESERVE_BYTES - beside - memory.total(0)) // (memory.kv_per_token + memory.position_bytes)
+    longest = trained if tokens >= trained else max(tokens, 0) // CONTEXT_STEP * CONTEXT_STEP
+    context = settings.ctx or min(longest or CONTEXT_STEP, USUAL_CONTEXT)
+    kv, compute = context * memory.kv_per_token, memory.buffers + context * memory.position_bytes
+    use = MemoryUse("main memory", memory.weights, kv, compute, beside, RESERVE_BYTES, room)
+    notes = [f"{context} tokens of context with {kv_types[0]} keys and {kv_types[1]} values"]
+    if not use.fits:
+        missing = -(-(use.needed + use.reserve - use.available) >> 20)
+        notes.append(f"main memory lacks {missing:,} MiB: choose a shorter context or a smaller model")
+    options = LlamaOptions(context_tokens=context, type_k=kv_types[0], type_v=kv_types[1], threads=settings.threads)
+    return Plan(file.name, ModelNeeds(file).layer_count + 1, options, (use,), tuple(notes), measured=True), longest
+
+
+def _llama_plan(
+    file: ModelFile, settings: Settings, devices: Sequence[Device], room: int, *, dry_run: bool
+) -> tuple[Plan, int]:
+    """llama.cpp's plan, and the longest context."""
+    with draft_beside(settings) as draft:
+        request = replace(plan_request(settings, projector_of(file, settings)), draft=draft)
+        made = make_plan(file, devices, room, replace(request, dry_run=dry_run))
+        return made, _longest_context(file, devices, room, request)
 
 
 def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, request: PlanRequest) -> int:

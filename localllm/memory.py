@@ -1,14 +1,38 @@
 """The main memory that a model needs, planned and checked before anything is loaded."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
+from gguf_io.errors import ModelFileError
 from localllm.errors import OutOfMemoryError, RequestError
 
 # Left to the rest of the machine, and the least that a conversation can do with.
 RESERVE_BYTES = 512 * 2**20
 LEAST_TOKENS = 512
+# Of llama.cpp's compute buffers, which grow with the context, where only one figure is shown.
+_ESTIMATED_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes of a model in main memory.
+
+    weights: as they are stored there, which for the native engine is packed. buffers: all else that does not grow.
+    kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for each position of the longest
+    sequence.
+    """
+
+    weights: int
+    buffers: int
+    kv_per_token: int
+    position_bytes: int = 0
+
+    def total(self, tokens: int) -> int:
+        """Bytes with one sequence of so many tokens."""
+        return self.weights + self.buffers + tokens * (self.kv_per_token + self.position_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +41,7 @@ class MemoryPlan:
 
     available: int
     weights: int
+    buffers: int
     kv: int
     kv_bytes_per_token: int
     reserve: int = RESERVE_BYTES
@@ -25,10 +50,16 @@ class MemoryPlan:
         rows = [
             ("available", self.available),
             ("weights", self.weights),
+            ("buffers", self.buffers),
             ("KV cache", self.kv),
             ("reserve", self.reserve),
         ]
         return "\n".join(f"  {name:10}{size / 2**20:10,.0f} MiB" for name, size in rows)
+
+    @property
+    def needed(self) -> int:
+        """All bytes but the reserve."""
+        return self.weights + self.buffers + self.kv
 
     @property
     def kv_tokens(self) -> int:
@@ -37,24 +68,71 @@ class MemoryPlan:
 
 
 def plan_memory(
-    weights: int, kv_bytes_per_token: int, kv_bytes: int | None = None, available: int | None = None
+    memory: ModelMemory, context: int, kv_bytes: int | None = None, available: int | None = None
 ) -> MemoryPlan:
-    """Decide the KV budget. kv_bytes None takes all that is left beside weights and reserve.
+    """Decide the KV budget. kv_bytes None takes all that is left beside weights, buffers and reserve.
 
-    available None asks the system. Raises OutOfMemoryError with the sums where even LEAST_TOKENS do not fit.
+    context: tokens of the longest sequence. available None asks the system. Raises OutOfMemoryError with the sums where
+    even LEAST_TOKENS do not fit.
     """
     if available is None:
         available = available_memory()
-    left = available - weights - RESERVE_BYTES
-    plan = MemoryPlan(available, weights, left if kv_bytes is None else kv_bytes, kv_bytes_per_token)
-    if plan.kv > left or plan.kv_tokens < LEAST_TOKENS:
+    left = available - memory.weights - memory.buffers - RESERVE_BYTES
+    if kv_bytes is None:
+        positions = min(context, max(left, 0) // (memory.kv_per_token + memory.position_bytes))
+    else:
+        positions = min(context, kv_bytes // memory.kv_per_token)
+    tables = positions * memory.position_bytes
+    plan = MemoryPlan(
+        available,
+        memory.weights,
+        memory.buffers + tables,
+        left - tables if kv_bytes is None else kv_bytes,
+        memory.kv_per_token,
+    )
+    if plan.kv > left - tables or plan.kv_tokens < LEAST_TOKENS:
         if kv_bytes is None:  # the least that would do
-            plan = replace(plan, kv=LEAST_TOKENS * kv_bytes_per_token)
+            plan = replace(plan, kv=LEAST_TOKENS * memory.kv_per_token)
         raise OutOfMemoryError(
             f"The model does not fit into memory:\n{plan}\n"
             "Close other programs, choose a smaller quantisation, or set the KV budget (kv_mib) lower."
         )
     return plan
+
+
+def native_memory(file: ModelFile, kv_types: tuple[str, str], threads: int | None = None) -> ModelMemory:
+    """What a model takes on the native engine, from its header. Raises UnsupportedModelError."""
+    from models.needs import native_needs
+
+    needs = native_needs(file, kv_types, threads)
+    return ModelMemory(needs.weights, needs.buffers, needs.kv_per_token, needs.position_bytes)
+
+
+def model_memory(
+    file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), projector: Path | None = None
+) -> ModelMemory:
+    """What a model takes on the native engine, and where that cannot compute it, on llama.cpp by estimate.
+
+    projector: one that is loaded too, which llama.cpp does. Of embedding models and rerankers, nothing is stored
+    between texts. Raises RequestError where its heads do not fit the types.
+    """
+    from gpu_offload.estimate import Estimate
+    from gpu_offload.memory import ModelNeeds, projector_bytes
+    from gpu_offload.options import LlamaOptions
+    from models.errors import UnsupportedModelError
+    from models.needs import encoder_needs
+    from models.registry import ARCHITECTURES, TEXT_ENCODERS
+
+    per_token = kv_bytes_in_file(file, kv_types)
+    if projector is None:
+        with suppress(ModelFileError, UnsupportedModelError):  # an architecture or a header that only llama.cpp takes
+            if file.architecture in TEXT_ENCODERS and file.architecture not in ARCHITECTURES:
+                return ModelMemory(*encoder_needs(file), 0)
+            return native_memory(file, kv_types)
+    options = LlamaOptions(context_tokens=_ESTIMATED_TOKENS, type_k=kv_types[0], type_v=kv_types[1])
+    sizes = Estimate(ModelNeeds(file), options, ()).in_main_memory()
+    beside = projector_bytes(projector) if projector else 0
+    return ModelMemory(sizes.weights, sizes.compute + beside, per_token)
 
 
 def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:

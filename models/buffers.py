@@ -1,5 +1,7 @@
 """The buffers between a program's operations: activations of up to max_rows rows, and their packed forms."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from cpu_kernels.memory import aligned_zeros
@@ -8,6 +10,14 @@ from cpu_kernels.records import TILE_WIDTHS, Act
 from models.weights import padded
 
 _TILE_ROOM = max(TILE_WIDTHS)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operation's rows lie, in bytes. The address may be set later."""
+
+    address: int
+    stride: int
 
 
 class Rows:

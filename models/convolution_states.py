@@ -62,6 +62,11 @@ class ConvolutionStates:
         self._numbers = {layer: i for i, layer in enumerate(np.flatnonzero(np.logical_not(config.attends)).tolist())}
         self._latest = aligned_zeros((sizes.layers, STATE_ROWS, sizes.rows, sizes.width), np.float32)
 
+    @property
+    def latest_bytes(self) -> int:
+        """Bytes of the states after the rows of a step."""
+        return self._latest.nbytes
+
     def arguments(self, layer: int) -> tuple[int, ...]:
         """Arguments 6 to 11 of cpu_kernels.short_convolution for a layer."""
         number = self._numbers[layer]

@@ -8,7 +8,7 @@ from cpu_kernels import activations
 from cpu_kernels.loader import release_linker
 from cpu_kernels.records import Barrier, Stage
 from models.attention_layer import AttentionLayers
-from models.buffers import Rows
+from models.buffers import Place, Rows
 from models.convolution_layer import ConvolutionLayers
 from models.delta_layer import DeltaLayers
 from models.expert_layer import ExpertLayers
@@ -155,7 +155,7 @@ class DecoderRecorder:
         gathers = builder.stage is Stage.ALL
         recording.norm_pack(architecture.norms.output, output.format.form, wanted=gathers, factor=factor)
         bias = recording.bias("output.bias", config.vocabulary)
-        product = recording.product(output, Rows(builder, 1, output.rows), addend=bias, last=True, stage=Stage.WANTED)
+        product = recording.product(output, Place(0, 4 * output.rows), addend=bias, last=True, stage=Stage.WANTED)
         cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap
         capped = None
         if cap:

@@ -168,6 +168,11 @@ class PageStore:
         """Pages that no sequence holds."""
         return self.total - self._untouched + len(self._free_again)
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes beside the pages, whatever their number."""
+        return self.states.latest_bytes if self.states else 0
+
     def holders(self) -> NDArray[np.int32]:
         """References to each page that was ever taken."""
         return self._references[: self._untouched].copy()

@@ -37,23 +37,25 @@ class PoolingHead:
         architecture: Architecture,
         *,
         scores: bool,
-        team: ThreadTeam,
-        progress: LoadProgress | None,
+        threads: int,
     ) -> None:
-        """Load the layers. scores: the file is a reranker. Raises UnsupportedModelError for heads of other kinds."""
+        """Load the layers; `compile` makes them run. scores: the file is a reranker.
+
+        Raises UnsupportedModelError for heads of other kinds.
+        """
         if scores and architecture.name == "modern-bert":
             raise refusal(file, "the classification head of ModernBERT has a norm and GELU")
         names = [name for name in ((_INNER, _CLASSIFIER) if scores else _DENSE) if loader.has(f"{name}.weight")]
         self._softmax = scores and architecture.name == "qwen3"
         self._layers = len(names)
+        self.builder = ProgramBuilder()
         self._config, self._size = config, config.embedding
         if not names:
             self.width = self._size
             return
         outputs = [loader.rows(f"{name}.weight") for name in names]
-        builder = ProgramBuilder()
-        wide = replace(config, feed_forward=max(config.feed_forward, *outputs), experts=0)
-        recording = Recording(builder, loader, wide, architecture, _ROWS, team.threads)
+        self._wide = wide = replace(config, feed_forward=max(config.feed_forward, *outputs), experts=0)
+        recording = Recording(self.builder, loader, wide, architecture, _ROWS, threads)
         self._in = recording.x.values
         rows, k = recording.x, self._size
         for name, size in zip(names, outputs, strict=True):
@@ -61,7 +63,11 @@ class PoolingHead:
             rows, k = self._layer(recording, name, matrix, rows, size), size
         self._out, self._outputs = rows.values, k
         self.width = 1 if scores else k
-        self._steps = Steps(builder, team, wide, _ROWS, progress)
+
+    def compile(self, team: ThreadTeam, progress: LoadProgress | None) -> None:
+        """Compile what the layers need, on a team of as many threads as were stated."""
+        if self._layers:
+            self._steps = Steps(self.builder, team, self._wide, _ROWS, progress)
 
     def run(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the layers make of pooled rows: float32[len(rows), width]."""

@@ -1,5 +1,7 @@
 """What the layers of a decoder are recorded with: the residual stream, norms, products, and how results are added."""
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,7 +10,7 @@ from cpu_kernels.kernel import Kernel
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Barrier, Form, Stage
 from models.architecture import Architecture
-from models.buffers import Rows, packed_activations
+from models.buffers import Place, Rows, packed_activations
 from models.config import ModelConfig
 from models.weights import Matrix, WeightLoader
 
@@ -37,8 +39,16 @@ class Recording:
         self.epsilon = builder.scalar(config.epsilon / residual**2)
         self.embedding_factor = architecture.scales.embedding(config) / residual
         self._plain_epsilon = builder.scalar(config.epsilon)
-        self._sublayer = self.rows(config.embedding)
-        self._aside = self.rows(config.embedding)
+
+    @cached_property
+    def _sublayer(self) -> Rows:
+        """What a sub-layer adds to x, where it is not added at once."""
+        return self.rows(self.config.embedding)
+
+    @cached_property
+    def _aside(self) -> Rows:
+        """What is added to x later."""
+        return self.rows(self.config.embedding)
 
     def rows(self, width: int) -> Rows:
         """A buffer of rows of this width."""
@@ -98,7 +108,7 @@ class Recording:
     def product(
         self,
         matrix: Matrix,
-        out: Rows,
+        out: Rows | Place,
         *,
         last: bool,
         addend: tuple[int, int] = (0, 0),

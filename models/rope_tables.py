@@ -102,6 +102,11 @@ class RopeTable:
         self.address = self._table.ctypes.data
         """Address of the table; changes when it grows."""
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of a position's entries."""
+        return 8 * self._half
+
     def cover(self, spans: Sequence[tuple[int, int]]) -> None:
         """Make the table hold the positions first..last of each span."""
         longest = max(last for _, last in spans) + 1
@@ -160,6 +165,11 @@ class Ropes:
                 f"The native engine does not support heads of two sizes in models of the architecture "
                 f"{config.architecture}. The llama.cpp backend may: use --backend llama."
             )
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of all tables for each position up to the longest sequence's."""
+        return sum(table.position_bytes for table in self._tables.values())
 
     def of_layer(self, turns: bool, windowed: bool) -> tuple[int, int]:
         """The tables of queries and of keys."""

@@ -28,6 +28,28 @@ TILES_A_THREAD = 8
 _SEGMENT_FIELDS = 4
 
 
+def step_fields(
+    builder: ProgramBuilder, config: ModelConfig, max_rows: int, threads: int
+) -> dict[Step, NDArray[np.generic]]:
+    """New arrays whose addresses a step record has, kept with the program."""
+    needs = [4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
+    if delta := config.delta_net:
+        needs.append(delta_net.scratch_bytes(delta.value_heads // delta.key_heads, padded(delta.head_size)))
+    sizes: dict[Step, tuple[int, type[np.generic]]] = {
+        Step.TOKENS: (max_rows, np.int32),
+        Step.POSITIONS: (max_rows, np.int32),
+        Step.ROW_TABLES: (max_rows, np.int64),
+        Step.SEGMENTS: (max_rows * _SEGMENT_FIELDS, np.int64),
+        Step.WANTED: (max_rows, np.int32),
+        Step.WANTED_SEGMENTS: (max_rows * _SEGMENT_FIELDS, np.int64),
+        Step.SCRATCH: ((max(needs) + 4096) * threads, np.uint8),
+    }
+    fields = {index: aligned_zeros((size,), dtype) for index, (size, dtype) in sizes.items()}
+    for array in fields.values():
+        builder.keep(array)
+    return fields
+
+
 class Steps:
     """Runs a program on a team of threads, step by step, for up to max_rows rows each.
 
@@ -49,34 +71,23 @@ class Steps:
             if progress is not None:
                 progress("compiling kernels for this CPU, once", done / count)
 
+        fields = step_fields(builder, config, max_rows, team.threads)
         self.program = builder.build(compiling)
         release_linker()
         self._team, self._config, self._inputs = team, config, inputs
         self._step = aligned_zeros((int(Step.SIZE),), np.int64)
         self._address = self._step.ctypes.data
-        self._tokens = self._field(Step.TOKENS, max_rows, np.int32)
-        self._positions = self._field(Step.POSITIONS, max_rows, np.int32)
-        self._row_tables = self._field(Step.ROW_TABLES, max_rows, np.int64)
-        self._segments = self._field(Step.SEGMENTS, max_rows * _SEGMENT_FIELDS, np.int64)
-        self._wanted = self._field(Step.WANTED, max_rows, np.int32)
-        self._wanted_segments = self._field(Step.WANTED_SEGMENTS, max_rows * _SEGMENT_FIELDS, np.int64)
+        for index, array in fields.items():
+            self._step[index] = array.ctypes.data
+        self._tokens, self._positions = fields[Step.TOKENS], fields[Step.POSITIONS]
+        self._row_tables, self._segments = fields[Step.ROW_TABLES], fields[Step.SEGMENTS]
+        self._wanted, self._wanted_segments = fields[Step.WANTED], fields[Step.WANTED_SEGMENTS]
         self._narrows = config.narrows
         self._placed: Ordered[tuple[Sequence, int, int]] = ()
         self._kinds = {(heads.keys, heads.group) for heads in config.layer_heads}
-        needs = [4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
-        if sizes := config.delta_net:
-            needs.append(delta_net.scratch_bytes(sizes.value_heads // sizes.key_heads, padded(sizes.head_size)))
-        scratch = max(needs) + 4096
-        self._scratch = self._field(Step.SCRATCH, scratch * team.threads, np.uint8)
-        self._step[Step.SCRATCH_STRIDE] = scratch // 64 * 64
+        self._step[Step.SCRATCH_STRIDE] = len(fields[Step.SCRATCH]) // team.threads // 64 * 64
         self._parts = {field: aligned_zeros((0,), np.uint8) for field in (Step.PARTS, Step.WANTED_PARTS)}
         self._stages = (0, 0)  # rows and wanted rows that the step record was written for
-
-    def _field(self, index: Step, size: int, dtype: type[np.generic]) -> NDArray[np.generic]:
-        """A new array whose address stands in the step record."""
-        array = aligned_zeros((size,), dtype)
-        self._step[index] = array.ctypes.data
-        return array
 
     def fetch(self, tokens: Ordered[int]) -> None:
         """Read what the program needs of the file for the next step's tokens.

@@ -21,7 +21,7 @@ from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
 from models.steps import LoadProgress, Steps
-from models.weights import WeightLoader, padded
+from models.weights import WeightLoader
 
 MAX_TOKENS = 2048  # of one text, which is computed in one pass
 # Texts that are computed together, unless one alone is longer: enough rows for products to be at their fastest, and few
@@ -50,17 +50,18 @@ class TextEncoder:
         # The state that has seen the whole text, or the one that is trained to sum it up.
         self._reads_last = self._pooling is Pooling.LAST or (self._pooling is Pooling.RANK and causal)
         self.max_tokens = min(config.context, MAX_TOKENS)
-        rows = self._rows = max(self.max_tokens, _TOGETHER)
+        rows = self._rows = rows_of_a_pass(config)
         # A text takes at least a page, and pages are of use to one layer at a time.
-        self._store = _store(config, rows)
+        self._store = encoder_store(config, rows)
         team = self._team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
         try:
             if progress is not None:
                 progress("loading weights", 0.0)
             builder = ProgramBuilder()
             loader = WeightLoader(file, team, builder, progress)
-            scores = self._pooling is Pooling.RANK
-            self._head = PoolingHead(file, loader, config, architecture, scores=scores, team=team, progress=progress)
+            scores = pools_by_score(file)
+            self._head = PoolingHead(file, loader, config, architecture, scores=scores, threads=team.threads)
+            self._head.compile(team, progress)
             self._ropes = Ropes(config, architecture, loader, config.context)
             recording = Recording(builder, loader, config, architecture, rows, team.threads)
             recorder = DecoderRecorder(recording, self._store, self._ropes)
@@ -135,20 +136,12 @@ class TextEncoder:
                 row[:] = states[first + count - 1 if self._reads_last else first]
 
 
-def _store(config: ModelConfig, rows: int) -> PageStore:
-    """Room for so many texts at once, each a page at least; pages of one layer where that will do for all."""
-    alike = all(config.attends) and len(set(config.layer_heads)) == 1 and len(set(config.kv_layers)) == config.layers
-    store = _OneLayer if alike else PageStore
-    return store(config, rows * PAGE_TOKENS * kv_bytes_per_token(config, _TYPES), _TYPES)
-
-
 class _OneLayer(PageStore):
     """Pages that all layers write one after the other: none reads what another has left."""
 
-    def __init__(self, config: ModelConfig, budget_bytes: int, types: tuple[KVType, KVType]) -> None:
-        """budget_bytes: as for all layers."""
+    def __init__(self, config: ModelConfig, budget_bytes: int) -> None:
         one = replace(config, layers=1, attends=(True,), kv_layers=(0,), layer_heads=config.layer_heads[:1])
-        super().__init__(one, budget_bytes // config.layers, types)
+        super().__init__(one, budget_bytes, _TYPES)
 
     def addresses(self, layer: int) -> tuple[int, int]:
         """Addresses of page 0 of keys and values, the same for any layer."""
@@ -163,12 +156,26 @@ class _OneLayer(PageStore):
         return super().place_bytes(0)
 
 
-def working_bytes(file: ModelFile) -> int:
-    """The most memory that a file's encoder takes beside its weights. Raises what read_config raises."""
-    config = read_config(file)
-    rows = max(min(config.context, MAX_TOKENS), _TOGETHER)
-    kinds = dict.fromkeys(config.layer_heads)
-    heads = sum(kind.padded * (kind.queries + 2 * kind.keys) + kind.queries * kind.size for kind in kinds)
-    floats = 3 * padded(config.embedding) + heads + 2 * padded(config.feed_forward)
-    packed = 6 * padded(config.longest)  # two forms of a byte a value, one of four
-    return rows * (4 * floats + packed + kv_bytes_per_token(config, _TYPES))
+def encoder_store(config: ModelConfig, rows: int) -> PageStore:
+    """Room for so many texts at once, each a page at least; pages of one layer where that will do for all."""
+    budget = rows * PAGE_TOKENS * stored_bytes(config)
+    return _OneLayer(config, budget) if _alike(config) else PageStore(config, budget, _TYPES)
+
+
+def stored_bytes(config: ModelConfig) -> int:
+    """Bytes of a token's keys and values in a pass: of one layer, or of all."""
+    return kv_bytes_per_token(config, _TYPES) // (config.layers if _alike(config) else 1)
+
+
+def _alike(config: ModelConfig) -> bool:
+    return all(config.attends) and len(set(config.layer_heads)) == 1 and len(set(config.kv_layers)) == config.layers
+
+
+def rows_of_a_pass(config: ModelConfig) -> int:
+    """The most tokens that are computed in one pass."""
+    return max(min(config.context, MAX_TOKENS), _TOGETHER)
+
+
+def pools_by_score(file: ModelFile) -> bool:
+    """Whether the file is a reranker, whose row is a score."""
+    return pooling_of(file) is Pooling.RANK

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NoReturn
 
 import numpy as np
@@ -71,8 +72,13 @@ class WeightLoader:
     """
 
     def __init__(
-        self, file: ModelFile, team: ThreadTeam, builder: ProgramBuilder, progress: Callable[[str, float], None] | None
+        self,
+        file: ModelFile,
+        team: ThreadTeam | None,
+        builder: ProgramBuilder,
+        progress: Callable[[str, float], None] | None,
     ) -> None:
+        """team: None where nothing is packed."""
         self._file = file
         self._team = team
         self._builder = builder
@@ -113,7 +119,7 @@ class WeightLoader:
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """A tensor of one dimension as float32, in another order (-1 gives 0) and padded with zeros."""
         self._tensor(name, (size,))
-        values = self._file.dequantize(name)
+        values = self._values(name)
         if order is not None:
             values = np.where(order >= 0, values[np.maximum(order, 0)], np.float32(0))
         out = np.zeros(padded(len(values)), np.float32)
@@ -124,7 +130,7 @@ class WeightLoader:
         """A tensor of count x size as float32, each vector padded with zeros."""
         self._tensor(name, (count, size))
         out = np.zeros((count, padded(size)), np.float32)
-        out[:, :size] = self._file.dequantize(name).reshape(count, size)
+        out[:, :size] = self._values(name).reshape(count, size)
         return out
 
     def factors(self, name: str, size: int) -> NDArray[np.float32] | None:
@@ -167,10 +173,14 @@ class WeightLoader:
         """
         tensor = self._tensor(name, (heads * rows, k))
         dtype: type[np.generic] = np.float32 if tensor.type.name == "F32" else np.float16
-        values = self._file.dequantize(name).reshape(heads, rows, k)[:, :count].transpose(0, 2, 1)
-        raw = np.ascontiguousarray(values, dtype).reshape(heads * k, count).view(np.uint8)
+
+        @cache
+        def raw() -> NDArray[np.uint8]:
+            values = self._file.dequantize(name).reshape(heads, rows, k)[:, :count].transpose(0, 2, 1)
+            return np.ascontiguousarray(values, dtype).reshape(heads * k, count).view(np.uint8)
+
         form = native_form("F32" if dtype is np.float32 else "F16")
-        matrix = self._pack_rows(form, lambda low, rows: raw[low : low + rows], np.arange(k), k, count, heads)
+        matrix = self._pack_rows(form, lambda low, rows: raw()[low : low + rows], np.arange(k), k, count, heads)
         self._report(tensor)
         return matrix
 
@@ -214,8 +224,31 @@ class WeightLoader:
         row_map = np.where(one >= 0, one + offsets, -1).astype(np.int32).reshape(-1)
         group_bytes, group_rows = weight_format.group_bytes(k), weight_format.group_rows
         groups = len(row_map) // group_rows
-        packed = self._arena.zeros(groups * group_bytes)
+        packed = self._room(groups * group_bytes)
         self._builder.keep(packed)
+        self._fill(packed, read, row_map, weight_format, convert, k)
+        return Matrix(weight_format, packed, length, k, experts)
+
+    def _values(self, name: str) -> NDArray[np.float32]:
+        """A tensor's values."""
+        return self._file.dequantize(name)
+
+    def _room(self, size: int) -> NDArray[np.generic]:
+        """Bytes for a packed matrix."""
+        return self._arena.zeros(size)
+
+    def _fill(
+        self,
+        packed: NDArray[np.generic],
+        read: Callable[[int, int], NDArray[np.uint8]],
+        row_map: NDArray[np.int32],
+        weight_format: WeightFormat,
+        convert: Callable[[NDArray[np.uint8]], NDArray[np.generic]],
+        k: int,
+    ) -> None:
+        """Pack rows, read as _pack_rows has it. row_map: the source row of each packed row, -1 for zeros."""
+        group_bytes, group_rows = weight_format.group_bytes(k), weight_format.group_rows
+        groups = len(row_map) // group_rows
         op = aligned_zeros((int(Op.SIZE),), np.int64)
         together = max(1, _BYTES_PACKED_TOGETHER // group_bytes)
         # Piece by piece, so that little of the file is in memory beside its packed copy.
@@ -235,8 +268,8 @@ class WeightLoader:
                 places.ctypes.data,
                 len(places) // group_rows,
             )
+            assert self._team is not None
             self._team.run_kernel(weight_format.repack, op)
-        return Matrix(weight_format, packed, length, k, experts)
 
     def _native_form(self, tensor: TensorInfo) -> NativeForm:
         """The format that a tensor is packed in, and the conversion of its rows where it has no kernels of its own."""

@@ -1,10 +1,11 @@
 """The models that the picker offers: those of this machine, those beside the present one, and some to pull."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
+from localllm.engine.backends import loaded_projector
 from localllm.errors import LocalLLMError
 from localllm.files import user_path
 from localllm.library.entry import LibraryModel, Source
@@ -30,24 +31,31 @@ def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> 
         if model.name.lower() not in names:  # a name stands for the first that has it
             found.append(model)
             names.update(name.lower() for name in model.names)
-    known = [(model.name, model.path, str(model.source)) for model in found]
+    known = [(model.name, model.path, str(model.source), model.projectors()) for model in found]
     beside = loaded or (user_path(near) if near and is_path(near) else None)
     if beside is not None:
         paths = {model.path for model in found}
         files = sorted(beside.parent.glob("*.gguf"))
-        known += [(str(path), path, str(Source.FOLDER)) for path in files if path not in paths]
+        known += [(str(path), path, str(Source.FOLDER), ()) for path in files if path not in paths]
     speed, kept = expect_decode(settings.threads), kept_limits(settings.threads)
-    choices = [choice for entry in known if (choice := _choice(*entry, loaded, speed))]
+    choices = [choice for entry in known if (choice := _choice(*entry, settings, loaded, speed))]
     missing = [suggestion for suggestion in ranked(available_memory()) if suggestion.name not in names]
     return choices + [to_pull(suggestion, kept) for suggestion in missing]
 
 
 def _choice(
-    name: str, path: Path, source: str, loaded: Path | None, speed: Callable[[ModelFile], float | None]
+    name: str,
+    path: Path,
+    source: str,
+    projectors: Sequence[Path],
+    settings: Settings,
+    loaded: Path | None,
+    speed: Callable[[ModelFile], float | None],
 ) -> ModelChoice | None:
     try:
         with open_model(path) as file:
-            summary, expected = summarize(file), speed(file)
+            summary = summarize(file, projector=loaded_projector(file, settings, projectors))
+            expected = speed(file)
     except LocalLLMError:
         return None
     return ModelChoice(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from localllm.cli.options import AsJson, Debug
@@ -17,10 +18,11 @@ HEADINGS = ("NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "
 def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
     """List the models on this machine. The built-in one, our own, Ollama's, Hugging Face's, LM Studio's, llama.cpp's.
 
-    Every name can be given wherever a model is asked for. MEMORY is what the weights and a conversation of 4096 tokens
+    Every name can be given wherever a model is asked for. MEMORY is what the model and a conversation of 4096 tokens
     take, FITS says whether the memory that is free now is enough. TOK/S is the speed to expect of the CPU engine, where
     `localllm bench` has measured this machine.
     """
+    from localllm.engine.backends import loaded_projector
     from localllm.library.entry import Source
     from localllm.library.listing import describe
     from localllm.library.lookup import all_models
@@ -29,7 +31,10 @@ def list_models(as_json: AsJson = False, debug: Debug = False) -> None:
 
     settings = load_settings({})
     speed = expect_decode(settings.threads)
-    rows = [describe(model, speed=speed) for model in all_models(settings)]
+    rows = [
+        describe(model, speed=speed, projector=partial(loaded_projector, settings=settings, stored=model.projectors()))
+        for model in all_models(settings)
+    ]
     if as_json:
         answer(json.dumps([asdict(row) for row in rows], ensure_ascii=False) + "\n")
         return

@@ -1,7 +1,7 @@
 """localllm plan: what a model would take and how fast it would be, before anything is loaded or downloaded."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +27,8 @@ from localllm.cli.terminal import StatusLine, answer
 from localllm.text import human_bytes, human_speed, table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gguf_io import ModelFile
     from gpu_offload.devices import Device
     from localllm.advice import Advice
@@ -92,9 +94,10 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 def _one(name: str, settings: "Settings", imagined: "list[Device]", as_json: bool) -> bool:
     """Show the plan of one model; return whether it fits."""
     from localllm.advice import advise
+    from localllm.engine.backends import with_projector
 
-    with _opened(name, settings) as (file, preview):
-        found = advise(file, settings, imagined)
+    with _opened(name, settings) as (file, preview, stored):
+        found = advise(file, with_projector(settings, stored), imagined)
     if as_json:
         answer(json.dumps(_data(found, preview)) + "\n")
     else:
@@ -105,15 +108,18 @@ def _one(name: str, settings: "Settings", imagined: "list[Device]", as_json: boo
 
 
 @contextmanager
-def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Preview | None]]":
-    """The file of a model, or of one that is not here its header. Raises as find and a pull do."""
+def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Preview | None, Sequence[Path]]]":
+    """The file of a model, or of one that is not here its header, and the projectors that are stored with it.
+
+    Raises as find and a pull do.
+    """
     from gguf_io import open_model
     from localllm.library.errors import LibraryError, ModelNotFoundError
     from localllm.library.lookup import find
     from localllm.library.preview import previewed
 
     try:
-        path = find(name, settings).path
+        found = find(name, settings)
     except ModelNotFoundError as missing:
         with ExitStack() as stack:
             status = stack.enter_context(StatusLine())
@@ -122,10 +128,10 @@ def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Previ
             except LibraryError as error:
                 raise missing.cannot_be_pulled(error) from error
             status.clear()
-            yield stack.enter_context(open_model(preview.path)), preview
+            yield stack.enter_context(open_model(preview.path)), preview, ()
         return
-    with open_model(path) as file:
-        yield file, None
+    with open_model(found.path) as file:
+        yield file, None, found.projectors()
 
 
 def _lines(found: "Advice", preview: "Preview | None") -> Iterator[str]:

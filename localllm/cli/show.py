@@ -23,7 +23,7 @@ MAX_SHOWN_CHARS = 100
 def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
     """Show what a model is. Metadata, tensors by type, parameters, context, template, memory needed."""
     from gguf_io import open_model
-    from localllm.engine.backends import native_kv_types
+    from localllm.engine.backends import loaded_projector, native_kv_types
     from localllm.library.lookup import find
     from localllm.library.summary import summarize
     from localllm.settings import load_settings
@@ -32,7 +32,8 @@ def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
     found = find(model, settings)
     defaults = found.defaults() if found.manifest is not None else None
     with open_model(found.path) as file:
-        summary = summarize(file, native_kv_types(settings))
+        projector = loaded_projector(file, settings, found.projectors())
+        summary = summarize(file, native_kv_types(settings), projector)
         if as_json:
             shown = _as_object(summary, file.metadata) | ({"defaults": asdict(defaults)} if defaults else {})
             answer(json.dumps(shown, ensure_ascii=False, default=str) + "\n")
@@ -41,9 +42,14 @@ def show(model: Model, as_json: AsJson = False, debug: Debug = False) -> None:
 
 
 def _as_object(summary: "ModelSummary", metadata: "Metadata") -> dict[str, object]:
-    memory = summary.memory_bytes(summary.context or 0)
-    return asdict(summary) | {
-        "memory_bytes": memory,
+    memory = summary.memory
+    shown = asdict(summary)
+    del shown["memory"]
+    return shown | {
+        "weights_bytes": memory and memory.weights,
+        "buffers_bytes": memory and memory.buffers,
+        "kv_bytes_per_token": memory and memory.kv_per_token,
+        "memory_bytes": summary.memory_bytes(summary.context or 0),
         "metadata": {key: _json_value(value) for key, value in metadata.items()},
     }
 
@@ -76,7 +82,7 @@ def _as_text(summary: "ModelSummary", metadata: "Metadata") -> Iterator[str]:
         *((group.type, f"{group.tensors:>5}  {human_bytes(group.bytes)}") for group in summary.tensor_groups)
     )
     yield "\nMemory needed"
-    yield from _table(("weights", human_bytes(summary.weights_bytes)), *_memory(summary))
+    yield from _table(*_memory(summary))
     yield "\nMetadata"
     yield from _table(*((key, _short(value)) for key, value in metadata.items() if key != "tokenizer.chat_template"))
     if summary.chat_template:
@@ -104,13 +110,15 @@ def _defaults(defaults: "ModelDefaults | None") -> Iterator[str]:
 
 
 def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:
-    per_token = summary.kv_bytes_per_token
-    if per_token is None:
+    memory = summary.memory
+    if memory is None:
         yield "keys and values", "unknown for this architecture"
         return
+    yield "weights", human_bytes(memory.weights)
+    yield "buffers", human_bytes(memory.buffers)
     keys, values = summary.kv_types
     types = keys if keys == values else f"{keys} and {values}"
-    yield "keys and values", f"{human_bytes(per_token)} a token in {types}"
+    yield "keys and values", f"{human_bytes(memory.kv_per_token)} a token in {types}"
     total = summary.memory_bytes(summary.context or 0)
     if total is not None and summary.context:
         yield "together", f"{human_bytes(total)} at {summary.context} tokens"

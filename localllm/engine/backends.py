@@ -3,16 +3,17 @@
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
 from localllm.engine.projectors import WITHOUT, projector_of
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import kv_bytes_in_file, plan_memory
+from localllm.memory import RESERVE_BYTES, MemoryPlan, kv_bytes_in_file, native_memory, plan_memory
 from localllm.settings import Settings, parse_lora
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class BackendChoice:
     """Which backend computes a model, and why.
 
     "remote" is a server elsewhere. Of a model that is loaded, notes tell where it lies, a line each, and device_bytes
-    what it takes on GPUs, device_layers how many layers lie there and how many there are.
+    what it takes on GPUs, device_layers how many layers lie there and how many there are. main_bytes: what the native
+    engine takes of main memory beside keys and values.
     """
 
     backend: Literal["native", "llama", "remote"]
@@ -37,6 +39,7 @@ class BackendChoice:
     notes: tuple[str, ...] = ()
     device_bytes: int = 0
     device_layers: tuple[int, int] = (0, 0)
+    main_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -61,7 +64,7 @@ def open_runner(
 ) -> tuple[Runner, BackendChoice]:
     """Load the weights into the backend that the settings name.
 
-    main_memory: bytes that llama.cpp may plan with; None asks the machine. kv_tokens: have the native engine store so
+    main_memory: bytes to plan with; None asks the machine. kv_tokens: have the native engine store so
     many tokens, instead of what its budget (kv_mib) holds. Where "auto" leaves the choice, a model that the native
     engine turns out not to know goes to llama.cpp. Raises what choose_backend raises; RequestError where the model's
     heads do not fit the types of keys and values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not
@@ -71,14 +74,15 @@ def open_runner(
 
     for note in file.notes:
         log.info("%s: %s", file.path.name, note)
-    choice = choose_backend(file, settings)
+    choice = choose_backend(file, settings, main_memory)
     kv_bytes_in_file(file, native_kv_types(settings))
     if choice.backend == "llama":
         runner, choice = _open_llama(file, settings, choice, progress, main_memory)
     else:
         try:
             with kernels_needed():
-                runner = _open_native(file, settings, progress, kv_tokens)
+                runner, plan = _open_native(file, settings, progress, kv_tokens, main_memory)
+            choice = replace(choice, main_bytes=plan.needed - plan.kv)
         except UnsupportedModelError as error:
             if settings.backend == "native" or not llama_is_here():
                 raise
@@ -88,9 +92,10 @@ def open_runner(
     return runner, choice
 
 
-def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
+def choose_backend(file: ModelFile, settings: Settings, room: int | None = None) -> BackendChoice:
     """The backend that the settings name; for "auto", llama.cpp for GPUs and what the native engine does not know.
 
+    "auto" also takes llama.cpp where only its plan fits into main memory. room: bytes of it; None asks the machine.
     Workers on other machines are looked up first, and are devices from then on. Raises UnsupportedModelError where the
     native engine is left with an architecture that it does not know, RequestError where it is named together with
     settings that only llama.cpp can follow, and what add_workers raises.
@@ -102,7 +107,7 @@ def choose_backend(file: ModelFile, settings: Settings) -> BackendChoice:
 
         add_workers(workers)
     if settings.backend == "auto":
-        choice = automatic_choice(settings, lambda: _native_lacks(file, settings))
+        choice = _where_it_fits(automatic_choice(settings, lambda: _native_lacks(file, settings)), file, settings, room)
     else:
         choice = BackendChoice(settings.backend, "chosen by the backend setting")
     if choice.backend == "native":
@@ -143,18 +148,77 @@ def plan_request(settings: Settings, projector: Path | None = None) -> "PlanRequ
     )
 
 
+def loaded_projector(file: ModelFile, settings: Settings, stored: Sequence[Path] = ()) -> Path | None:
+    """The projector that would be loaded with a model, stored: by its manifest; None where the native engine computes.
+
+    Raises RequestError if the one that the settings name is missing.
+    """
+    if settings.backend == "native" or not llama_is_here():
+        return None
+    return projector_of(file, with_projector(settings, stored))
+
+
+def with_projector(settings: Settings, stored: Sequence[Path]) -> Settings:
+    """The settings with the first of a manifest's projectors, unless they say otherwise."""
+    return replace(settings, mmproj=str(stored[0])) if stored and settings.mmproj is None else settings
+
+
 def native_kv_types(settings: Settings) -> tuple[str, str]:
     """How the native engine stores keys and values."""
     return settings.kv_type_k or "f16", settings.kv_type_v or "f16"
 
 
-def native_kv_bytes(file: ModelFile, settings: Settings) -> int:
-    """Bytes a token of them. Raises UnsupportedModelError for what the native engine cannot store."""
-    from models.config import read_config
-    from models.kv_pages import kv_bytes_per_token, stored_types
+def plan_native(
+    file: ModelFile,
+    settings: Settings,
+    *,
+    kv_tokens: int | None = None,
+    room: int | None = None,
+    beside: int = 0,
+) -> MemoryPlan:
+    """The native engine's memory, from the header, with the settings' KV budget or one for kv_tokens.
 
-    config = read_config(file)
-    return kv_bytes_per_token(config, stored_types(config, native_kv_types(settings)))
+    room: bytes of main memory, None asks the machine; beside: those of a draft model. Raises OutOfMemoryError with the
+    sums, and with llama.cpp's where it could have been chosen; UnsupportedModelError.
+    """
+    memory = native_memory(file, native_kv_types(settings), settings.threads)
+    budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
+    if kv_tokens is not None:
+        budget = kv_tokens * memory.kv_per_token
+    context = settings.ctx or file.metadata.get_int(f"{file.architecture}.context_length", 0)
+    try:
+        return plan_memory(replace(memory, weights=memory.weights + beside), context, budget, room)
+    except OutOfMemoryError as error:
+        if settings.backend != "auto" or not llama_is_here():
+            raise
+        needed = _llama_needs(file, settings, room) >> 20
+        raise OutOfMemoryError(f"{error}\nllama.cpp would need {needed:,} MiB and the reserve.") from error
+
+
+def _where_it_fits(choice: BackendChoice, file: ModelFile, settings: Settings, room: int | None) -> BackendChoice:
+    """llama.cpp where the native engine was chosen, does not fit, and llama.cpp does."""
+    from models.errors import UnsupportedModelError
+
+    if choice.backend != "native" or not llama_is_here():
+        return choice
+    room = available_memory() if room is None else room
+    try:
+        plan_native(file, replace(settings, backend="native"), room=room)
+    except UnsupportedModelError:  # told by who opens it
+        return choice
+    except OutOfMemoryError:
+        needed = _llama_needs(file, settings, room)
+        if needed + RESERVE_BYTES <= room:
+            return BackendChoice("llama", f"only llama.cpp fits into memory: it needs {needed >> 20:,} MiB")
+    return choice
+
+
+def _llama_needs(file: ModelFile, settings: Settings, room: int | None) -> int:
+    """Bytes of main memory that llama.cpp would plan for, without GPUs."""
+    from gpu_offload.planner import plan
+
+    made = plan(file, [], available_memory() if room is None else room, plan_request(settings))
+    return made.uses[0].needed
 
 
 @contextlib.contextmanager
@@ -232,7 +296,7 @@ def _native_lacks(file: ModelFile, settings: Settings) -> str:
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
     try:
-        native_kv_bytes(file, settings)
+        native_memory(file, native_kv_types(settings), settings.threads)
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error}"
     projector = projector_of(file, settings)
@@ -256,14 +320,13 @@ def _open_native(
     settings: Settings,
     progress: Callable[[str, float], None] | None,
     kv_tokens: int | None,
-) -> Runner:
+    room: int | None,
+) -> tuple[Runner, MemoryPlan]:
     from models import NativeRunner
 
-    per_token = native_kv_bytes(file, settings)
-    budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
-    plan = plan_memory(file.weights_bytes, per_token, budget if kv_tokens is None else kv_tokens * per_token)
+    plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room)
     try:
-        return NativeRunner(
+        runner = NativeRunner(
             file,
             kv_bytes=plan.kv,
             threads=settings.threads,
@@ -278,6 +341,7 @@ def _open_native(
             f"The system gave no memory for the model:\n{plan}\n"
             "A limit of this process (ulimit -v) may be lower than the machine's memory."
         ) from error
+    return runner, plan
 
 
 def _open_llama(

@@ -15,12 +15,13 @@ from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.adapters import adapter_set
-from localllm.engine.backends import BackendChoice, for_draft, open_runner, usual_adapters
+from localllm.engine.backends import BackendChoice, draft_beside, for_draft, open_runner, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.images import ImagePieces, SeesImages
 from localllm.errors import RequestError
+from localllm.memory import model_memory
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -164,6 +165,15 @@ def load_model(
     )
     engine.start()
     return LoadedModel(file, tokenizer, chat_template, engine, backend)
+
+
+def draft_bytes(settings: Settings) -> int:
+    """Bytes of the settings' draft model, its KV cache included; 0 without one. Raises what resolve raises."""
+    with draft_beside(settings) as file:
+        if file is None:
+            return 0
+        memory = model_memory(file)
+        return memory.weights + memory.buffers + DRAFT_KV_MIB * 2**20
 
 
 def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -> LoadProgress:

@@ -55,13 +55,16 @@ def choose_text_encoder(file: ModelFile, settings: Settings) -> BackendChoice:
     return choice
 
 
-def bytes_beside_weights(file: ModelFile, choice: BackendChoice) -> int:
-    """The most main memory that computing takes; for llama.cpp's context an estimate. Raises UnsupportedModelError."""
-    if choice.backend == "llama":
-        return _LLAMA_CONTEXT_BYTES
-    from models.text_encoder import working_bytes
+def encoder_bytes(file: ModelFile, choice: BackendChoice) -> tuple[int, int]:
+    """Bytes of the weights, and the most that computing takes beside them; for llama.cpp's context an estimate.
 
-    return working_bytes(file)
+    Raises UnsupportedModelError.
+    """
+    if choice.backend == "llama":
+        return file.weights_bytes, _LLAMA_CONTEXT_BYTES
+    from models.needs import encoder_needs
+
+    return encoder_needs(file)
 
 
 def open_text_encoder(

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from gguf_io import open_model
 from gguf_io.model_file import ModelFile
 from localllm.errors import LocalLLMError, OutOfMemoryError
 from localllm.library.entry import LibraryModel
 from localllm.library.suggestions import CHAT_TOKENS
-from localllm.library.summary import summarize
+from localllm.library.summary import ModelSummary, summarize
 from localllm.memory import plan_memory
 
 
@@ -16,9 +17,9 @@ from localllm.memory import plan_memory
 class Listed:
     """One row. size: bytes; context: tokens the model was trained for; None where the file does not say.
 
-    memory: bytes of the weights and a conversation of CHAT_TOKENS. fits: whether main memory that is free now holds the
-    weights and a short conversation. speed: tokens a second that decoding should reach here. problem: why the file
-    cannot be read, and then nothing but name, source and path is known.
+    memory: bytes that the model and a conversation of CHAT_TOKENS take. fits: whether main memory that is free now
+    holds the model and a short conversation. speed: tokens a second that decoding should reach here. problem: why the
+    file cannot be read, and then nothing but name, source and path is known.
     """
 
     name: str
@@ -36,15 +37,19 @@ class Listed:
 
 
 def describe(
-    model: LibraryModel, available: int | None = None, speed: Callable[[ModelFile], float | None] = lambda _file: None
+    model: LibraryModel,
+    available: int | None = None,
+    speed: Callable[[ModelFile], float | None] = lambda _file: None,
+    projector: Callable[[ModelFile], Path | None] = lambda _file: None,
 ) -> Listed:
     """Open a model's header. A file that cannot be read gets a row that says why.
 
     available: bytes of free memory, asked of the machine if None. speed: what is expected of a file, see Listed.
+    projector: what would be loaded with it.
     """
     try:
         with open_model(model.path) as file:
-            summary = summarize(file)
+            summary = summarize(file, projector=projector(file))
             return Listed(
                 model.name,
                 model.source,
@@ -55,19 +60,19 @@ def describe(
                 architecture=summary.architecture,
                 context=summary.context,
                 memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
-                fits=fits(summary.weights_bytes, summary.kv_bytes_per_token, available),
+                fits=fits(summary, available),
                 speed=speed(file),
             )
     except LocalLLMError as error:
         return Listed(model.name, model.source, str(model.path), problem=str(error))
 
 
-def fits(weights: int, kv_bytes_per_token: int | None, available: int | None = None) -> bool | None:
-    """Whether the memory plan of the CPU engine holds; None where the KV of an architecture is not known."""
-    if kv_bytes_per_token is None:
+def fits(summary: ModelSummary, available: int | None = None) -> bool | None:
+    """Whether main memory holds the model and a short conversation; None for a file without layers."""
+    if summary.memory is None:
         return None
     try:
-        plan_memory(weights, kv_bytes_per_token, available=available)
+        plan_memory(summary.memory, summary.context or 0, available=available)
     except OutOfMemoryError:
         return False
     return True

@@ -76,8 +76,12 @@ def _preview(client: httpx2.Client, plan: PullPlan, folder: Path, tell: Tell) ->
     for part, path in zip(parts, paths, strict=True):
         tell(f"reading the header of {part.what}")
         _write_stand_in(_Beginning(client, part), path)
-    projectors = sum(file.size for file in plan.files if file.kind == "projector")
-    return Preview(str(plan.name), paths[0], sum(part.size for part in parts), projectors)
+    projectors = [file for file in plan.files if file.kind == "projector"]
+    for number, file in enumerate(projectors):  # beside the model, where it is looked for
+        tell(f"reading the header of {file.what}")
+        _write_stand_in(_Beginning(client, file), folder / f"mmproj-{number}.gguf")
+    size = sum(part.size for part in parts)
+    return Preview(str(plan.name), paths[0], size, sum(file.size for file in projectors))
 
 
 class _Beginning:

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from gguf_io import ModelFile
 from gguf_io.metadata import MetadataArray
-from localllm.memory import kv_bytes_in_file
+from localllm.memory import ModelMemory, model_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class TensorGroup:
 class ModelSummary:
     """A model file in short. Sizes are bytes, lengths tokens; None where the file does not say.
 
-    quantization is the block format that holds most bytes. kv_bytes_per_token counts keys and values of all layers, in
-    the types of kv_types. notes: ModelFile's, on a file in another program's layout.
+    quantization is the block format that holds most bytes. kv_types: how keys and values are planned. memory: None for
+    a file without layers. notes: ModelFile's, on a file in another program's layout.
     """
 
     name: str
@@ -37,20 +38,19 @@ class ModelSummary:
     heads: int | None
     tensor_groups: tuple[TensorGroup, ...]
     chat_template: str | None
-    weights_bytes: int
     kv_types: tuple[str, str]
-    kv_bytes_per_token: int | None
+    memory: ModelMemory | None
     notes: tuple[str, ...] = ()
 
     def memory_bytes(self, context: int) -> int | None:
-        """Weights and the keys and values of so many tokens."""
-        if self.kv_bytes_per_token is None:
-            return None
-        return self.weights_bytes + context * self.kv_bytes_per_token
+        """All that a conversation of so many tokens takes."""
+        return None if self.memory is None else self.memory.total(context)
 
 
-def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelSummary:
-    """Read a summary from the header alone, for keys and values of these types.
+def summarize(
+    model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), projector: Path | None = None
+) -> ModelSummary:
+    """Read a summary from the header alone, for keys and values of these types and the projector that is loaded too.
 
     Raises ModelFileError where a key is of the wrong kind, RequestError where the model's heads do not fit the types.
     """
@@ -68,9 +68,9 @@ def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> M
         heads=_number(model, "attention.head_count"),
         tensor_groups=groups,
         chat_template=model.metadata.get_str("tokenizer.chat_template", "") or None,
-        weights_bytes=model.weights_bytes,
         kv_types=kv_types,
-        kv_bytes_per_token=_kv_bytes(model, kv_types),
+        # A file of weights without layers (a vocabulary, a projector) stores no keys and values.
+        memory=model_memory(model, kv_types, projector) if _number(model, "block_count") else None,
         notes=model.notes,
     )
 
@@ -94,8 +94,3 @@ def _number(model: ModelFile, key: str) -> int | None:
     key = f"{model.architecture}.{key}"
     value = model.metadata.get(key)
     return model.metadata.get_int(key) if isinstance(value, int) else None
-
-
-def _kv_bytes(model: ModelFile, kv_types: tuple[str, str]) -> int | None:
-    # A file of weights without layers (a vocabulary, a projector) stores no keys and values.
-    return kv_bytes_in_file(model, kv_types) if _number(model, "block_count") else None

@@ -11,15 +11,17 @@ import psutil
 from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.isa import ISA
 from gguf_io import ModelFile, load_tokenizer
-from localllm.engine.backends import open_runner
+from localllm.engine.backends import native_kv_types, open_runner
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
 from localllm.roofline.decode_step import DecodeStep, MeasuredRunner, measure_steps
+from localllm.roofline.formats import FormatRates, measure_formats
 from localllm.roofline.limits import LimitProbes
 from localllm.roofline.report import Measure, Report, ThreadReport
 from localllm.roofline.speeds import Seconds, SpeedTest, Wish
 from localllm.roofline.work import ModelWork, windows
 from localllm.settings import Settings
+from models.needs import native_needs
 
 # Steps of which the parts are told: enough for a median.
 _MOST_STEPS = 32
@@ -109,15 +111,19 @@ def _bench_threads(
         test = _rounds(runner, probes, wish, tell, clock)
         work = _work(file, cast("MeasuredRunner", runner)) if native else None
         steps: tuple[DecodeStep, ...] = ()
+        rates: FormatRates | None = None
         if native:
             tell("where a token's time goes")
             prompts = [(depth, test.tokens[: max(1, depth)]) for depth in wish.depths]
             count_steps = min(wish.tokens, _MOST_STEPS)
             measured = cast("MeasuredRunner", runner)
+            tell("the rates of the weight formats")
+            needs = native_needs(file, native_kv_types(settings), count)
+            rates = measure_formats(measured, needs, wish.rounds, clock)
             steps = tuple(measure_steps(measured, load_tokenizer(file), prompts, count_steps, clock))
         limits = None if probes is None else probes.limits()
         return ThreadReport(
-            count, limits, _measures(test.seconds, wish, work, runner.info.max_rows), steps
+            count, limits, _measures(test.seconds, wish, work, runner.info.max_rows), steps, rates
         ), choice.name
 
 

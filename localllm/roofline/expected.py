@@ -1,17 +1,23 @@
 """The speed that a model should have here, from what was measured of this machine: nothing is run.
 
 A decoded token waits for the bytes that it reads, a prompt for its multiply-adds. Which rates are reached depends on
-format and size, so that those of the kept benchmark of the model most alike count: of the same type of weights first,
-then of the nearest size. Without one, a usual share of the machine's limits counts.
+the weight format. Where kept benchmarks have measured every format of a model, its speed is put together from them.
+Else the rate of the model most alike counts: of the same type of weights first, then of the nearest size. Without one,
+a usual share of the machine's limits counts.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gguf_io import ModelFile
+from localllm.roofline.formats import FormatRates
 from localllm.roofline.kept import KeptLimits, KeptModel, kept_limits
 from localllm.text import human_speed
+
+if TYPE_CHECKING:
+    from models.needs import NativeNeeds
 
 PROMPT_TOKENS, DECODED_TOKENS = 512, 64  # as `localllm bench` measures without flags
 # Shares of the limits where no model was measured: the middle of those that the documentation's benchmarks reach.
@@ -48,17 +54,21 @@ def expected_speed(
     None for a model that it does not compute, and for one so small that it may lie in a cache.
     """
     # These take a moment, and lists that expect nothing need none of them.
-    from localllm.roofline.work import work_in_header
+    from localllm.roofline.work import work_of
     from models.errors import UnsupportedModelError
     from models.native_runner import MAX_ROWS
+    from models.needs import native_needs
 
     try:
-        work = work_in_header(file, kv_types)
+        needs = native_needs(file, kv_types)
     except UnsupportedModelError:
         return None
+    work = work_of(file, needs)
     read = work.decode(0, DECODED_TOKENS).read
     if read < LEAST_READ:
         return None
+    if (together := _by_formats(needs, read, kept)) is not None:
+        return together
     weights = main_type(file)
     model = _most_alike(read, weights, kept)
     decode, basis = expected_decode(read, weights, kept)
@@ -111,6 +121,33 @@ def main_type(file: ModelFile) -> str:
     for tensor in file.tensors.values():
         sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name], default="")
+
+
+def _by_formats(needs: "NativeNeeds", read: float, kept: KeptLimits) -> ExpectedSpeed | None:
+    """The speed by each format's rate in the model of nearest size that has it; None where one was never measured."""
+    measured = [model for model in kept.models if model.rates]
+    measured.sort(key=lambda model: abs(math.log(model.read / read)))
+    read_rates: dict[str, float] = {}
+    compute_rates: dict[str, float] = {}
+    used: list[KeptModel] = []
+    wanted = {*needs.row, *needs.logits}
+    for model in measured:
+        assert model.rates is not None
+        if new := (wanted & model.rates.read.keys()) - read_rates.keys():
+            used.append(model)
+            read_rates |= {name: model.rates.read[name] for name in new}
+        for name in needs.row.keys() & model.rates.compute.keys():
+            compute_rates.setdefault(name, model.rates.compute[name])
+    nearest = measured[0].rates if measured else None
+    if nearest is None or wanted - read_rates.keys() or needs.row.keys() - compute_rates.keys():
+        return None
+    rates = FormatRates(read_rates, compute_rates, nearest.step, nearest.row)
+    return ExpectedSpeed(
+        decode=1 / rates.decode_seconds(needs),
+        prefill=PROMPT_TOKENS / rates.prefill_seconds(needs, PROMPT_TOKENS),
+        error=max(ALIKE_ERROR, *(model.deviation for model in used)),
+        basis="the bench of " + " and ".join(model.name for model in used),
+    )
 
 
 def _most_alike(read: float, weights: str, kept: KeptLimits) -> KeptModel | None:

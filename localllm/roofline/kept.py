@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.isa import ISA
 from localllm.files import write_whole
+from localllm.roofline.formats import FormatRates
 from localllm.settings import sessions_path
 from localllm.text import harmless, shortened
 
@@ -34,7 +35,7 @@ class KeptModel:
     """What a model reached. read: bytes that a decoded token reads. format: the type of most of its weights.
 
     read_rate: bytes a second in decoding. int8_rate, floats_rate: operations a second in a prompt, None where none was
-    measured. deviation: the largest of its speeds, see Spread.
+    measured. deviation: the largest of its speeds, see Spread. rates: None in entries of older versions.
     """
 
     name: str
@@ -44,6 +45,7 @@ class KeptModel:
     int8_rate: float | None
     floats_rate: float | None
     deviation: float
+    rates: FormatRates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,12 @@ def _kept_model(name: str, weights: str, run: "ThreadReport") -> KeptModel | Non
     share = prefill.of_compute(run.limits) if prefill else None
     int8, floats = (share and share * limit.median for limit in (run.limits.int8, run.limits.floats))
     deviation = max(one.speed.deviation for one in (decode, prefill) if one is not None)
-    return KeptModel(name, weights, decode.work.read, decode.read_rate, int8, floats, deviation)
+    return KeptModel(name, weights, decode.work.read, decode.read_rate, int8, floats, deviation, run.rates)
+
+
+def _read_model(content: dict[str, Any]) -> KeptModel:
+    rates = content.get("rates")
+    return KeptModel(**{**content, "rates": FormatRates(**rates) if rates else None})
 
 
 def _read() -> Iterator[KeptLimits]:
@@ -133,10 +140,11 @@ def _read() -> Iterator[KeptLimits]:
         with path.open("rb") as file:
             content = json.loads(file.read(MOST_BYTES))
         entries = [
-            replace(KeptLimits(**entry), models=tuple(KeptModel(**model) for model in entry["models"]))
+            replace(KeptLimits(**entry), models=tuple(map(_read_model, entry["models"])))
             for entry in content["machines"]
         ]
-        if not all(min(entry.read, entry.int8, entry.floats) > 0 for entry in entries):
+        rates = [rate for entry in entries for model in entry.models if model.rates for rate in model.rates.all()]
+        if not all(min(entry.read, entry.int8, entry.floats) > 0 for entry in entries) or min(rates, default=1) <= 0:
             raise ValueError("a limit is not positive")
     except FileNotFoundError:
         return

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from localllm.roofline.decode_step import DecodeStep
+from localllm.roofline.formats import FormatRates
 from localllm.roofline.limits import Limits
 from localllm.roofline.spread import Spread
 from localllm.roofline.work import Work
@@ -56,12 +57,13 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class ThreadReport:
-    """Everything measured with one number of threads. limits and steps: of the native engine only."""
+    """Everything measured with one number of threads. limits, steps and rates: of the native engine only."""
 
     threads: int
     limits: Limits | None
     measures: tuple[Measure, ...]
     steps: tuple[DecodeStep, ...]
+    rates: FormatRates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def _run_data(run: ThreadReport) -> dict[str, Any]:
             {"depth": step.depth, "seconds": step.seconds, "shares": {part: step.share(part) for part in step.parts}}
             for step in run.steps
         ],
+        "formats": run.rates and asdict(run.rates),
     }
 
 
@@ -151,6 +154,7 @@ def as_text(report: Report) -> str:
         lines += _limits(run)
     for run in report.threads:
         lines += [_step(run.threads, step) for step in run.steps]
+        lines += _formats(run)
     lines += ["", f"Medians of {report.rounds} rounds; ± is half of the way from the slowest to the fastest."]
     if rows and any(run.limits for run in report.threads):
         lines.append(
@@ -201,6 +205,14 @@ def _limits(run: ThreadReport) -> list[str]:
 def _step(threads: int, step: DecodeStep) -> str:
     shares = ", ".join(f"{part} {step.share(part):.1%}" for part in step.parts)
     return f"a token after {step.depth}, {_threads(threads)}: {step.seconds * 1000:.2f} ms: {shares}"
+
+
+def _formats(run: ThreadReport) -> list[str]:
+    if run.rates is None:
+        return []
+    rates = (f"{name} {rate / GIGA:.1f} GB/s" for name, rate in run.rates.read.items())
+    prompt = (f"{name} {rate / GIGA:.0f} GOP/s" for name, rate in run.rates.compute.items())
+    return [f"weights, {_threads(run.threads)}: {', '.join(rates)}; of a prompt {', '.join(prompt)}"]
 
 
 def _threads(count: int) -> str:

@@ -1,20 +1,12 @@
 """How much reading and computing a token takes, whoever does it how fast."""
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cpu_kernels.formats.conversions import native_form
 from cpu_kernels.recorded_step import Products
-from cpu_kernels.records import Form
-from gguf_io import ModelFile, TensorInfo
-from models.config import ModelConfig, read_config
-from models.errors import UnsupportedModelError
-from models.kv_pages import kv_bytes_per_token, stored_types
+from gguf_io import ModelFile
+from models.config import read_config
+from models.needs import NativeNeeds, native_needs
 from models.registry import find_architecture
-from models.weights import padded
-
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +77,10 @@ def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) 
 
     Raises UnsupportedModelError for what the native engine does not compute, ModelFileError for incomplete metadata.
     """
-    config = read_config(file)
-    look_back = windows(file)
-    row = Products()
-    for name, tensor in file.tensors.items():
-        match = _LAYER.fullmatch(name)
-        if match and int(match[1]) < config.layers:
-            row += _products(tensor, match[2], config)
-    output = file.tensors.get("output.weight", file.tensors.get("token_embd.weight"))
-    if output is None:
-        raise UnsupportedModelError(f"{file.path}: the tensor token_embd.weight is missing. Get another edition.")
-    logits = _products(output, "output", config)
-    return ModelWork(row, logits, kv_bytes_per_token(config, stored_types(config, kv_types)), look_back)
+    return work_of(file, native_needs(file, kv_types))
 
 
-def _products(tensor: TensorInfo, part: str, config: ModelConfig) -> Products:
-    """The products of one row with a layer's tensor, as it is packed; none where it is no matrix."""
-    shape = (1, *tensor.shape) if part == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
-    if len(shape) < 2:
-        return Products()
-    try:
-        packed = native_form(tensor.type.name).weight_format
-    except ValueError as error:
-        raise UnsupportedModelError(f"{tensor.name}: {error}. The llama.cpp backend may take it.") from error
-    k, matrices = shape[-1], config.experts_used if part.endswith("_exps") else 1
-    rows = matrices * sum(padded(rows) for rows in _rows(part, shape, config))
-    read, operations = rows // packed.group_rows * packed.group_bytes(k), 2 * rows * k
-    return Products(read, 0, operations) if packed.form & Form.FLOATS else Products(read, operations, 0)
-
-
-def _rows(part: str, shape: tuple[int, ...], config: ModelConfig) -> Iterator[int]:
-    """Rows of the matrices that a tensor becomes: fused ones are taken apart, heads are padded."""
-    heads = {"attn_q": [config.heads], "attn_k": [config.kv_heads], "attn_v": [config.kv_heads]}
-    heads["attn_qkv"] = [config.heads, config.kv_heads, config.kv_heads]
-    if part in heads:
-        yield from (count * config.layer_heads[0].padded for count in heads[part])
-    elif part == "ffn_up" and shape[-2] == 2 * config.feed_forward:
-        yield from (config.feed_forward, config.feed_forward)
-    else:
-        yield shape[-2]
+def work_of(file: ModelFile, needs: NativeNeeds) -> ModelWork:
+    """The same from a file's needs."""
+    row, logits = (sum(part.values(), Products()) for part in (needs.row, needs.logits))
+    return ModelWork(row, logits, needs.kv_per_token, windows(file))

@@ -12,7 +12,7 @@ from gguf_io import load_tokenizer, open_model
 from gguf_io.pooling import is_reranker
 from gguf_io.tokenizer.pairs import Pairs
 from localllm.engine.loaded_model import LoadProgress
-from localllm.engine.text_encoders import bytes_beside_weights, open_text_encoder
+from localllm.engine.text_encoders import encoder_bytes, open_text_encoder
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_EMBED_TEXTS
 from localllm.server.served import Embedder
@@ -39,7 +39,7 @@ class EmbeddingModel:
             self._ranks = is_reranker(self.file)
             self._pairs = Pairs(self.file.metadata, self._tokenizer)
             self._encoder, self.backend = open_text_encoder(self.file, settings, progress)
-            self.held_bytes = self.file.weights_bytes + bytes_beside_weights(self.file, self.backend)
+            self.held_bytes = sum(encoder_bytes(self.file, self.backend))
         except BaseException:
             self.file.close()
             raise

@@ -10,7 +10,7 @@ from gpu_offload.planner import DEFAULT_RESERVE, Plan
 from gpu_offload.planner import plan as plan_placement
 from localllm.engine.backends import BackendChoice, plan_request
 from localllm.engine.projectors import projector_of
-from localllm.engine.text_encoders import bytes_beside_weights
+from localllm.engine.text_encoders import encoder_bytes
 from localllm.errors import OutOfMemoryError
 from localllm.memory import RESERVE_BYTES
 from localllm.settings import Settings
@@ -52,8 +52,8 @@ def plan_embedder(
 
     Raises OutOfMemoryError with the sums, UnsupportedModelError for what the native engine cannot compute.
     """
-    beside = bytes_beside_weights(file, choice)
-    needed = file.weights_bytes + beside
+    weights, beside = encoder_bytes(file, choice)
+    needed = weights + beside
     found = [] if settings.gpu_layers == 0 or choice.backend == "native" else _gpus(promised)
     if found:
         chosen = max(range(len(found)), key=lambda index: found[index].free_bytes)

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
-from localllm.engine.backends import BackendChoice, choose_backend, native_kv_bytes
-from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
+from localllm.engine.backends import BackendChoice, choose_backend, plan_native
+from localllm.engine.loaded_model import LoadedModel, LoadProgress, draft_bytes, load_model
 from localllm.engine.text_encoders import choose_text_encoder
 from localllm.errors import OutOfMemoryError
-from localllm.library import resolve
-from localllm.memory import plan_memory
 from localllm.server.catalog import CatalogEntry, about, with_files
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.llama_plans import MIB, plan_embedder, plan_model
@@ -71,7 +69,8 @@ class MemoryLoader:
                 promised = [plan.devices for plan in coming]
                 if embeds:
                     return self._plan_embedder(entry, settings, file, room, promised)
-                if choose_backend(file, settings).backend == "llama":
+                without_others = room + sum(map(_held, loaded))
+                if choose_backend(file, settings, without_others).backend == "llama":
                     on_gpus = any(map(any, promised)) or any(map(_on_gpus, loaded))
                     grant = plan_model(settings, file, room, promised, on_gpus)
                     return LoadPlan(entry, grant.settings, False, False, grant.main, room, grant.devices)
@@ -113,15 +112,14 @@ class MemoryLoader:
 
         While others load, the sums are rough and small budgets are refused: the model waits for the loads to end.
         """
-        per_token = native_kv_bytes(file, settings)
-        weights = file.weights_bytes + _draft_bytes(settings)
-        fixed = None if settings.kv_mib is None else settings.kv_mib * MIB
-        plan = plan_memory(weights, per_token, fixed, room)
-        kv = plan.kv // 2 if fixed is None and self._options.max_models > 1 else plan.kv
-        if others_load and fixed is None and kv < AMPLE_TOKENS * per_token:
+        fixed = settings.kv_mib is not None
+        plan = plan_native(file, settings, room=room, beside=draft_bytes(settings))
+        kv = plan.kv // 2 if not fixed and self._options.max_models > 1 else plan.kv
+        if others_load and not fixed and kv < AMPLE_TOKENS * plan.kv_bytes_per_token:
             raise OutOfMemoryError(f"{plan}\nThat is too little while other models load.")
         kv_mib = max(kv // MIB, 1)
-        return LoadPlan(entry, replace(settings, kv_mib=kv_mib), False, True, weights + kv_mib * MIB, room)
+        needed = plan.needed - plan.kv + kv_mib * MIB
+        return LoadPlan(entry, replace(settings, kv_mib=kv_mib), False, True, needed, room)
 
     def _room(self, loaded: Sequence[Model], coming: Sequence[LoadPlan]) -> int:
         """Bytes that are neither used nor promised."""
@@ -131,14 +129,6 @@ class MemoryLoader:
             held = sum(map(_held, loaded)) + sum(plan.needed for plan in coming)
             room = min(room, self._options.memory_bytes - held)
         return room
-
-
-def _draft_bytes(settings: Settings) -> int:
-    """Bytes of the draft model: its weights and its KV cache."""
-    if not settings.draft:
-        return 0
-    with open_model(resolve(settings.draft)) as file:
-        return file.weights_bytes + DRAFT_KV_MIB * MIB
 
 
 def _promised(model: Model) -> int:
@@ -160,4 +150,6 @@ def _held(model: Model) -> int:
         return model.held_bytes
     stats = model.engine.stats()
     stored = stats.pages_total * stats.page_bytes + stats.copies_limit
+    if model.backend.backend == "native":
+        return model.backend.main_bytes + stored
     return max(model.file.weights_bytes + stored - model.backend.device_bytes, 0)

@@ -1,18 +1,37 @@
-"""Loading takes little more memory than the file, and leaves nothing of the file mapped."""
+"""Loading takes little more memory than the file, leaves nothing of the file mapped, and ends where the plan said."""
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gguf_io import open_model
+from models.needs import native_needs
+from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, write
+
+linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
 
 LARGE = Synthetic(
     "llama", layers=4, embedding=1024, feed_forward=4096, heads=16, vocabulary=8192, tied=False,
     extra={"rope.dimension_count": 64},
 )  # fmt: skip
+# Nearly all buffers are used, and enough is stored to see its size.
+WHOLE = {
+    "llama": replace(LARGE, layers=6),
+    "lfm2": replace(
+        MODELS["lfm2"], embedding=1024, feed_forward=4096, heads=16, kv_heads=8, vocabulary=8192,
+        extra={"shortconv.l_cache": 3, "attention.head_count_kv": [0, 0, 8, 0, 8]},
+    ),
+    "qwen3moe": replace(
+        MODELS["qwen3moe"], embedding=1024, heads=16, vocabulary=8192,
+        extra={"expert_used_count": 2, "expert_feed_forward_length": 1024}, layers=3,
+    ),
+}  # fmt: skip
+STORED = 640  # tokens: whole groups of pages
 SMALL = Synthetic("llama", tied=False, extra={"rope.dimension_count": 64})
 
 # Peak and resident sizes of a second load, after a first one has brought in the libraries.
@@ -38,7 +57,47 @@ print(json.dumps({key: after[key] - before[key] for key in after}))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
+# By how much computing a prompt makes the process grow, after a small model has done the same.
+_WHOLE_SCRIPT = """
+import sys
+from gguf_io import open_model
+from models import NativeRunner
+
+def anonymous():
+    return next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("RssAnon"))
+
+def compute(path, stored):
+    with open_model(path) as file:
+        runner = NativeRunner(file, kv_bytes=64 << 20, threads=2)
+    sequence = runner.create_sequence()
+    for first in range(0, stored, 512):
+        rows = min(512, stored - first)
+        runner.run([1] * rows, range(first, first + rows), [sequence] * rows, [rows - 1])
+    return runner
+
+small = compute(sys.argv[1], 512)
+before = anonymous()
+large = compute(sys.argv[2], int(sys.argv[3]))
+print(anonymous() - before)
+"""
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(WHOLE))
+def test_a_computing_model_takes_what_was_planned(name: str, tmp_path: Path) -> None:
+    small = write(MODELS[name], tmp_path / "small.gguf")
+    large = write(WHOLE[name], tmp_path / "large.gguf")
+    command = [sys.executable, "-c", _WHOLE_SCRIPT, str(small), str(large), str(STORED)]
+    subprocess.run(command, check=True, capture_output=True)  # compiles kernels, which takes memory of its own
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    with open_model(large) as file:
+        needs = native_needs(file, threads=2)
+    planned = needs.weights + needs.buffers + STORED * (needs.kv_per_token + needs.position_bytes)
+    assert abs(grown - planned) < 0.05 * planned
+
+
+@linux
 def test_peak_while_loading(tmp_path: Path) -> None:
     small, large = write(SMALL, tmp_path / "small.gguf"), write(LARGE, tmp_path / "large.gguf")
     command = [sys.executable, "-c", _SCRIPT, str(small), str(large)]

@@ -9,8 +9,10 @@ from gguf_io import ModelFile, open_model
 from gpu_offload import devices
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
-from localllm.engine.backends import choose_backend, for_draft, native_kv_bytes, open_runner, plan_request
-from localllm.errors import RequestError
+from localllm.engine import backends
+from localllm.engine.backends import choose_backend, for_draft, open_runner, plan_native, plan_request
+from localllm.errors import OutOfMemoryError, RequestError
+from localllm.memory import ModelMemory
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
 from tests.models.architecture_models import MODELS
@@ -63,6 +65,21 @@ def test_a_gpu_takes_everything_unless_it_is_to_have_no_layers(
     assert str(choose_backend(known, Settings(gpu_layers=0))) == "native: gpu_layers is 0"
     assert choose_backend(foreign, Settings(gpu_layers=0)).backend == "llama"
     assert choose_backend(known, Settings(backend="native")).reason == "chosen by the backend setting"
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_llama_cpp_is_taken_where_only_that_fits(known: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch)
+    large = ModelMemory(2**33, 0, 256)
+    monkeypatch.setattr(backends, "native_memory", lambda *_: large)
+    choice = choose_backend(known, Settings(), 4 * 2**30)
+    assert choice.backend == "llama" and "only llama.cpp fits" in choice.reason
+    assert choose_backend(known, Settings(backend="native"), 4 * 2**30).backend == "native"
+    # Where nothing fits, nothing is read, and both figures are told.
+    monkeypatch.setattr(ModelFile, "data", lambda *_: pytest.fail("a tensor was read"))
+    with pytest.raises(OutOfMemoryError, match=r"weights +8,192 MiB(.|\n)*llama.cpp would need \d+ MiB"):
+        open_runner(known, Settings(), None, main_memory=2**20)
 
 
 def test_types_of_keys_and_values_that_only_llama_cpp_knows_go_to_it(
@@ -159,7 +176,7 @@ ODD = replace(MODELS["llama"], head=80, extra={"rope.dimension_count": 80})
 def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
     with open_model(write(ODD, tmp_path / "odd.gguf")) as file:
         settings = Settings(backend="native", kv_mib=4)
-        per_token = native_kv_bytes(file, settings)
+        per_token = plan_native(file, settings).kv_bytes_per_token
         assert per_token == ODD.layers * ODD.kv_heads * 2 * 96 * 2  # 80 values take three times 32 of two bytes
         for runner, tokens in (
             (open_runner(file, settings, None)[0], 4 * 2**20 // per_token),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from localllm.engine.context_policy import fit_prompt
 from localllm.engine.loaded_model import LoadedModel, load_model
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import plan_memory
+from localllm.memory import ModelMemory, plan_memory
 from localllm.settings import Settings
 from tests.localllm.engine.real_runners import KINDS
 
@@ -68,9 +69,11 @@ def test_answers_keep_to_a_constraint(model: LoadedModel) -> None:
 
 
 def test_the_memory_plan_shows_its_sums() -> None:
-    plan = plan_memory(weights=4 * 2**30, kv_bytes_per_token=2**17, available=8 * 2**30)
-    assert plan.kv == 8 * 2**30 - 4 * 2**30 - plan.reserve
-    with pytest.raises(OutOfMemoryError, match=r"weights\s+4,096 MiB\n\s+KV cache\s+64 MiB"):
-        plan_memory(weights=4 * 2**30, kv_bytes_per_token=2**17, available=4 * 2**30)
+    memory = ModelMemory(weights=4 * 2**30, buffers=2**28, kv_per_token=2**17, position_bytes=2**9)
+    plan = plan_memory(memory, 1024, available=8 * 2**30)
+    assert plan.kv == 8 * 2**30 - 4 * 2**30 - 2**28 - 1024 * 2**9 - plan.reserve
+    assert plan.needed + plan.reserve == 8 * 2**30
+    with pytest.raises(OutOfMemoryError, match=r"weights\s+4,096 MiB\n\s+buffers\s+256 MiB\n\s+KV cache\s+64 MiB"):
+        plan_memory(memory, 1024, available=4 * 2**30)
     with pytest.raises(OutOfMemoryError, match=r"KV cache\s+8,192 MiB"):
-        plan_memory(weights=2**30, kv_bytes_per_token=2**17, kv_bytes=2**33, available=2**32)
+        plan_memory(replace(memory, weights=2**30), 1024, kv_bytes=2**33, available=2**32)

@@ -8,7 +8,7 @@ import pytest
 from gguf_io import open_model
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.planner import DEFAULT_RESERVE
-from localllm.engine.text_encoders import bytes_beside_weights, choose_text_encoder
+from localllm.engine.text_encoders import choose_text_encoder, encoder_bytes
 from localllm.errors import OutOfMemoryError
 from localllm.server import llama_plans
 from localllm.server.catalog import CatalogEntry
@@ -80,7 +80,7 @@ def test_others_on_gpus_make_room_before_a_model_is_given_less(monkeypatch: pyte
 def test_embedders_lie_whole_where_there_is_most_room(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     with open_model(path) as file:
         choice = choose_text_encoder(file, SETTINGS)
-        needed = file.weights_bytes + bytes_beside_weights(file, choice)
+        needed = sum(encoder_bytes(file, choice))
         with_gpus(monkeypatch, needed, 2 * needed)
         grant = plan_embedder(SETTINGS, choice, file, MAIN, [])
         assert (grant.devices, grant.settings.main_gpu) == ((0, needed), 1)
@@ -93,7 +93,7 @@ def test_embedders_lie_whole_where_there_is_most_room(monkeypatch: pytest.Monkey
             plan_embedder(replace(SETTINGS, gpu_layers=0), choice, file, needed, [])
         ours = choose_text_encoder(file, Settings(backend="native"))
         grant = plan_embedder(SETTINGS, ours, file, MAIN, [])
-        assert (grant.devices, grant.main) == ((), file.weights_bytes + bytes_beside_weights(file, ours))
+        assert (grant.devices, grant.main) == ((), sum(encoder_bytes(file, ours)))
 
 
 @pytest.mark.oracle

@@ -1,0 +1,98 @@
+"""The rates that matrix products of each weight format reach in a model, and what all else takes.
+
+Formats differ in what unpacking costs: where one waits for memory, another computes. So the speed of a model that was
+never run is put together from the formats that it has, each at the rate that it reached in another model.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpu_kernels.recorded_step import Products
+
+if TYPE_CHECKING:
+    from localllm.roofline.decode_step import MeasuredRunner
+    from models.needs import NativeNeeds
+
+_PROMPT, _STEPS = 512, 8
+
+
+@dataclass(frozen=True, slots=True)
+class FormatRates:
+    """Of one model with so many threads; by weight format.
+
+    read: bytes a second of a decoded token's products. compute: operations a second of a prompt's. step: seconds that
+    a decoded token takes beside them, for each operation of the program. row: those of a prompt's token, for each value
+    of its residual stream in each layer.
+    """
+
+    read: dict[str, float] = field(default_factory=dict)
+    compute: dict[str, float] = field(default_factory=dict)
+    step: float = 0.0
+    row: float = 0.0
+
+    def all(self) -> Iterator[float]:
+        """Every rate."""
+        yield from self.read.values()
+        yield from self.compute.values()
+
+    def decode_seconds(self, needs: "NativeNeeds") -> float:
+        """A decoded token's time at a short context. Raises KeyError for a format that is not among the rates."""
+        read = _together(needs.row, needs.logits)
+        return sum(cost.weight_bytes / self.read[name] for name, cost in read.items()) + needs.operations * self.step
+
+    def prefill_seconds(self, needs: "NativeNeeds", tokens: int) -> float:
+        """The time of a prompt of so many tokens, as many at once as were measured. Raises KeyError."""
+        of_row = sum(_operations(cost) / self.compute[name] for name, cost in needs.row.items())
+        last = sum(cost.weight_bytes / self.read[name] for name, cost in needs.logits.items())
+        return tokens * (of_row + needs.values * self.row) + last
+
+
+def measure_formats(
+    runner: "MeasuredRunner", needs: "NativeNeeds", rounds: int, clock: Callable[[], float]
+) -> FormatRates:
+    """Time steps of one row and of a prompt, whole and by format: medians, after a round that warms up."""
+    rows = min(_PROMPT, runner.info.max_rows, runner.info.max_context)
+    steps: list[tuple[float, dict[str, float]]] = []
+    prompts: list[tuple[float, dict[str, float]]] = []
+    for number in range(rounds + 1):
+        prompt = _timed(runner, rows, clock)
+        single = [_timed(runner, 1, clock) for _ in range(_STEPS)]
+        if number:
+            prompts.append(prompt)
+            steps += single
+    decode, rest = _medians(steps)
+    prefill, rest_of_prompt = _medians(prompts)
+    read = _together(needs.row, needs.logits)
+    return FormatRates(
+        read={name: cost.weight_bytes / decode[name] for name, cost in read.items()},
+        compute={name: rows * _operations(cost) / prefill[name] for name, cost in needs.row.items()},
+        step=rest / needs.operations,
+        row=rest_of_prompt / (rows * needs.values),
+    )
+
+
+def _timed(runner: "MeasuredRunner", rows: int, clock: Callable[[], float]) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of the first rows of a sequence, and those of its products by format."""
+    sequence = runner.create_sequence()
+    began = clock()
+    runner.run([1] * rows, range(rows), [sequence] * rows, [rows - 1])
+    took = clock() - began
+    seconds = runner.last_step().format_seconds(clock)
+    runner.free_sequence(sequence)
+    return took, seconds
+
+
+def _medians(timed: Sequence[tuple[float, dict[str, float]]]) -> tuple[dict[str, float], float]:
+    """Of each format's seconds, and of what is left of the whole, at least a tick each."""
+    formats = {name: max(statistics.median(parts[name] for _, parts in timed), 1e-9) for name in timed[0][1]}
+    return formats, max(0.0, statistics.median(whole for whole, _ in timed) - sum(formats.values()))
+
+
+def _together(row: Mapping[str, Products], logits: Mapping[str, Products]) -> dict[str, Products]:
+    return {name: row.get(name, Products()) + logits.get(name, Products()) for name in {**row, **logits}}
+
+
+def _operations(cost: Products) -> int:
+    return cost.int8_operations + cost.float_operations

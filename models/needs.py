@@ -1,0 +1,144 @@
+"""What a model needs, from its header alone: its program is recorded as for computing, and no tensor is read.
+
+The code that loads a model decides how each tensor is packed and which buffers there are. It does so here too, so that
+whatever it learns to compute is planned without a second description.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.recorded_step import Products, product_form, row_products
+from cpu_kernels.records import Act, Form, Op
+from gguf_io import ModelFile
+from models.config import read_config
+from models.decoder import DecoderRecorder
+from models.kv_pages import PageStore, stored_types
+from models.native_runner import MAX_ROWS
+from models.pooling_head import PoolingHead
+from models.recording import Recording
+from models.registry import TEXT_ENCODERS, find_architecture
+from models.rope_tables import Ropes
+from models.steps import step_fields
+from models.text_encoder import encoder_store, pools_by_score, rows_of_a_pass, stored_bytes
+from models.weights import WeightLoader
+
+_PACKED_ARGUMENT = 9  # of a product: the activations' descriptors, see cpu_kernels.matmul
+_FORMS = {
+    Form.BLOCKS_32: (Act.Q32, Act.SCALE32, Act.SUM32),
+    Form.BLOCKS_256: (Act.Q256, Act.SCALE256, Act.PAIRS256, Act.SUM16),
+    Form.FLOATS: (Act.FLOATS,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeNeeds:
+    """Bytes of a decoder on the CPU engine, and what a token costs.
+
+    weights: packed matrices. buffers: all else that does not grow; a prompt of MAX_ROWS tokens touches it.
+    kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for each position of the longest
+    sequence. row, logits: what the products of a row, and of the logits of one, read and compute, by weight format.
+    operations: of the program. values: of a row's residual stream after all layers, which what is no product follows.
+    """
+
+    weights: int
+    buffers: int
+    kv_per_token: int
+    position_bytes: int
+    row: dict[str, Products]
+    logits: dict[str, Products]
+    operations: int
+    values: int
+
+
+def native_needs(
+    file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), threads: int | None = None
+) -> NativeNeeds:
+    """What NativeRunner would allocate with these types of keys and values, on so many threads (None: its usual).
+
+    Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete metadata.
+    """
+    architecture, config = find_architecture(file.architecture), read_config(file)
+    count = _threads(threads)
+    builder = ProgramBuilder()
+    loader = _HeaderLoader(file, builder)
+    store = PageStore(config, 0, stored_types(config, kv_types))
+    ropes = Ropes(config, architecture, loader, config.context)
+    logits = DecoderRecorder(Recording(builder, loader, config, architecture, MAX_ROWS, count), store, ropes).record()
+    step_fields(builder, config, MAX_ROWS, count)
+    row, last = row_products(builder.operations, lambda _segments: config.experts_used)
+    return NativeNeeds(
+        weights=loader.packed_bytes,
+        buffers=touched_bytes(builder) - loader.packed_bytes + store.fixed_bytes + 4 * logits.width,
+        kv_per_token=store.bytes_per_token,
+        position_bytes=ropes.position_bytes,
+        row=row,
+        logits=last,
+        operations=sum(1 for _ in builder.operations),
+        values=config.layers * config.embedding,
+    )
+
+
+def encoder_needs(file: ModelFile, threads: int | None = None) -> tuple[int, int]:
+    """Bytes of the packed weights that TextEncoder would allocate, and of all else while it computes its longest text.
+
+    Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete metadata.
+    """
+    architecture, config = find_architecture(file.architecture, TEXT_ENCODERS), read_config(file)
+    count, rows = _threads(threads), rows_of_a_pass(config)
+    builder = ProgramBuilder()
+    loader = _HeaderLoader(file, builder)
+    head = PoolingHead(file, loader, config, architecture, scores=pools_by_score(file), threads=count)
+    store = encoder_store(config, rows)
+    ropes = Ropes(config, architecture, loader, config.context)
+    DecoderRecorder(Recording(builder, loader, config, architecture, rows, count), store, ropes).record_states()
+    loader.check_all_used(config.layers)
+    step_fields(builder, config, rows, count)
+    stored = rows * (stored_bytes(config) + ropes.position_bytes)
+    return loader.packed_bytes, touched_bytes(builder) + touched_bytes(head.builder) - loader.packed_bytes + stored
+
+
+class _HeaderLoader(WeightLoader):
+    """Lays weights out and leaves them where they are: values are ones, and packed bytes take no memory."""
+
+    def __init__(self, file: ModelFile, builder: ProgramBuilder) -> None:
+        super().__init__(file, None, builder, None)
+        self.packed_bytes = 0
+
+    def _values(self, name: str) -> NDArray[np.float32]:
+        return np.ones(self._file.tensors[name].shape, np.float32)
+
+    def _room(self, size: int) -> NDArray[np.generic]:
+        self.packed_bytes += size
+        return np.broadcast_to(np.zeros(1, np.uint8), (size,))
+
+    def _fill(self, *_: object) -> None:
+        pass
+
+
+def _threads(threads: int | None) -> int:
+    return min(threads or usable_cores(), usable_processors())
+
+
+def touched_bytes(builder: ProgramBuilder) -> int:
+    """Bytes of a program's arrays, without the forms of activations that none of its products reads."""
+    return sum(array.nbytes for array in builder.kept) - sum(_unread(builder))
+
+
+def _unread(builder: ProgramBuilder) -> Iterator[int]:
+    """Bytes of each array of activations that is never written."""
+    read: dict[int, Form] = {}
+    for name, record in builder.operations:
+        if (form := product_form(name)) is not None:
+            descriptor = record[int(Op.ARGUMENTS) + _PACKED_ARGUMENT]
+            read[descriptor] = read.get(descriptor, Form(0)) | form
+    arrays = {array.ctypes.data: array for array in builder.kept}
+    for descriptor, forms in read.items():
+        fields = arrays[descriptor][0]
+        for form, indices in _FORMS.items():
+            if not forms & form:
+                yield from (arrays[int(fields[index])].nbytes for index in indices)

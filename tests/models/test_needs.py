@@ -1,0 +1,140 @@
+"""What a header says that a model needs, against the memory that the loaded model takes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from cpu_kernels.formats.conversions import native_form
+from cpu_kernels.program import ProgramBuilder
+from gguf_io import open_model
+from gguf_io.blocks import BLOCK_TYPES
+from models import NativeRunner, native_runner, text_encoder
+from models.needs import encoder_needs, native_needs, touched_bytes
+from models.text_encoder import TextEncoder
+from tests.models.architecture_models import MODELS
+from tests.models.encoders import ENCODERS
+from tests.models.synthetic import Synthetic, write
+
+HUGE_PAGE = 2 << 20
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+
+
+@pytest.fixture
+def builders(monkeypatch: pytest.MonkeyPatch) -> list[ProgramBuilder]:
+    """The builders of programs that are recorded from now on."""
+    made: list[ProgramBuilder] = []
+
+    def builder() -> ProgramBuilder:
+        made.append(ProgramBuilder())
+        return made[-1]
+
+    for module in (native_runner, text_encoder):
+        monkeypatch.setattr(module, "ProgramBuilder", builder)
+    return made
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss", "glm4moe", "lfm2", "phi2", "granitemoe", "cohere2"])
+def test_the_header_counts_the_arrays_of_the_loaded_model(
+    name: str, tmp_path: Path, builders: list[ProgramBuilder]
+) -> None:
+    with open_model(write(MODELS[name], tmp_path / "small.gguf")) as file:
+        needs = native_needs(file, threads=2)
+        NativeRunner(file, kv_bytes=1 << 20, threads=2).close()
+    beside = needs.weights + needs.buffers - touched_bytes(builders[0])
+    # What is no array of the program: logits of a row, and the states of short convolutions.
+    rows = -(-MODELS[name].vocabulary // 32) * 32 * 4
+    convolutions = MODELS[name].extra["attention.head_count_kv"].count(0) if name == "lfm2" else 0
+    assert beside == rows + convolutions * 64 * 2 * MODELS[name].embedding * 4
+
+
+@pytest.mark.parametrize("name", ["bert", "nomic-bert"])
+def test_the_header_counts_the_arrays_of_an_encoder(name: str, tmp_path: Path, builders: list[ProgramBuilder]) -> None:
+    with open_model(write(ENCODERS[name], tmp_path / "small.gguf")) as file:
+        weights, beside = encoder_needs(file, threads=2)
+        TextEncoder(file, threads=2).close()
+    assert 0 < weights + beside - touched_bytes(builders[0]) < 0.2 * beside  # one layer's keys and values
+
+
+# The packed bytes of a tensor of each type, and by how much they make the process grow.
+_PACK = """
+import json, sys
+from gguf_io import open_model
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.threads import ThreadTeam
+from localllm.engine.loaded_model import release_memory
+from models.weights import WeightLoader
+
+def anonymous():
+    return next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("RssAnon"))
+
+team = ThreadTeam(1)
+for path in sys.argv[1:]:
+    with open_model(path) as file:
+        for round in range(2):  # the first compiles, and grows what stays
+            loader = WeightLoader(file, team, ProgramBuilder(), None)
+            before = anonymous()
+            matrix = loader.matrix("token_embd.weight", *file.tensors["token_embd.weight"].shape)
+            loader._buffer = loader._buffer[:0].copy()
+            release_memory()  # what converting a piece took and has freed
+            grown = anonymous() - before
+            del matrix, loader
+    print(json.dumps([path, grown]), flush=True)
+"""
+
+
+@linux
+@pytest.mark.slow
+def test_weights_of_every_type_take_what_is_planned(tmp_path: Path) -> None:
+    rows, k = 8192, 2048
+    paths = {}
+    for name, block in computed_types():
+        paths[name] = tmp_path / f"{name}.gguf"
+        random = np.random.default_rng(1)
+        data = random.integers(0, 60, (rows, block.row_bytes(k)), np.uint8)  # no infinite scale in any type
+        write_types(paths[name], data, name)
+    command = [sys.executable, "-c", _PACK, *map(str, paths.values())]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    grown = {Path(path).stem: size for path, size in map(json.loads, output.splitlines())}
+    assert set(grown) == set(paths)
+    for name, path in paths.items():
+        with open_model(path) as file:
+            planned = native_needs(file, threads=1)
+        assert abs(grown[name] - planned.weights) < 0.05 * planned.weights + HUGE_PAGE, name
+
+
+def computed_types() -> Iterator[tuple[str, Any]]:
+    """The block types that the native engine computes and gguf can write."""
+    for block in BLOCK_TYPES.values():
+        if block.name in gguf.GGMLQuantizationType.__members__:
+            with suppress(ValueError):
+                native_form(block.name)
+                yield block.name, block
+
+
+def write_types(path: Path, data: np.ndarray, name: str) -> None:
+    """A model that is nearly all embedding, tied, of one type."""
+    model = Synthetic("llama", layers=1, embedding=2048, feed_forward=32, heads=1, kv_heads=1, head=32, vocabulary=8192)
+    small = write(model, path.with_suffix(".small"))
+    writer = gguf.GGUFWriter(path, "llama")
+    for field in gguf.GGUFReader(small).fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            is_array = field.types[0] is gguf.GGUFValueType.ARRAY
+            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if is_array else None)
+    for tensor in gguf.GGUFReader(small).tensors:
+        if tensor.name == "token_embd.weight":
+            writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType[name])
+        else:
+            writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    small.unlink()
