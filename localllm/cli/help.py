@@ -14,6 +14,11 @@ EXAMPLES = {
         'localllm run --remote http://host:8000 Qwen/Qwen3-8B "Hello"',
     ),
     "chat": ("localllm chat", "localllm chat hf.co/user/repo-GGUF:Q4_K_M", "localllm chat --remote http://host:8000"),
+    "ask": (
+        'localllm ask notes "Which ports does the firewall open?"',
+        'localllm ask ~/papers "Who measured it first?" --model qwen3:4b --json',
+        "localllm ask ~/papers --index",
+    ),
     "serve": (
         "localllm serve",
         "localllm serve --model model.gguf --port 8080",
