@@ -29,6 +29,12 @@ _EMBED_S = 60.0
 _QUESTIONS = 50
 
 
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def word(number: int) -> str:
     """A word that no other number has."""
     letters = "bcdfghjklmnprstvz"
@@ -68,7 +74,7 @@ def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
             speed = f"{report.read / report.seconds:.0f}"
             rows.append((what, report.files, report.read, report.chunks, f"{report.seconds:.1f}", speed))
             for name, problem in list(report.problems.items())[:3]:
-                print(f"{name}: {problem}")
+                say(f"{name}: {problem}")
 
         update("first")
         update("just after")  # files of the last two seconds are read again
@@ -77,8 +83,8 @@ def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
         for path in changed:
             path.write_text(path.read_text() + "\nmore\n")
         update(f"{len(changed)} changed")
-        print(table([tuple(map(str, row)) for row in rows]))
-        print(f"index: {human_bytes(index.path.stat().st_size)}")
+        say(table([tuple(map(str, row)) for row in rows]))
+        say(f"index: {human_bytes(index.path.stat().st_size)}")
         source, took, hits = random.Random(2), [], 0
         for _ in range(_QUESTIONS):
             wanted = source.choice(rare)
@@ -87,16 +93,16 @@ def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
             took.append(time.perf_counter() - began)
             hits += any(wanted in excerpt.text for excerpt in found)
         took.sort()
-        print(f"{_QUESTIONS} questions: median {took[_QUESTIONS // 2] * 1e3:.1f} ms, slowest {took[-1] * 1e3:.1f} ms, ")
-        print(f"the rare word is in an excerpt of {hits}")
+        say(f"{_QUESTIONS} questions: median {took[_QUESTIONS // 2] * 1e3:.1f} ms, slowest {took[-1] * 1e3:.1f} ms")
+        say(f"the rare word is in an excerpt of {hits} of them")
         if embeddings is not None:
             with MeaningSearch(index, embeddings, Settings()) as meaning:
                 tokens, left, seconds = meaning.embed_new(_EMBED_S, lambda _done, _total: True)
                 began = time.perf_counter()
                 meaning.best("Where is it?", 60)
                 found_in = time.perf_counter() - began
-            print(f"{embeddings.stem}: {tokens / seconds:.0f} tokens/s, {left} chunks left after {seconds:.0f} s; ")
-            print(f"a question by meaning {found_in * 1e3:.0f} ms")
+            say(f"{embeddings.stem}: {tokens / seconds:.0f} tokens/s, {left} chunks left after {seconds:.0f} s")
+            say(f"a question by meaning {found_in * 1e3:.0f} ms")
 
 
 def asking(root: Path, rare: list[str], model: Path) -> None:
@@ -114,7 +120,7 @@ def asking(root: Path, rare: list[str], model: Path) -> None:
         told = json.loads(done.stdout)
         rows.append((what, told["prompt_tokens"], told["cached_tokens"], f"{told['timings']['ttft_s']:.2f}"))
         time.sleep(2)  # what is kept is written behind the answer
-    print(table([tuple(map(str, row)) for row in rows]))
+    say(table([tuple(map(str, row)) for row in rows]))
 
 
 def main() -> None:
@@ -132,7 +138,7 @@ def main() -> None:
         root.mkdir()
         rare = make_folder(root, given.files, given.kib, given.pdf)
         size = sum(path.stat().st_size for path in root.rglob("*.*"))
-        print(f"{given.files} files, {human_bytes(size)}, {os.cpu_count()} cores")
+        say(f"{given.files} files, {human_bytes(size)}, {os.cpu_count()} cores")
         indexing(root, rare, given.embeddings)
         if given.model is not None:
             asking(root, rare, given.model)
