@@ -6,6 +6,8 @@ from typing import Any
 from localllm.answer.event import function_object
 from localllm.answer.request import AnswerRequest, changed
 from localllm.answer.tool_calls import ToolCall
+from localllm.documents.excerpt import INSTRUCTION
+from localllm.documents.quotations import QuotationChecker, Source
 from localllm.engine.request import ContextPolicy, FinishReason
 from tui.backend import Recipe
 from tui.parameters import NAMES, Parameters
@@ -78,6 +80,27 @@ class Conversation:
         results = next((n for n, one in enumerate(following) if one.role is not Role.TOOL), len(following))
         return message.calls[results:]
 
+    @property
+    def has_excerpts(self) -> bool:
+        """Whether excerpts of documents are in it."""
+        return any(file.line for message in self.messages for file in message.attachments)
+
+    def checker(self, message: Message) -> QuotationChecker | None:
+        """Checks what an answer quotes of the files before it; None where none of them is an excerpt of a document."""
+        files: list[Attachment] = []
+        for earlier in self.messages:
+            if earlier.id == message.id:
+                break
+            files += [file for file in earlier.attachments if not file.picture]
+        if not any(file.line for file in files):
+            return None
+        return QuotationChecker([Source(file.as_excerpt()) for file in files], cite=_cite)
+
+    def checked(self, message: Message) -> str:
+        """A message's text, an answer's with the places of its quotations."""
+        checker = self.checker(message) if message.role is Role.ASSISTANT else None
+        return checker.push(message.content) + checker.flush() if checker else message.content
+
     def edit(self, message: Message, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
         """Replace a message of the user's and all that follow; the old path stays as a variant."""
         self._cut_before(message)
@@ -140,8 +163,11 @@ class Conversation:
             messages.append(_message(message, sees))
         messages += [_result(call, NOT_RUN) for call in waiting]
         parameters = self.parameters
-        if parameters.system:
-            messages.insert(0, {"role": "system", "content": parameters.system})
+        system = [parameters.system] if parameters.system else []
+        if self.has_excerpts:
+            system.append(INSTRUCTION)
+        if system:
+            messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
         return AnswerRequest(
             messages=messages,
             continues_text=True,
@@ -215,6 +241,12 @@ class Conversation:
     def _store_parameters(self) -> None:
         if self.session_id is not None:
             self.store.set_parameters(self.session_id, self.model, self.parameters.stored())
+
+
+def _cite(place: str) -> str:
+    """A place in Markdown: names of files may have signs that mean something there."""
+    plain = place.replace("`", "\ufffd")
+    return f" [`{plain}`]"
 
 
 def _result(call: ToolCall, text: str) -> dict[str, Any]:

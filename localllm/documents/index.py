@@ -61,10 +61,14 @@ class _Read:
 
 
 class DocumentIndex:
-    """The index of one folder, in localllm's data folder. Thread-safe. Every method raises DocumentIndexError."""
+    """The index of one folder, in localllm's data folder. Thread-safe. Every method raises DocumentIndexError.
+
+    folder: as it was named. root: its real path.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open or make it. Raises RequestError if there is no such folder."""
+        self.folder = folder
         self.root = Path(os.path.realpath(user_path(str(folder))))
         if not self.root.is_dir():
             raise RequestError(f"{folder}: there is no such folder. Name one that has documents.")

@@ -58,7 +58,7 @@ async def copy(chat: ChatScreen, _argument: str) -> None:
     """Copy a message to the clipboard, through the terminal."""
     view = chat.transcript.selected() if isinstance(chat.focused, MessageView) else _answer(chat)
     assert view is not None
-    chat.app.copy_to_clipboard(view.message.content)
+    chat.app.copy_to_clipboard(chat.conversation.checked(view.message))
     chat.notify("Copied.")
 
 

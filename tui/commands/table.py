@@ -58,6 +58,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("code", "Copy the answer's code", answers.copy_code),
     Command("think", "Show or hide the thinking", answers.toggle_thinking, "ctrl+t"),
     Command("tools", "Let the model use files and commands here", settings.use_tools, argument="[on|off]"),
+    Command("folder", "Answer from the documents of a folder", settings.ask_folder, argument="[PATH|off]"),
     Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
     Command("show", "Show the model and the parameters", settings.show),
     Command("load", "Load another model", settings.load, argument="MODEL"),

@@ -21,10 +21,11 @@ from localllm.answer.event import AnswerStream
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
 from tui.answering import FLUSH_S, follow, make_title, note_end
-from tui.attachments import MissingFileError, find_attachments
+from tui.attachments import MissingFileError
 from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
 from tui.conversation import Conversation
+from tui.screens.folder import ChatFolder
 from tui.screens.loading import ModelLoader
 from tui.screens.tools import ChatTools
 from tui.sessions import Message
@@ -67,7 +68,7 @@ class ChatScreen(Screen[None]):
         self.conversation = conversation
         self.backend = backend
         self.keys = keys or {}
-        self.transcript = Transcript(conversation.variant)
+        self.transcript = Transcript(conversation.variant, conversation.checker)
         self.prompt = Prompt(commands)
         self.notice = Notice()
         self.status_line = StatusLine()
@@ -79,6 +80,7 @@ class ChatScreen(Screen[None]):
         self.loader = ModelLoader(backend, conversation, self, shown, remembered_as)
         self._pull = pull
         self.tools = ChatTools(folder, conversation, self, (self.transcript, self.status_line, self.prompt))
+        self.folder = ChatFolder(conversation, backend, self.status_line)
         self._answer: AnswerStream | None = None
         self._writing: Message | None = None
         self._begun = False
@@ -119,6 +121,7 @@ class ChatScreen(Screen[None]):
         self.keep_answer()
         self._stopping.set()
         self.tools.close()
+        self.folder.close()
 
     @property
     def info(self) -> ModelInfo | None:
@@ -177,9 +180,7 @@ class ChatScreen(Screen[None]):
         editing, self.editing = self.editing, None
         try:
             known = [*(editing.attachments if editing else ()), *self.prompt.pasted.values()]
-            counts = self.backend.count_tokens, self.backend.picture_tokens
-            strict = text != self._missing
-            files = await in_thread(lambda: find_attachments(text, *counts, known, strict))
+            files = await self.folder.attachments(text, known, strict=text != self._missing)
             if editing:
                 self.conversation.edit(editing, text, files)
                 self.prompt.end_edit()

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_root
-
 NOTES = """\
 # Ships
 
@@ -21,8 +19,7 @@ The museum is closed on Mondays.
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Documents, in a home of its own that has the compiled kernels of the usual one."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(cache_root()))
+    """Documents, in a home of its own."""
     for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path / "home"))
     found = tmp_path / "documents"
