@@ -54,6 +54,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("continue", "Continue an answer that was cut", answers.continue_answer, "ctrl+g"),
     Command("edit", "Edit and resend a message", answers.edit),
     Command("fork", "Continue in a copy of the chat", answers.fork),
+    Command("compact", "Summarise the oldest turns for the model", answers.compact, argument="[undo]"),
     Command("copy", "Copy the answer", answers.copy, "ctrl+y"),
     Command("code", "Copy the answer's code", answers.copy_code),
     Command("think", "Show or hide the thinking", answers.toggle_thinking, "ctrl+t"),

@@ -63,7 +63,8 @@ class Message:
     """One node of a conversation's tree: messages with one parent are variants of each other.
 
     stats are an answer's figures as `tui.answering` notes them: counts, timings and speed. calls are the tools that it
-    asks for. A tool's message has the one call whose result it is.
+    asks for. A tool's message has the one call whose result it is. summary: what the model is given in place of this
+    message and all before it; "" for nothing.
     """
 
     id: int
@@ -79,10 +80,11 @@ class Message:
     attachments: tuple[Attachment, ...] = ()
     calls: tuple[ToolCall, ...] = ()
     created: float = 0.0
+    summary: str = ""
 
     def check(self) -> None:
         """Raise TypeError where a field that was stored is of another type."""
-        for text in (self.content, self.reasoning, self.model):
+        for text in (self.content, self.reasoning, self.model, self.summary):
             _check(text, str)
         for end in (self.finish_reason, self.error):
             _check(end, str | None)

@@ -97,10 +97,14 @@ class AnswerView(MessageView):
         self._calls = Static("", classes="calls")
         self._error = Static("", classes="error", markup=False)
         self._end = Static("", classes="figures")
+        words = len(message.summary.split())
+        title = f"Up to here the model reads this summary of {words} words · /compact undo"
+        self._summary = Collapsible(Static(harmless(message.summary), markup=False), title=title, classes="thinking")
+        self._summary.display = bool(message.summary)
 
     def compose(self) -> ComposeResult:
         """Reasoning folded above, the answer, and its figures below."""
-        yield from (self._thinking, self._markdown, self._calls, self._error, self._end)
+        yield from (self._thinking, self._markdown, self._calls, self._error, self._end, self._summary)
 
     def on_mount(self) -> None:
         """Show what is there already."""
