@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from localllm.settings import Settings
 
 EMBED_S = 30.0  # of embedding before an answer; --index has no such bound
+MOST_EXCERPTS = 64
 LEAST_ROOM = 256  # tokens of excerpts
 ASSUMED_CONTEXT = 8192
 NO_BOUND_S = 365 * 86400.0
@@ -47,9 +48,11 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         str | None,
         typer.Option(metavar="NAME", help="Embedding model; none for words alone (one that is on this machine)."),
     ] = None,
-    excerpts: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Excerpts to answer from (8).")] = 8,
+    excerpts: Annotated[int, typer.Option(metavar="N", help="Excerpts to answer from (8).", show_default=False)] = 8,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Stop after N tokens.")] = None,
-    temperature: Annotated[float, typer.Option(metavar="X", help="0 quotes most faithfully (0).")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(metavar="X", help="0 quotes most faithfully (0).", show_default=False)
+    ] = 0.0,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
     backend: Backend = None,
@@ -70,6 +73,8 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     if prompt is None and not index_only:
         raise RequestError('Ask something: localllm ask FOLDER "QUESTION". --index alone only indexes.')
+    if not 1 <= excerpts <= MOST_EXCERPTS:
+        raise RequestError(f"--excerpts must be 1 to {MOST_EXCERPTS} (got {excerpts}).")
     flags = {
         **computing_flags(given),
         "mmproj": None,

@@ -64,7 +64,7 @@ EXAMPLES = {
         "localllm perplexity model-Q4_K_M.gguf text.txt --reference model-F16.gguf",
     ),
     "quantize": ("localllm quantize model-F16.gguf model-Q8_0.gguf --type Q8_0",),
-    "ps": ("localllm ps",),
+    "ps": ("localllm ps", "localllm ps --host 192.168.1.5:11434"),
     "stop": ("localllm stop qwen3:0.6b",),
     "config": ("localllm config", "localllm config --json"),
     "completion": ("localllm completion bash",),
