@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from localllm.documents.database import indexes_folder
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
 from localllm.files import TEMPORARY
@@ -14,6 +15,7 @@ from localllm.tools.journal import journal_path
 
 # A cache is a folder of folders with names of hexadecimal digits; the files in them that are ours by their names.
 _KERNELS = re.compile(r"[0-9a-f]{24}"), re.compile(r".+\.kernel")
+_DOCUMENTS = re.compile(r"[0-9a-f]{32}\.db(-wal|-shm|\.lock)?")
 _KV = re.compile(r"[0-9a-f]{32}"), re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+")
 
 
@@ -38,6 +40,12 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("unfinished", store / "partial", unfinished, "localllm rm --unfinished"),
         ("kernels", _kernels(), size_of(_kernels()), "removed when unused for a month; localllm cache --free kernels"),
         ("kv", disk_cache_folder(), size_of(disk_cache_folder()), f"{limit}; localllm cache --free kv"),
+        (
+            "documents",
+            indexes_folder(),
+            size_of(indexes_folder()),
+            "indexes of folders; localllm cache --free documents",
+        ),
         ("chats", chats, sum(map(size_of, chats.parent.glob("sessions.db*"))), "deleted in the chat"),
         ("changes", journal_path(), size_of(journal_path()), "what tools changed; removed after 30 days"),
         ("speeds", _speeds(), size_of(_speeds()), "a few lines for each number of threads; written by bench"),
@@ -48,15 +56,17 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
 
 
 def cleared(what: str) -> int:
-    """Clear "kernels" or "kv" and return the bytes that became free. Raises RequestError for other words.
+    """Clear "kernels", "kv" or "documents" and return the bytes that became free. Raises RequestError for other words.
 
     Only files that localllm names so are removed, and folders that this leaves empty: the folder that a variable leads
     to may hold other things.
     """
     caches = {"kernels": (_kernels, _KERNELS), "kv": (disk_cache_folder, _KV)}
+    if what == "documents":
+        return _cleared_indexes()
     if what not in caches:
         raise RequestError(
-            f"unknown cache {what!r}; choose {' or '.join(caches)}. Models are removed with `localllm rm`."
+            f"unknown cache {what!r}; choose {', '.join(caches)} or documents. Models are removed with `localllm rm`."
         )
     folder, (names, files) = caches[what][0](), caches[what][1]
     before = size_of(folder)
@@ -70,6 +80,18 @@ def cleared(what: str) -> int:
                     path.rmdir()
             except OSError as error:
                 raise RequestError(f"{path} cannot be cleared: {error.strerror}. Remove it by hand.") from error
+    return before - size_of(folder)
+
+
+def _cleared_indexes() -> int:
+    folder = indexes_folder()
+    before = size_of(folder)
+    for path in _entries(folder):
+        if _DOCUMENTS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise RequestError(f"{path} cannot be removed: {error.strerror}. Remove it by hand.") from error
     return before - size_of(folder)
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from localllm.answer.event import AnswerEvent, AnswerStream, merged
+from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
 from localllm.text import harmless
 from tui.backend import Backend
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 FLUSH_S = 1 / 25
 SAVE_EVERY_S = 1.0
 MOST_TITLE_WORDS = 8  # five are asked for
+POLL_S = 0.1  # of an answer that is not shown
 
 
 async def follow(
@@ -56,15 +59,22 @@ async def make_title(conversation: Conversation, backend: Backend) -> None:
     request, session_id = conversation.title_request(), conversation.session_id
     if request is None or session_id is None:
         return
-    answer = await in_thread(lambda: backend.submit(request))
-    events = answer.poll()
-    while not (events and events[-1].finish_reason is not None):
-        await asyncio.sleep(0.1)
-        events += answer.poll()
-    whole = merged(events)
+    whole = await whole_answer(backend, request)
     title = " ".join(harmless(whole.content).split()).strip("\"'*#.")[:60]
     if whole.finish_reason == FinishReason.STOP and 0 < len(title.split()) <= MOST_TITLE_WORDS:
         conversation.store.rename(session_id, title)
+
+
+async def whole_answer(backend: Backend, request: AnswerRequest, stop: threading.Event | None = None) -> AnswerEvent:
+    """An answer that is not shown while it comes, cancelled if `stop` is set. Raises LocalLLMError."""
+    answer = await in_thread(lambda: backend.submit(request))
+    events = answer.poll()
+    while not (events and events[-1].finish_reason is not None):
+        if stop is not None and stop.is_set():
+            answer.cancel()
+        await asyncio.sleep(POLL_S)
+        events += answer.poll()
+    return merged(events)
 
 
 def note_end(view: "AnswerView", last: AnswerEvent, unseen: Sequence[str] = ()) -> None:

@@ -1,12 +1,16 @@
 """The conversation on the screen, without its widgets: messages, variants, requests to the model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from localllm.answer.event import function_object
 from localllm.answer.request import AnswerRequest, changed
 from localllm.answer.tool_calls import ToolCall
+from localllm.documents.excerpt import INSTRUCTION
+from localllm.documents.quotations import QuotationChecker, Source
 from localllm.engine.request import ContextPolicy, FinishReason
+from localllm.errors import RequestError
 from tui.backend import Recipe
 from tui.parameters import NAMES, Parameters
 from tui.sessions import Attachment, Message, Role, SessionStore
@@ -14,6 +18,13 @@ from tui.sessions import Attachment, Message, Role, SessionStore
 TITLE_PROMPT = "Name the subject of our conversation in at most five words. Answer with the words alone."
 TITLE_TOKENS = 24
 TITLE_INPUT_CHARS = 2000  # of each message, for a title
+SUMMARY_PROMPT = (
+    "Summarise our conversation so far for yourself: what I want, what was decided, names, numbers, code and open "
+    "questions that we will need. Write notes of at most 250 words, and nothing else."
+)
+SUMMARY_HEADING = "Notes on the earlier part of this conversation:"
+SUMMARY_TOKENS = 600
+KEPT_TURNS = 2  # the last questions and answers are never summarised
 NOT_RUN = "Error: this call was not carried out."
 
 
@@ -78,6 +89,27 @@ class Conversation:
         results = next((n for n, one in enumerate(following) if one.role is not Role.TOOL), len(following))
         return message.calls[results:]
 
+    @property
+    def has_excerpts(self) -> bool:
+        """Whether excerpts of documents are in it."""
+        return any(file.line for message in self.messages for file in message.attachments)
+
+    def checker(self, message: Message) -> QuotationChecker | None:
+        """Checks what an answer quotes of the files before it; None where none of them is an excerpt of a document."""
+        files: list[Attachment] = []
+        for earlier in self.messages:
+            if earlier.id == message.id:
+                break
+            files += [file for file in earlier.attachments if not file.picture]
+        if not any(file.line for file in files):
+            return None
+        return QuotationChecker([Source(file.as_excerpt()) for file in files], cite=_cite)
+
+    def checked(self, message: Message) -> str:
+        """A message's text, an answer's with the places of its quotations."""
+        checker = self.checker(message) if message.role is Role.ASSISTANT else None
+        return checker.push(message.content) + checker.flush() if checker else message.content
+
     def edit(self, message: Message, content: str, attachments: tuple[Attachment, ...] = ()) -> Message:
         """Replace a message of the user's and all that follow; the old path stays as a variant."""
         self._cut_before(message)
@@ -129,9 +161,19 @@ class Conversation:
         model reads pictures; if not, their names are sent instead. tools, tool_choice: as in AnswerRequest.
         """
         shown = self.messages if continues else self.messages[:-1]
+        return self._request(shown, sees, tools, tool_choice)
+
+    def _request(
+        self,
+        shown: Sequence[Message],
+        sees: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | None = None,
+    ) -> AnswerRequest:
         messages: list[dict[str, Any]] = []
+        summed = max((place for place, message in enumerate(shown, 1) if message.summary), default=0)
         waiting: list[ToolCall] = []  # calls whose results have not come
-        for message in shown:
+        for message in shown[summed:]:
             if message.role is Role.TOOL:
                 del waiting[:1]
             else:
@@ -140,8 +182,13 @@ class Conversation:
             messages.append(_message(message, sees))
         messages += [_result(call, NOT_RUN) for call in waiting]
         parameters = self.parameters
-        if parameters.system:
-            messages.insert(0, {"role": "system", "content": parameters.system})
+        system = [parameters.system] if parameters.system else []
+        if self.has_excerpts:
+            system.append(INSTRUCTION)
+        if summed:
+            system.append(f"{SUMMARY_HEADING}\n{shown[summed - 1].summary}")
+        if system:
+            messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
         return AnswerRequest(
             messages=messages,
             continues_text=True,
@@ -154,6 +201,31 @@ class Conversation:
             tools=tools,
             tool_choice=tool_choice,
         )
+
+    def compaction(self, sees: bool = True) -> tuple[Message, AnswerRequest]:
+        """The last of the messages that a summary can stand for, and the request for it.
+
+        All but the last KEPT_TURNS questions and their answers. The request begins as the one for the last answer did,
+        so that its keys and values are there. Raises RequestError if there is too little.
+        """
+        asked = [place for place, message in enumerate(self.messages) if message.role is Role.USER]
+        end = asked[-KEPT_TURNS] if len(asked) > KEPT_TURNS else 0
+        if not end or self.messages[end - 1].summary:
+            raise RequestError(f"There is nothing to summarise yet: the last {KEPT_TURNS} turns stay as they are.")
+        request = self._request(self.messages[:end], sees)
+        messages = [*request.messages, {"role": "user", "content": SUMMARY_PROMPT}]
+        return self.messages[end - 1], replace(
+            request, messages=messages, max_tokens=SUMMARY_TOKENS, think=False, policy=ContextPolicy.REFUSE
+        )
+
+    def set_summary(self, message: Message, summary: str) -> None:
+        """Let a summary stand for a message and all before it; "" for the messages themselves again."""
+        message.summary = summary
+        self.save(message)
+
+    def summed(self) -> Message | None:
+        """The message whose summary is in use."""
+        return next((message for message in reversed(self.messages) if message.summary), None)
 
     def recipe(self) -> Recipe:
         """A recipe for a model that starts with this conversation and its parameters, without pictures."""
@@ -215,6 +287,12 @@ class Conversation:
     def _store_parameters(self) -> None:
         if self.session_id is not None:
             self.store.set_parameters(self.session_id, self.model, self.parameters.stored())
+
+
+def _cite(place: str) -> str:
+    """A place in Markdown: names of files may have signs that mean something there."""
+    plain = place.replace("`", "\ufffd")
+    return f" [`{plain}`]"
 
 
 def _result(call: ToolCall, text: str) -> dict[str, Any]:

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class Parameters:
     """Names and meanings are those of `Settings` and `SamplingParams`; None leaves it to the model.
 
-    tools: whether the model is offered tools. think None is the model's own habit. rivals is
-    how many alternatives of each token are noted; 0 notes none.
+    tools: whether the model is offered tools. folder: whose documents are asked. think None is the model's own habit.
+    rivals is how many alternatives of each token are noted; 0 notes none.
     """
 
     system: str = ""
@@ -42,6 +42,7 @@ class Parameters:
     think: bool | None = None
     rivals: int = 0
     tools: bool = False
+    folder: str = ""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Parameters":

@@ -97,7 +97,7 @@ def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool, shows_
     """
     printed, written = Printed(shows_calls=shows_calls), ""
     for event in events:
-        _show_progress(event, status)
+        show_progress(event, status)
         text = printed.add(event)
         if text and not silent:
             answer(text)
@@ -107,7 +107,8 @@ def read(events: Iterable[AnswerEvent], status: StatusLine, silent: bool, shows_
     return printed
 
 
-def _show_progress(event: AnswerEvent, status: StatusLine) -> None:
+def show_progress(event: AnswerEvent, status: StatusLine) -> None:
+    """Show how far the prompt has been read; clear the line once it is."""
     if event.progress is None:
         status.clear()
     elif event.progress.queue_position:

@@ -14,6 +14,11 @@ EXAMPLES = {
         'localllm run --remote http://host:8000 Qwen/Qwen3-8B "Hello"',
     ),
     "chat": ("localllm chat", "localllm chat hf.co/user/repo-GGUF:Q4_K_M", "localllm chat --remote http://host:8000"),
+    "ask": (
+        'localllm ask notes "Which ports does the firewall open?"',
+        'localllm ask ~/papers "Who measured it first?" --model qwen3:4b --json',
+        "localllm ask ~/papers --index",
+    ),
     "serve": (
         "localllm serve",
         "localllm serve --model model.gguf --port 8080",
@@ -61,7 +66,7 @@ EXAMPLES = {
         "localllm perplexity model-Q4_K_M.gguf text.txt --reference model-F16.gguf",
     ),
     "quantize": ("localllm quantize model-F16.gguf model-Q8_0.gguf --type Q8_0",),
-    "ps": ("localllm ps",),
+    "ps": ("localllm ps", "localllm ps --host 192.168.1.5:11434"),
     "stop": ("localllm stop qwen3:0.6b",),
     "config": ("localllm config", "localllm config --json"),
     "completion": ("localllm completion bash",),

@@ -22,11 +22,15 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """Where the server of these settings is, whether it runs or not. key: one that it accepts, None for none."""
+    """Where the server of these settings is, whether it runs or not. key: one that it accepts, None for none.
+
+    hint: what to do where none runs.
+    """
 
     url: str
     port: int
     key: str | None = None
+    hint: str = "Start one with `localllm serve`"
 
     def ask(self, method: str, path: str, body: object | None = None, timeout_s: float = TIMEOUT_S) -> Any:
         """The response. Raises RequestError if no server runs there or it refuses."""
@@ -36,7 +40,7 @@ class LocalServer:
         try:
             response = httpx2.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=timeout_s)
         except httpx2.TransportError as error:
-            raise RequestError(f"No server runs at {self.url}. Start one with `localllm serve`.") from error
+            raise RequestError(f"No server runs at {self.url}. {self.hint}.") from error
         try:
             content = response.json()
         except ValueError as error:
@@ -67,6 +71,21 @@ def local_server(port: int | None = None) -> LocalServer:
     options = server_options(load_settings({"port": port}, with_ollama_variables(os.environ)))
     host = ANYWHERE.get(options.host, options.host)
     return LocalServer(f"http://{host}:{options.port}", options.port, options.api_key)
+
+
+def server_of(host: str | None) -> LocalServer:
+    """The server at an address, localllm's or Ollama's; None for that of the settings. Raises RequestError."""
+    if host is None:
+        return local_server()
+    from localllm.remote.connection import Endpoint
+    from localllm.remote.ollama import DEFAULT_PORT
+    from localllm.server.options import with_ollama_variables
+    from localllm.settings import load_settings, read_key
+
+    settings = load_settings({}, with_ollama_variables(os.environ))
+    key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
+    url = str(Endpoint.parse(host, path="", port=DEFAULT_PORT))
+    return LocalServer(url, DEFAULT_PORT, key, "Check the address")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined] # the place where all of its versions have it
 
 from localllm.cli import terminal
+from localllm.cli.ask import ask
 from localllm.cli.bench import bench
 from localllm.cli.completion import PROGRAM, VARIABLE, completion
 from localllm.cli.cost import cost
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run,
+    "ask": ask,
     "serve": serve,
     "launch": launch,
     "warm": warm,

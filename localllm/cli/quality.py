@@ -121,7 +121,7 @@ def _write(found: "Perplexity", divergence: "Divergence | None", as_json: bool) 
 def quantize(
     source: Annotated[str, typer.Argument(help="Name, path or URL of an F16, BF16 or F32 model.", show_default=False)],
     target: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
-    kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="Q4_K_M, Q8_0, F16 and others.")] = "Q4_K_M",
+    kind: Annotated[str, typer.Option("--type", metavar="TYPE", help="Q8_0, Q4_K_M, F16 and others (Q8_0).")] = "Q8_0",
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads for llama.cpp (one a core).")] = None,
     debug: Debug = False,
 ) -> None:

@@ -7,19 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.cli.local_server import local_server
+from localllm.cli.local_server import server_of
 from localllm.cli.options import AsJson, Debug
 from localllm.cli.terminal import answer, note
 from localllm.text import human_bytes
 
 FOREVER_S = 365 * 86400  # servers give models that stay a date in the far future
 
+Host = Annotated[
+    str | None, typer.Option("--host", metavar="ADDRESS", help="A server elsewhere, localllm's or Ollama's.")
+]
 
-def ps(as_json: AsJson = False, debug: Debug = False) -> None:
+
+def ps(host: Host = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """List the models in the running server's memory, those that stay longest first."""
     from localllm.text import table
 
-    models = local_server().ask("GET", "/api/ps")["models"]
+    models = server_of(host).ask("GET", "/api/ps")["models"]
     if as_json:
         answer(json.dumps(models, ensure_ascii=False) + "\n")
     elif models:
@@ -45,8 +49,9 @@ def until(row: Mapping[str, Any], now: datetime) -> str:
 
 def stop(
     name: Annotated[str, typer.Argument(help="A model that `localllm ps` lists.", show_default=False)],
+    host: Host = None,
     debug: Debug = False,
 ) -> None:
     """Unload a model from the running server."""
-    local_server().ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+    server_of(host).ask("POST", "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
     note(f"unloaded {name}")

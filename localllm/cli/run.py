@@ -148,9 +148,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         if allowed:
             request = replace(request, tools=allowed.toolbox.offered())
         begin = (
-            _remotely(model, request, settings, flags)
+            started_remotely(model, request, settings, flags)
             if settings.remote
-            else _here(model, request, flags, status.share)
+            else started_here(model, request, flags, status.share)
         )
         started = stack.enter_context(begin)
         if allowed:
@@ -178,7 +178,7 @@ def _messages(text: str, system: str | None, images: list[bytes]) -> list[dict[s
 
 
 @contextlib.contextmanager
-def _here(
+def started_here(
     model: str, request: "AnswerRequest", flags: "Mapping[str, object]", progress: "Callable[[str, float], None]"
 ) -> "Iterator[generation.Started]":
     """Load the model into this process and start the answer. The user's settings override the manifest's parameters."""
@@ -209,7 +209,7 @@ def _here(
 
 
 @contextlib.contextmanager
-def _remotely(
+def started_remotely(
     model: str, request: "AnswerRequest", settings: "Settings", flags: "Mapping[str, object]"
 ) -> "Iterator[generation.Started]":
     """Start the answer on the remote server. Only parameters set by flag, variable or file are sent.

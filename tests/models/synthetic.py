@@ -9,7 +9,6 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-
 STILL = 1e30
 """A factor of frequencies that leaves three of four pairs as they are."""
 

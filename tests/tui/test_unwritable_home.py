@@ -10,7 +10,7 @@ from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded
 from tui.app import ChatApp
 from tui.sessions import Message, Role, SessionStore
-from tui.sessions.database import SessionError, UnwritableError, connect, in_memory
+from tui.sessions.database import MIGRATIONS, SessionError, UnwritableError, connect, in_memory
 from tui.start import _close
 
 
@@ -113,6 +113,6 @@ def test_what_is_said_to_be_saved_is_on_the_disk(tmp_path: Path) -> None:
     assert db.execute("PRAGMA synchronous").fetchone()[0] == 2
     assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     copy = in_memory(db)
-    assert copy.execute("SELECT count(*) FROM migration").fetchone()[0] == 4
+    assert copy.execute("SELECT count(*) FROM migration").fetchone()[0] == len(MIGRATIONS)
     copy.close()
     db.close()

@@ -1,9 +1,12 @@
 """Commands on messages: answer again, go on, edit, copy."""
 
 import re
+from functools import partial
 from typing import cast
 
-from localllm.errors import RequestError
+from localllm.engine.request import FinishReason
+from localllm.errors import LocalLLMError, RequestError
+from tui.answering import whole_answer
 from tui.screens.chat import ChatScreen
 from tui.sessions import Role
 from tui.widgets.messages import AnswerView, MessageView, ToolView
@@ -33,6 +36,46 @@ async def continue_answer(chat: ChatScreen, _argument: str) -> None:
     chat.begin_answer(view)
 
 
+async def compact(chat: ChatScreen, argument: str) -> None:
+    """Let the model's own summary stand for the oldest turns; undo: let it read them again."""
+    _require_idle(chat)
+    if argument == "undo":
+        message = chat.conversation.summed()
+        if message is None:
+            raise RequestError("No summary is in use in this chat.")
+        chat.conversation.set_summary(message, "")
+        await chat.show_conversation()
+        chat.notify("The model reads those messages themselves again.")
+    elif argument:
+        raise RequestError("/compact summarises the oldest turns, /compact undo takes that back.")
+    elif chat.info is None or not chat.info.converses:
+        raise RequestError("This needs a model that converses. /models chooses one.")
+    else:
+        chat.begin(partial(_summarise, chat))
+
+
+async def _summarise(chat: ChatScreen) -> None:
+    conversation, backend, facts = chat.conversation, chat.backend, chat.status_line.facts
+    try:
+        message, request = conversation.compaction(sees=bool(chat.info and chat.info.sees))
+        facts.tool = "summarising, Esc stops"
+        chat.status_line.redraw()
+        whole = await whole_answer(backend, request, chat.stopping)
+        if whole.finish_reason is FinishReason.CANCELLED:
+            return
+        summary = whole.content.strip()
+        if whole.finish_reason is FinishReason.ERROR or not summary:
+            raise RequestError(f"There is no summary: {whole.error or 'the model wrote nothing'}. Nothing was changed.")
+        conversation.set_summary(message, summary)
+        await chat.show_conversation()
+        chat.notify("The model reads the summary from now on. /compact undo takes it back.", timeout=10)
+    except LocalLLMError as error:
+        chat.show_error(str(error))
+    finally:
+        facts.tool = ""
+        chat.status_line.redraw()
+
+
 async def edit(chat: ChatScreen, _argument: str) -> None:
     """Edit an earlier message in the prompt; sending it makes a variant."""
     view = _selected(chat, Role.USER)
@@ -58,7 +101,7 @@ async def copy(chat: ChatScreen, _argument: str) -> None:
     """Copy a message to the clipboard, through the terminal."""
     view = chat.transcript.selected() if isinstance(chat.focused, MessageView) else _answer(chat)
     assert view is not None
-    chat.app.copy_to_clipboard(view.message.content)
+    chat.app.copy_to_clipboard(chat.conversation.checked(view.message))
     chat.notify("Copied.")
 
 

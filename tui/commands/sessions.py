@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from textual.content import Content
 
@@ -91,9 +91,11 @@ async def export(chat: ChatScreen, argument: str) -> None:
     name = argument or "".join(letter if letter.isalnum() else "-" for letter in title).strip("-").lower() + ".md"
     path = user_path(name)
     write = as_json if path.suffix == ".json" else as_markdown
+    conversation = chat.conversation
+    messages = [replace(message, content=conversation.checked(message)) for message in conversation.messages]
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(write(title, chat.conversation.messages))
+            file.write(write(title, messages))
     except FileExistsError as error:
         raise RequestError(f"{path} exists already. Give another name: /export NAME.") from error
     except OSError as error:
@@ -126,7 +128,7 @@ def as_markdown(title: str, messages: Sequence[Message]) -> str:
                 parts.append(f"*Picture: {file.name}*\n")
                 continue
             fence = "`" * max(3, _longest_run(file.text) + 1)
-            parts.append(f"{file.name}:\n\n{fence}\n{file.text}\n{fence}\n")
+            parts.append(f"{file.label}:\n\n{fence}\n{file.text}\n{fence}\n")
         if message.reasoning:
             parts.append(f"<details><summary>Thinking</summary>\n\n{message.reasoning.strip()}\n\n</details>\n")
         parts.append(f"{message.content.strip()}\n")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from localllm.errors import RequestError
+from localllm.files import user_path
 from tui.background import in_thread
 from tui.parameters import NAMES, Parameters
 from tui.screens.chat import ChatScreen
@@ -90,6 +91,23 @@ async def use_tools(chat: ChatScreen, argument: str) -> None:
         *[("problem", problem, "") for problem in tools.problems],
     ]
     chat.show_note(aligned(rows))
+
+
+async def ask_folder(chat: ChatScreen, argument: str) -> None:
+    """Answer from the documents of a folder from now on, or not; without an argument, show which and what is known."""
+    from tui.screens.folder import folder_note
+
+    if argument == "off":
+        await set_parameter(chat, "folder")
+        return
+    folder = str(user_path(argument).absolute()) if argument else chat.conversation.parameters.folder
+    if not folder:
+        raise RequestError("Name a folder of documents: /folder PATH. /folder off asks without one again.")
+    if chat.conversation.parameters.tools:
+        raise RequestError("Documents could call tools. /tools off first.")
+    opened = await chat.folder.open(folder)
+    chat.conversation.set_parameters(replace(chat.conversation.parameters, folder=folder))
+    chat.show_note(folder_note(folder, opened))
 
 
 async def inspect(chat: ChatScreen, _argument: str) -> None:

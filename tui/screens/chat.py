@@ -21,10 +21,11 @@ from localllm.answer.event import AnswerStream
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
 from tui.answering import FLUSH_S, follow, make_title, note_end
-from tui.attachments import MissingFileError, find_attachments
+from tui.attachments import MissingFileError
 from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
 from tui.conversation import Conversation
+from tui.screens.folder import ChatFolder
 from tui.screens.loading import ModelLoader
 from tui.screens.tools import ChatTools
 from tui.sessions import Message
@@ -67,7 +68,7 @@ class ChatScreen(Screen[None]):
         self.conversation = conversation
         self.backend = backend
         self.keys = keys or {}
-        self.transcript = Transcript(conversation.variant)
+        self.transcript = Transcript(conversation.variant, conversation.checker)
         self.prompt = Prompt(commands)
         self.notice = Notice()
         self.status_line = StatusLine()
@@ -79,10 +80,11 @@ class ChatScreen(Screen[None]):
         self.loader = ModelLoader(backend, conversation, self, shown, remembered_as)
         self._pull = pull
         self.tools = ChatTools(folder, conversation, self, (self.transcript, self.status_line, self.prompt))
+        self.folder = ChatFolder(conversation, backend, self.status_line)
         self._answer: AnswerStream | None = None
         self._writing: Message | None = None
         self._begun = False
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._heard_at = 0.0  # when the answer on its way last said something
         self._missing = ""  # a text that names files which do not exist, refused once
         self._work: Worker[None] | None = None
@@ -117,8 +119,9 @@ class ChatScreen(Screen[None]):
         """Leave nothing behind: the load ends, the answer is kept as far as it has come."""
         self.loader.shut()
         self.keep_answer()
-        self._stopping.set()
+        self.stopping.set()
         self.tools.close()
+        self.folder.close()
 
     @property
     def info(self) -> ModelInfo | None:
@@ -161,7 +164,7 @@ class ChatScreen(Screen[None]):
             self.show_error("No model is loaded yet. /models chooses one.")
         else:
             self.remember_prompt(text.strip())
-            self._begin(partial(self._send, text.strip()))
+            self.begin(partial(self._send, text.strip()))
             return
         self.prompt.give_back(text)
 
@@ -177,9 +180,7 @@ class ChatScreen(Screen[None]):
         editing, self.editing = self.editing, None
         try:
             known = [*(editing.attachments if editing else ()), *self.prompt.pasted.values()]
-            counts = self.backend.count_tokens, self.backend.picture_tokens
-            strict = text != self._missing
-            files = await in_thread(lambda: find_attachments(text, *counts, known, strict))
+            files = await self.folder.attachments(text, known, strict=text != self._missing)
             if editing:
                 self.conversation.edit(editing, text, files)
                 self.prompt.end_edit()
@@ -198,9 +199,11 @@ class ChatScreen(Screen[None]):
 
     def begin_answer(self, view: AnswerView | None = None) -> None:
         """Start `answer` beside everything else."""
-        self._begin(partial(self.answer, view))
+        self.begin(partial(self.answer, view))
 
-    def _begin(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    def begin(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Do what keeps the model busy, until it ends or Esc sets `stopping`."""
+
         async def whole() -> None:
             try:
                 await work()
@@ -209,12 +212,12 @@ class ChatScreen(Screen[None]):
                 self.refresh_bindings()
 
         self._begun = True
-        self._stopping.clear()
+        self.stopping.clear()
         self._work = self.run_worker(whole)
 
     async def stop(self) -> None:
         """Stop the answer on its way and wait until it is saved; one that waits for its model waits no longer."""
-        self._stopping.set()
+        self.stopping.set()
         if self._answer:
             self._answer.cancel()
         if self._work:
@@ -228,12 +231,12 @@ class ChatScreen(Screen[None]):
         elif self.loader.busy:
             self.loader.stop()
         else:
-            self._stopping.set()
+            self.stopping.set()
         return at_work
 
     async def answer(self, view: AnswerView | None = None) -> None:
         """Let the model answer what is shown and call tools; with a view, continue its cut answer."""
-        message = await self.tools.answer(self._answer_once, view, self._stopping)
+        message = await self.tools.answer(self._answer_once, view, self.stopping)
         info = self.info
         if message and message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
             self.run_worker(self._make_title(), exclusive=True, group="title")
@@ -255,7 +258,7 @@ class ChatScreen(Screen[None]):
             tools = await self.tools.offered(info)
             request = self.conversation.request(continues, info.sees, tools, tool_choice)
             self._answer = await in_thread(lambda: self.backend.submit(request))
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 self._answer.cancel()
             update = await follow(self._answer, view, self.conversation, facts, self.latency, self._heard)
             note_end(view, update, unseen)
@@ -283,7 +286,7 @@ class ChatScreen(Screen[None]):
 
     async def _model_loaded(self) -> ModelInfo:
         """Wait for a model that is being loaded. Raises RequestError if it does not come or the answer was stopped."""
-        while self.loader.busy and not self._stopping.is_set():
+        while self.loader.busy and not self.stopping.is_set():
             await asyncio.sleep(FLUSH_S)
         if self.info is None:
             raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
@@ -384,11 +387,8 @@ class ChatScreen(Screen[None]):
         """Say that chats are in memory only, and why; or that they are saved again."""
         self.status_line.facts.unsaved = bool(unsaved)
         self.status_line.redraw()
-        if unsaved:
-            text = f"{unsaved} The chat goes on; saving is tried again."
-            self.notify(text, severity="error", timeout=20, markup=False)
-        else:
-            self.notify("Chats are saved again.")
+        text = f"{unsaved} The chat goes on; saving is tried again." if unsaved else "Chats are saved again."
+        self.notify(text, severity="error" if unsaved else "information", timeout=20 if unsaved else 5, markup=False)
 
     def _measure(self) -> None:
         facts = self.status_line.facts

@@ -30,6 +30,7 @@ _HINTS = {
     "think": "on, off or default",
     "rivals": "alternatives noted per token",
     "tools": "on: files and commands of this folder",
+    "folder": "answers from its documents",
 }
 
 

@@ -81,6 +81,8 @@ class ChatTools:
         """What the model is offered, nothing if tools are off. Raises RequestError if it calls none, SettingsError."""
         if not self._conversation.parameters.tools:
             return []
+        if self._conversation.has_excerpts:
+            raise RequestError("Documents that were quoted here could call tools. /tools off, or /new for a chat with.")
         if not info.converses:
             raise RequestError(f"{info.name} has no chat template, and calls no tools. /tools off answers without.")
         return (await in_thread(self.open)).offered()

@@ -166,11 +166,17 @@ def m004_application_id(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
+def m005_summary(db: sqlite3.Connection) -> None:
+    """What stands for a message and all before it when the model is asked."""
+    db.execute("ALTER TABLE message ADD COLUMN summary TEXT NOT NULL DEFAULT ''")
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_sessions,
     m002_remembered,
     m003_tool_calls,
     m004_application_id,
+    m005_summary,
 )
 
 

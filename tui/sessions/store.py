@@ -265,7 +265,7 @@ _SUMMARY = """
 """
 
 # Columns of a message that change while an answer is written, in the order of _changing.
-_CHANGING = ("content", "reasoning", "finish_reason", "error", "model", "stats", "attachments", "calls")
+_CHANGING = ("content", "reasoning", "finish_reason", "error", "model", "stats", "attachments", "calls", "summary")
 
 
 def _changing(message: Message) -> tuple[Any, ...]:
@@ -278,6 +278,7 @@ def _changing(message: Message) -> tuple[Any, ...]:
         json.dumps(message.stats),
         json.dumps([asdict(file) for file in message.attachments]),
         json.dumps([asdict(call) for call in message.calls]),
+        message.summary,
     )
 
 

@@ -18,6 +18,8 @@ from tui.widgets.frame import preview
 if TYPE_CHECKING:
     from textual.widgets.markdown import MarkdownStream
 
+    from localllm.documents.quotations import QuotationChecker
+
 MAX_NAMED = 3
 MAX_ARGUMENTS = 300  # characters of a call's arguments; the question for approval shows all of them
 
@@ -59,7 +61,16 @@ class UserView(MessageView):
     def compose(self) -> ComposeResult:
         """Plain text: the user's words are no markup."""
         yield Static(harmless(self.message.content), markup=False, classes="said")
+        excerpts = [file for file in self.message.attachments if file.line]
+        if excerpts:
+            count = "1 excerpt" if len(excerpts) == 1 else f"{len(excerpts)} excerpts"
+            known = [file.tokens for file in excerpts if file.tokens is not None]
+            tokens = f" · {sum(known)} tokens" if known else ""
+            places = ", ".join(file.label for file in excerpts)
+            yield Static(harmless(f"▤ {count}{tokens} · {places}"), markup=False, classes="attachment")
         for file in self.message.attachments:
+            if file.line:
+                continue
             tokens = "" if file.tokens is None else f" · {file.tokens} tokens"
             sign = "▣" if file.picture else "▤"
             yield Static(harmless(f"{sign} {file.name}{tokens}"), markup=False, classes="attachment")
@@ -70,7 +81,10 @@ class UserView(MessageView):
 class AnswerView(MessageView):
     """What the model says: Markdown that streams. `add` shows more of it, `finish` ends it."""
 
-    def __init__(self, message: Message, variant: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self, message: Message, variant: tuple[int, int] = (1, 1), checker: "QuotationChecker | None" = None
+    ) -> None:
+        """checker: of what it quotes; None where there are no documents to quote."""
         from tui.widgets.markdown import AnswerMarkdown  # takes a part of the start, when nothing is said yet
 
         super().__init__(message, variant)
@@ -78,14 +92,19 @@ class AnswerView(MessageView):
         # Held, not looked for: an answer may still come when they have left the screen.
         self._reasoning = Static("", classes="reasoning", markup=False)
         self._thinking = Collapsible(self._reasoning, title="Thinking", classes="thinking", collapsed=True)
-        self._markdown = AnswerMarkdown(harmless(message.content))
+        self._checker = checker
+        self._markdown = AnswerMarkdown(harmless(self._checked(message.content, message.finish_reason is not None)))
         self._calls = Static("", classes="calls")
         self._error = Static("", classes="error", markup=False)
         self._end = Static("", classes="figures")
+        words = len(message.summary.split())
+        title = f"Up to here the model reads this summary of {words} words · /compact undo"
+        self._summary = Collapsible(Static(harmless(message.summary), markup=False), title=title, classes="thinking")
+        self._summary.display = bool(message.summary)
 
     def compose(self) -> ComposeResult:
         """Reasoning folded above, the answer, and its figures below."""
-        yield from (self._thinking, self._markdown, self._calls, self._error, self._end)
+        yield from (self._thinking, self._markdown, self._calls, self._error, self._end, self._summary)
 
     def on_mount(self) -> None:
         """Show what is there already."""
@@ -112,10 +131,18 @@ class AnswerView(MessageView):
             self.message.content += text
             if self._stream is None:
                 self._stream = self._markdown.get_stream(self._markdown)
-            await self._stream.write(harmless(text))
+            await self._stream.write(harmless(self._checked(text)))
+
+    def _checked(self, text: str, whole: bool = False) -> str:
+        """What may be shown of a further part of the answer; whole: nothing follows it."""
+        if self._checker is None:
+            return text
+        return self._checker.push(text) + (self._checker.flush() if whole else "")
 
     async def finish(self) -> None:
         """Draw what is still pending, and the figures."""
+        if self._stream is not None and (rest := self._checked("", whole=True)):
+            await self._stream.write(harmless(rest))
         if self._stream is not None:
             await self._stream.stop()
             self._stream = None
@@ -173,6 +200,8 @@ class AnswerView(MessageView):
             parts.append(f"{stats['cached']} of {stats['prompt']} cached")
         ended = {"cancelled": "stopped", "length": "cut: /continue"}.get(self.message.finish_reason or "")
         figures = Content("  ·  ".join([*parts, ended] if ended else parts))
+        if self._checker is not None and self.message.content:
+            figures = Content.assemble(_verdict(self._checker), "\n", figures)
         if not stats.get("unseen"):
             return figures
         what = without(stats["unseen"])
@@ -201,12 +230,25 @@ class ToolView(MessageView):
         folded.collapsed = not folded.collapsed
 
 
+def _verdict(checker: "QuotationChecker") -> Content:
+    """How many quotations of an answer are in the documents."""
+    missing = sum(each.place is None for each in checker.quotations)
+    count = len(checker.quotations)
+    if not count:
+        return Content.styled("It quotes nothing: nothing was checked.", "$warning")
+    what = "1 quotation" if count == 1 else f"{count} quotations"
+    if missing:
+        return Content.styled(f"{what}, {missing} not found word for word.", "$warning")
+    return Content.styled(f"{what}, found word for word.", "$success")
+
+
 def without(pictures: Sequence[str]) -> str:
     """Pictures by their names, or how many where that would be long."""
     return harmless(", ".join(pictures)) if len(pictures) <= MAX_NAMED else f"{len(pictures)} pictures"
 
 
-def view_of(message: Message, variant: tuple[int, int]) -> MessageView:
+def view_of(message: Message, variant: tuple[int, int], checker: "QuotationChecker | None" = None) -> MessageView:
     """The widget that shows a message."""
-    kinds = {Role.USER: UserView, Role.ASSISTANT: AnswerView, Role.TOOL: ToolView}
-    return kinds[message.role](message, variant)
+    if message.role is Role.ASSISTANT:
+        return AnswerView(message, variant, checker)
+    return (UserView if message.role is Role.USER else ToolView)(message, variant)

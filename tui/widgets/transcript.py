@@ -14,18 +14,25 @@ from tui.widgets.messages import MessageView, view_of
 if TYPE_CHECKING:
     from textual.widgets import Markdown
 
+    from localllm.documents.quotations import QuotationChecker
+
 WINDOW = 24
 
 
 class Transcript(VerticalScroll, can_focus=False):
     """Shows the end of a conversation and follows it until the user scrolls; scrolling to the top shows earlier ones.
 
-    variant tells which of its variants a message is.
+    variant tells which of its variants a message is, checker what checks its quotations.
     """
 
-    def __init__(self, variant: Callable[[Message], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        variant: Callable[[Message], tuple[int, int]],
+        checker: Callable[[Message], "QuotationChecker | None"] = lambda _message: None,
+    ) -> None:
         super().__init__(id="transcript")
         self._variant = variant
+        self._checker = checker
         self._messages: Sequence[Message] = ()
         self._first = 0
         self._growing = False
@@ -61,12 +68,12 @@ class Transcript(VerticalScroll, can_focus=False):
             self._messages = messages
             self._first = max(len(messages) - WINDOW, 0)
             await self.remove_children()
-            await self.mount_all(view_of(message, self._variant(message)) for message in messages[self._first :])
+            await self.mount_all(self._view(message) for message in messages[self._first :])
             self._follow()
 
     async def append(self, message: Message) -> MessageView:
         """Show a message that was added at the end, and go there. The first of a long window are unmounted."""
-        view = view_of(message, self._variant(message))
+        view = self._view(message)
         async with self._changing:
             await self.query(Welcome).remove()
             await self.query(Note).remove()  # the user has read it and goes on
@@ -88,6 +95,10 @@ class Transcript(VerticalScroll, can_focus=False):
     def show_error(self, text: str) -> None:
         """Say what is wrong, and what to do, below the messages."""
         self.run_worker(self.note(Note(text, failure=True)))
+
+    def _view(self, message: Message) -> MessageView:
+        checker = self._checker(message) if message.role is Role.ASSISTANT else None
+        return view_of(message, self._variant(message), checker)
 
     def _go_to(self, note: Note) -> None:
         if note.size.height > self.size.height:  # its end alone would be seen
@@ -148,7 +159,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 self._growing = False
                 return
             begin = max(self._first - WINDOW, 0)
-            earlier = [view_of(message, self._variant(message)) for message in self._messages[begin : self._first]]
+            earlier = [self._view(message) for message in self._messages[begin : self._first]]
             height = self.virtual_size.height
             await self.mount_all(earlier, before=0)
             self._first = begin

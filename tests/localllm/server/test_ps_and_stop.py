@@ -70,6 +70,20 @@ def test_how_long_a_model_stays_is_told_as_people_say_it(row: dict[str, Any], to
     assert until(row, datetime(2026, 1, 1, 12, tzinfo=UTC)) == told
 
 
+@pytest.mark.slow
+def test_a_server_elsewhere_is_asked_with_the_key_for_it(
+    start_server: StartServer, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_server() as server:
+        assert command(9, "ps", "--host", f"127.0.0.1:{server.port}") == 0
+        assert "No model is loaded" in capsys.readouterr().err
+        assert command(9, "stop", MODEL, "--host", server.url) == 0
+    assert command(9, "ps", "--host", f"127.0.0.1:{server.port}") == 2
+    assert "Check the address" in capsys.readouterr().err
+    assert command(9, "ps", "--host", "ftp://host") == 2
+    assert "not a server's address" in capsys.readouterr().err
+
+
 def test_without_a_server_it_is_said_how_to_start_one(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(9, "ps") == 2
     assert "localllm serve" in capsys.readouterr().err

@@ -1,0 +1,274 @@
+"""localllm ask: a question to the documents of a folder."""
+
+import contextlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.exit_code import ExitCode
+from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Remote, computing_flags, model_names
+from localllm.cli.terminal import StatusLine, answer, fail, note
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from localllm.answer.event import AnswerEvent
+    from localllm.cli.generation import Started
+    from localllm.documents.excerpt import Excerpt
+    from localllm.documents.index import DocumentIndex, Report
+    from localllm.documents.quotations import QuotationChecker
+    from localllm.settings import Settings
+
+EMBED_S = 30.0  # of embedding before an answer; --index has no such bound
+MOST_EXCERPTS = 64
+LEAST_ROOM = 256  # tokens of excerpts
+ASSUMED_CONTEXT = 8192
+NO_BOUND_S = 365 * 86400.0
+
+
+def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="The folder that has the documents.", show_default=False)],
+    prompt: Annotated[str | None, typer.Argument(metavar="QUESTION", help="The question.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="The model that answers (the chat's last).",
+            autocompletion=model_names,
+        ),
+    ] = None,
+    index_only: Annotated[bool, typer.Option("--index", help="Only index the folder, with embeddings.")] = False,
+    embeddings: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Embedding model; none for words alone (one that is on this machine)."),
+    ] = None,
+    excerpts: Annotated[int, typer.Option(metavar="N", help="Excerpts to answer from (8).", show_default=False)] = 8,
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Stop after N tokens.")] = None,
+    temperature: Annotated[
+        float, typer.Option(metavar="X", help="0 quotes most faithfully (0).", show_default=False)
+    ] = 0.0,
+    ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
+    backend: Backend = None,
+    gpu_layers: GpuLayers = None,
+    remote: Remote = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Answer a question from a folder's documents, with file and line of every quotation.
+
+    Markdown, text, code and HTML; PDF and DOCX with the extra `documents`. Only files that changed are indexed again.
+    The index is kept in localllm's data folder. What an answer quotes is looked up word for word before it is shown,
+    and marked where it is not there.
+    """
+    from localllm.documents.index import DocumentIndex
+    from localllm.errors import RequestError
+    from localllm.settings import load_settings
+
+    if prompt is None and not index_only:
+        raise RequestError('Ask something: localllm ask FOLDER "QUESTION". --index alone only indexes.')
+    if not 1 <= excerpts <= MOST_EXCERPTS:
+        raise RequestError(f"--excerpts must be 1 to {MOST_EXCERPTS} (got {excerpts}).")
+    flags = {
+        **computing_flags(given),
+        "mmproj": None,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "remote": remote,
+        "draft": None,
+    }
+    settings = load_settings(flags)
+    question = "" if index_only else prompt or ""
+    name = "" if index_only else model or _usual_model(settings)
+    with DocumentIndex(folder) as index, StatusLine() as status:
+        report = _updated(index, status, told=index_only or not as_json)
+        room = _room(name, settings) if question else 0
+        found = _found(index, question, settings, embeddings, (excerpts, room), status)
+        if index_only:
+            answer(json.dumps(asdict(report), ensure_ascii=False) + "\n" if as_json else f"{_counts(report)}\n")
+            return
+        if not found:
+            raise RequestError(f"Nothing in {folder} fits the question. Ask with words that the documents have.")
+        with contextlib.ExitStack() as stack:
+            started = _started(stack, name, found, question, settings, flags, status)
+            checker, last, raw, shown = _read(started, found, status, silent=as_json)
+    _end(last, checker, found)
+    if as_json:
+        from localllm.documents.answer import as_json as documents_as_json
+
+        told = {
+            "text": shown,
+            "unchecked_text": raw,
+            **documents_as_json(checker, found, report),
+            "prompt_tokens": last.counts.prompt,
+            "cached_tokens": last.counts.cached,
+            "completion_tokens": last.counts.generated,
+            "finish_reason": last.finish_reason,
+            "model": name,
+            "timings": {"load_s": started.load_s, **asdict(last.timings)},
+        }
+        answer(json.dumps(told, ensure_ascii=False) + "\n")
+
+
+def _room(name: str, settings: "Settings") -> int:
+    """How many tokens the excerpts may take: half of the context, so that question and answer have the rest."""
+    from gguf_io import open_model
+    from localllm.cli.pull import obtain
+
+    context = settings.ctx or ASSUMED_CONTEXT
+    if not settings.remote:
+        with open_model(obtain(name, settings).path) as file:
+            context = min(context, file.metadata.get_int(f"{file.architecture}.context_length", context))
+    return max(context // 2, LEAST_ROOM)
+
+
+def _updated(index: "DocumentIndex", status: StatusLine, told: bool) -> "Report":
+    """Bring the index up to date and tell what could not be read."""
+    from localllm.documents.answer import problems_in_words
+
+    status.show(f"looking for changes in {index.root}")
+    report = index.update(lambda done, total: status.show(f"indexing: {done} of {total} files"))
+    status.clear()
+    if told and report.read and (problems := problems_in_words(report)):
+        note(problems)
+    return report
+
+
+def _counts(report: "Report") -> str:
+    return (
+        f"{report.files} files, {report.chunks} chunks; {report.read} files read and {report.removed} removed "
+        f"in {report.seconds:.1f} s"
+    )
+
+
+def _found(
+    index: "DocumentIndex",
+    question: str,
+    settings: "Settings",
+    embeddings: str | None,
+    bounds: tuple[int, int],
+    status: StatusLine,
+) -> "list[Excerpt]":
+    """Embed what is new, and find the excerpts for a question; an empty question finds none.
+
+    bounds: the most excerpts, and the most tokens of all of them.
+    """
+    from localllm.documents.embeddings import OFFERED, MeaningSearch, find_embedding_model
+    from localllm.documents.search import find_excerpts
+
+    chosen = None if embeddings == "none" else find_embedding_model(settings, embeddings)
+    if chosen is None:
+        if embeddings is None and not question:
+            note(f"Indexed by words. `localllm pull {OFFERED}` adds search by meaning.")
+        return find_excerpts(index, question, None, *bounds) if question else []
+    status.show(f"loading {chosen.name}")
+    with MeaningSearch(index, chosen.path, settings) as meaning:
+
+        def show(done: int, total: int) -> bool:
+            status.show(f"embedding with {chosen.name}: {done} of {total} chunks")
+            return True
+
+        tokens, left, seconds = meaning.embed_new(EMBED_S if question else NO_BOUND_S, show)
+        status.clear()
+        if tokens and not question:
+            note(f"Embedded {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tok/s.")
+        if left:
+            note(f"{left} chunks are found by words only until `localllm ask FOLDER --index` has embedded them.")
+        return find_excerpts(index, question, meaning, *bounds) if question else []
+
+
+def _started(
+    stack: contextlib.ExitStack,
+    name: str,
+    excerpts: "Sequence[Excerpt]",
+    question: str,
+    settings: "Settings",
+    flags: "dict[str, object]",
+    status: StatusLine,
+) -> "Started":
+    from localllm.answer.request import AnswerRequest
+    from localllm.cli.run import started_here, started_remotely
+    from localllm.documents.answer import messages_for
+
+    request = AnswerRequest(messages=messages_for(excerpts, question))
+    begin = (
+        started_remotely(name, request, settings, flags)
+        if settings.remote
+        else started_here(name, request, flags, status.share)
+    )
+    return stack.enter_context(begin)
+
+
+def _read(
+    started: "Started", excerpts: "Sequence[Excerpt]", status: StatusLine, silent: bool
+) -> "tuple[QuotationChecker, AnswerEvent, str, str]":
+    """Show an answer as it is checked; returns the checker, the last event, and the answer before and after."""
+    from localllm.answer.event import AnswerEvent
+    from localllm.cli.generation import interrupt_cancels, show_progress
+    from localllm.documents.quotations import QuotationChecker, Source
+
+    checker = QuotationChecker([Source(each) for each in excerpts])
+    raw: list[str] = []
+    shown: list[str] = []
+    thought, last = 0, AnswerEvent()
+
+    def show(text: str) -> None:
+        shown.append(text)
+        if text and not silent:
+            status.clear()
+            answer(text)
+
+    with interrupt_cancels(started.stream):
+        for last in started.stream:
+            show_progress(last, status)
+            thought += len(last.reasoning.split())
+            if last.reasoning:
+                status.show(f"thinking: {thought} words")
+            raw.append(last.content)
+            show(checker.push(last.content))
+    show(checker.flush())
+    if not silent and not "".join(shown[-2:]).endswith("\n"):
+        answer("\n")
+    return checker, last, "".join(raw), "".join(shown)
+
+
+def _end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[Excerpt]") -> None:
+    """Say what was checked and how fast it was; leave with the answer's exit code."""
+    from localllm.documents.answer import file_count, verdict
+    from localllm.engine.request import FinishReason
+
+    if last.finish_reason is FinishReason.ERROR:
+        fail(last.error or "the engine stopped without a reason")
+        raise typer.Exit(ExitCode.FAILED)
+    counts = last.counts
+    note(
+        f"{verdict(checker, excerpts)}\n{file_count(excerpts)}; first token after {last.timings.ttft_s:.2f} s, "
+        f"{counts.cached} of {counts.prompt} prompt tokens cached."
+    )
+    if last.finish_reason is FinishReason.CANCELLED:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _usual_model(settings: "Settings") -> str:
+    """The model that the chat used last. Raises RequestError where that is not known."""
+    import sqlite3
+    from urllib.parse import quote
+
+    from localllm.errors import RequestError
+    from localllm.settings import sessions_path
+
+    path = sessions_path()
+    if path.is_file() and not settings.remote:
+        with (
+            contextlib.suppress(sqlite3.Error),  # it is only a default, and the chat says what is wrong with its file
+            contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db,
+        ):
+            for (name,) in db.execute("SELECT value FROM remembered WHERE name = 'model'"):
+                return str(name)
+    raise RequestError("Name the model that answers: --model NAME. `localllm list` shows those on this machine.")

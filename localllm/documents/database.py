@@ -1,0 +1,150 @@
+"""The SQLite file of a folder's index: where it is, its schema, and how words are looked up in it."""
+
+import contextlib
+import hashlib
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+
+from localllm.errors import LocalLLMError, RequestError
+
+# In the file's header (https://www.sqlite.org/fileformat.html#application_id), so that nobody else's file is changed.
+APPLICATION_ID = int.from_bytes(b"lldx", "big")
+VERSION = 1  # of the schema and of how text is cut; an index of another one is made anew
+BUSY_S = 30.0
+
+# Chinese, Japanese and Thai have no blanks between words: each letter is a word of its own.
+_UNSPACED = re.compile(r"([\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WORD = re.compile(r"\w+")
+MAX_QUERY_WORDS = 64
+
+_SCHEMA = """
+    CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE file (
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        size INTEGER NOT NULL,
+        mtime INTEGER NOT NULL,
+        digest TEXT NOT NULL,
+        problem TEXT NOT NULL
+    );
+    CREATE TABLE chunk (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        file INTEGER NOT NULL REFERENCES file (id) ON DELETE CASCADE,
+        page INTEGER NOT NULL,
+        line INTEGER NOT NULL,
+        text TEXT NOT NULL
+    );
+    CREATE INDEX chunk_file ON chunk (file);
+    CREATE TABLE vector (
+        chunk INTEGER NOT NULL REFERENCES chunk (id) ON DELETE CASCADE,
+        model TEXT NOT NULL,
+        numbers BLOB NOT NULL,
+        PRIMARY KEY (model, chunk)
+    ) WITHOUT ROWID;
+    CREATE INDEX vector_chunk ON vector (chunk);
+    CREATE TABLE prompt (id INTEGER PRIMARY KEY, chunks TEXT NOT NULL UNIQUE);
+    CREATE VIRTUAL TABLE words USING fts5(name, text, content='', tokenize='porter unicode61 remove_diacritics 2');
+"""
+
+
+class DocumentIndexError(LocalLLMError):
+    """The index cannot be written or read. The message names its file."""
+
+
+def indexes_folder() -> Path:
+    """Where the indexes are, e.g. ~/.local/share/localllm/documents. It need not exist."""
+    return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "documents"
+
+
+def index_path(root: Path) -> Path:
+    """The index of a folder, which lies outside of it."""
+    return indexes_folder() / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}.db"
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Raise what SQLite and the disk raise as DocumentIndexError."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DocumentIndexError(f"{path}: the index of documents cannot be used: {why}. Check the disk.") from error
+
+
+def connect(root: Path) -> sqlite3.Connection:
+    """Open a folder's index, or make it. One that is damaged or of another version is made anew.
+
+    Raises DocumentIndexError, and RequestError for a file that is not an index.
+    """
+    path = index_path(root)
+    with told(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            path.touch(mode=0o600)
+        db = _opened(path)
+        try:
+            if not _is_current(db, path):
+                db.close()
+                for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+                    name.unlink(missing_ok=True)
+                path.touch(mode=0o600)
+                db = _opened(path)
+            db.execute("PRAGMA journal_mode = WAL")
+            with db:
+                db.execute("BEGIN IMMEDIATE")  # another process may be about to make it, too
+                if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                    _make(db, root)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def _make(db: sqlite3.Connection, root: Path) -> None:
+    for statement in _SCHEMA.split(";\n"):
+        db.execute(statement)
+    db.execute("INSERT INTO about VALUES ('folder', ?)", (str(root),))
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA foreign_keys = ON")
+    return db
+
+
+def _is_current(db: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file is empty or an index of this version. Raises RequestError for another program's file."""
+    try:
+        kind = db.execute("PRAGMA application_id").fetchone()[0]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    except sqlite3.DatabaseError:
+        return False  # damaged: nothing is lost but the time to make it anew
+    if tables and kind != APPLICATION_ID:
+        raise RequestError(f"{path}: is not an index of documents. Move it away.")
+    return not tables or bool(version == VERSION)
+
+
+def searchable(text: str) -> str:
+    """A text as its words are indexed."""
+    return _UNSPACED.sub(r" \1 ", text)
+
+
+def searchable_name(name: str) -> str:
+    """A file's name as its words are indexed: camelCase is two."""
+    return searchable(_HUMP.sub(" ", name))
+
+
+def word_query(question: str) -> str:
+    """An FTS5 query for any of a question's words, "" if it has none; quotes keep its letters from being operators."""
+    words = dict.fromkeys(_WORD.findall(searchable(question).replace("_", " ")))
+    return " OR ".join(f'"{word}"' for word in list(words)[:MAX_QUERY_WORDS])

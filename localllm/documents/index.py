@@ -1,0 +1,280 @@
+"""The index of a folder: which files are in it, their chunks, and keeping both up to date."""
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from filelock import FileLock, Timeout
+
+from localllm.documents.chunks import chunks
+from localllm.documents.database import connect, index_path, searchable, searchable_name, told, word_query
+from localllm.documents.excerpt import Excerpt
+from localllm.documents.extraction import Document, Extractor, UnreadableError, read_file
+from localllm.documents.walk import MAX_FILES, FoundFile, found_files
+from localllm.errors import RequestError
+from localllm.files import user_path
+
+# Called with files done and files in all. An exception ends the update; what was indexed stays.
+UpdateProgress = Callable[[int, int], None]
+
+_FILES_AHEAD = 64  # read before their turn to be written
+_FILES_PER_COMMIT = 200
+_RACY_NS = 2 * 10**9  # a file that has just changed may change again within its clock's tick
+_KEPT_PROMPTS = 200
+_LOCK_S = 600.0
+
+
+@dataclass(slots=True)
+class Report:
+    """What an update did. problems: why a file is not in the index, or not all of it, by name."""
+
+    files: int = 0
+    chunks: int = 0
+    read: int = 0
+    removed: int = 0
+    seconds: float = 0.0
+    problems: dict[str, str] = field(default_factory=dict)
+    too_many: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What reading a file gave. document is None where its digest is the known one, or it has a problem.
+
+    lasting: whether a problem stays until the file changes.
+    """
+
+    file: FoundFile
+    digest: str
+    document: Document | None = None
+    problem: str = ""
+    lasting: bool = True
+
+
+class DocumentIndex:
+    """The index of one folder, in localllm's data folder. Thread-safe. Every method raises DocumentIndexError.
+
+    folder: as it was named. root: its real path.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open or make it. Raises RequestError if there is no such folder."""
+        self.folder = folder
+        self.root = Path(os.path.realpath(user_path(str(folder))))
+        if not self.root.is_dir():
+            raise RequestError(f"{folder}: there is no such folder. Name one that has documents.")
+        self.path = index_path(self.root)
+        self._lock = threading.RLock()
+        self._db = connect(self.root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._lock:
+            self._db.close()
+
+    # Keeping up to date.
+
+    def update(self, progress: UpdateProgress | None = None) -> Report:
+        """Index what is new or changed and remove what is gone. One process at a time; others wait.
+
+        A file whose size and time are known is not read; one whose digest is known is not cut again.
+        """
+        began = time.monotonic()
+        lock = FileLock(f"{self.path}.lock", mode=0o600)
+        try:
+            with told(self.path), lock.acquire(timeout=_LOCK_S):
+                report = self._update(progress)
+        except Timeout as error:
+            raise RequestError(f"{self.root}: another process has been indexing it for {_LOCK_S:.0f} s.") from error
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _update(self, progress: UpdateProgress | None) -> Report:
+        report = Report()
+        known = {row["name"]: row for row in self._rows("SELECT * FROM file")}
+        found = list(found_files(self.root))
+        if len(found) > MAX_FILES:
+            found, report.too_many = found[:MAX_FILES], True
+        gone = [known[name]["id"] for name in known.keys() - {file.name for file in found}]
+        with self._changes() as db:
+            for identity in gone:
+                _remove_chunks(db, identity)
+                db.execute("DELETE FROM file WHERE id = ?", (identity,))
+        report.removed = len(gone)
+        changed = [file for file in found if not _is_known(file, known.get(file.name))]
+        digests = {name: row["digest"] for name, row in known.items()}
+        done = len(found) - len(changed)
+        for batch in _batches(_read_all(changed, digests)):
+            with self._changes() as db:
+                for one in batch:
+                    _store(db, one)
+            report.read += len(batch)
+            if progress is not None:
+                progress(done + report.read, len(found))
+        report.files = len(found)
+        report.chunks = self._rows("SELECT count(*) AS n FROM chunk")[0]["n"]
+        report.problems = {row["name"]: row["problem"] for row in self._rows("SELECT * FROM file WHERE problem <> ''")}
+        return report
+
+    # Looking things up.
+
+    def best_words(self, question: str, count: int) -> list[int]:
+        """Ids of the chunks that fit the words of a question best by BM25, the best first."""
+        query = word_query(question)
+        sql = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words, 2.0, 1.0), rowid LIMIT ?"
+        return [row["rowid"] for row in self._rows(sql, (query, count))] if query else []
+
+    def excerpts(self, identities: Sequence[int]) -> dict[int, Excerpt]:
+        """The chunks of these ids; those that are gone are left out."""
+        marks = ", ".join("?" * len(identities))
+        sql = f"SELECT chunk.*, name FROM chunk JOIN file ON file.id = chunk.file WHERE chunk.id IN ({marks})"
+        rows = self._rows(sql, tuple(identities))
+        return {row["id"]: Excerpt(row["name"], row["text"], row["line"], row["page"]) for row in rows}
+
+    def without_vector(self, model: str, count: int) -> list[tuple[int, str]]:
+        """Chunks (id, text) that this embedding model has not seen."""
+        sql = (
+            "SELECT id, text FROM chunk WHERE id NOT IN (SELECT chunk FROM vector WHERE model = ?) ORDER BY id LIMIT ?"
+        )
+        return [(row["id"], row["text"]) for row in self._rows(sql, (model, count))]
+
+    def count_without_vector(self, model: str) -> int:
+        """How many chunks this embedding model has not seen."""
+        sql = "SELECT (SELECT count(*) FROM chunk) - (SELECT count(*) FROM vector WHERE model = ?) AS n"
+        return int(self._rows(sql, (model,))[0]["n"])
+
+    def add_vectors(self, model: str, rows: Iterable[tuple[int, bytes]]) -> None:
+        """Keep vectors of chunks, as bytes; those of chunks that are gone are dropped."""
+        with self._changes() as db:
+            for chunk, numbers in rows:
+                sql = "INSERT OR REPLACE INTO vector SELECT id, ?, ? FROM chunk WHERE id = ?"
+                db.execute(sql, (model, numbers, chunk))
+
+    def vectors(self, model: str) -> tuple[list[int], bytes]:
+        """Ids of the chunks that this model has seen, and their vectors, one after the other."""
+        rows = self._rows("SELECT chunk, numbers FROM vector WHERE model = ? ORDER BY chunk", (model,))
+        return [row["chunk"] for row in rows], b"".join(row["numbers"] for row in rows)
+
+    def prompts(self) -> list[list[int]]:
+        """The chunks of earlier prompts in their order, the newest prompt first."""
+        return [json.loads(row["chunks"]) for row in self._rows("SELECT chunks FROM prompt ORDER BY id DESC")]
+
+    def keep_prompt(self, identities: Sequence[int]) -> None:
+        """Remember a prompt's chunks in their order."""
+        with self._changes() as db:
+            db.execute("INSERT OR REPLACE INTO prompt (chunks) VALUES (?)", (json.dumps(list(identities)),))
+            oldest = "SELECT id FROM prompt ORDER BY id DESC LIMIT ?"
+            db.execute(f"DELETE FROM prompt WHERE id NOT IN ({oldest})", (_KEPT_PROMPTS,))
+
+    def _rows(self, sql: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
+        with told(self.path), self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _changes(self) -> Iterator[sqlite3.Connection]:
+        """One transaction."""
+        with told(self.path), self._lock, self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield self._db
+
+
+def _is_known(file: FoundFile, row: sqlite3.Row | None) -> bool:
+    return row is not None and (row["size"], row["mtime"]) == (file.size, file.mtime)
+
+
+def _read_all(files: Sequence[FoundFile], digests: dict[str, str]) -> Iterator[_Read]:
+    """Read files on every core, in their order, and a few ahead."""
+    workers = min(os.cpu_count() or 1, 8)
+    local = threading.local()
+    extractors: list[Extractor] = []
+
+    def work(file: FoundFile) -> _Read:
+        if not hasattr(local, "extractor"):
+            local.extractor = Extractor()
+            extractors.append(local.extractor)
+        return _read(file, digests.get(file.name), local.extractor)
+
+    waiting: deque[Future[_Read]] = deque()
+    executor = ThreadPoolExecutor(workers, "documents")
+    try:
+        for file in files:
+            waiting.append(executor.submit(work, file))
+            if len(waiting) > _FILES_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        executor.shutdown(cancel_futures=True)
+        for extractor in extractors:
+            extractor.close()
+
+
+def _read(file: FoundFile, known: str | None, extractor: Extractor) -> _Read:
+    digest = ""
+    try:
+        data, digest = read_file(file.path)
+        if digest == known:
+            return _Read(file, digest)
+        return _Read(file, digest, extractor.extract(file.path, data))
+    except UnreadableError as error:
+        return _Read(file, digest, problem=str(error), lasting=error.lasting)
+
+
+def _batches(items: Iterator[_Read]) -> Iterator[list[_Read]]:
+    batch: list[_Read] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == _FILES_PER_COMMIT:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _store(db: sqlite3.Connection, one: _Read) -> None:
+    """Write a file's row, and its chunks if it was cut anew."""
+    file, document = one.file, one.document
+    racy = time.time_ns() - file.mtime < _RACY_NS
+    mtime = file.mtime if one.lasting and not racy else -1  # -1: it is read again the next time
+    if document is None and not one.problem:
+        db.execute("UPDATE file SET size = ?, mtime = ? WHERE name = ?", (file.size, mtime, file.name))
+        return
+    row = db.execute("SELECT id FROM file WHERE name = ?", (file.name,)).fetchone()
+    if row is not None:
+        _remove_chunks(db, row["id"])
+        db.execute("DELETE FROM file WHERE id = ?", (row["id"],))
+    problem = one.problem or (document.cut if document else "")
+    values = (file.name, file.size, mtime, "" if one.problem else one.digest, problem)
+    identity = db.execute("INSERT INTO file (name, size, mtime, digest, problem) VALUES (?, ?, ?, ?, ?)", values)
+    for number, lines in enumerate(document.pages if document else (), 1):
+        page = number if document and document.is_paged else 0
+        for line, text in chunks(lines):
+            clean = text.encode(errors="replace").decode()  # of lone surrogates, which SQLite refuses
+            chunk = (identity.lastrowid, page, line, clean)
+            added = db.execute("INSERT INTO chunk (file, page, line, text) VALUES (?, ?, ?, ?)", chunk)
+            words = (added.lastrowid, searchable_name(file.name), searchable(clean))
+            db.execute("INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)", words)
+
+
+def _remove_chunks(db: sqlite3.Connection, file: int) -> None:
+    """Remove a file's chunks and their words; words keep no text, so that it must be given again."""
+    sql = "SELECT chunk.id, name, text FROM chunk JOIN file ON file.id = chunk.file WHERE file.id = ?"
+    for row in db.execute(sql, (file,)).fetchall():
+        words = (row["id"], searchable_name(row["name"]), searchable(row["text"]))
+        db.execute("INSERT INTO words (words, rowid, name, text) VALUES ('delete', ?, ?, ?)", words)
+    db.execute("DELETE FROM chunk WHERE file = ?", (file,))

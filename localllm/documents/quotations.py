@@ -1,0 +1,249 @@
+"""Checking quotations: text in an answer that claims to be in a document is looked up there, word for word."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from localllm.documents.excerpt import Excerpt
+
+NOT_FOUND = "not in the documents"
+NOT_CHECKED = "not checked"
+MAX_QUOTED_CHARS = 2000  # a quotation that is longer is shown unchecked
+MAX_BLOCK_CHARS = 8000  # of code
+
+# The opening sign and the closing ones. A straight sign opens only where a word begins.
+_PAIRS = {'"': '"', "“": "”", "„": "“”", "«": "»", "»": "«", "「": "」", "『": "』"}
+_STRAIGHT = str.maketrans({"\u2019": "'", "\u2018": "'", "“": '"', "”": '"', "„": '"', "\u00ad": None})
+_ELLIPSIS = re.compile(r"\s*(?:\[\s*)?(?:…|\.{3})(?:\s*\])?\s*")
+# What a model may write as a reference of its own: [notes.md:12], [report.pdf, page 3, lines 1-9].
+_REFERENCE = re.compile(
+    r"\[`?([^\[\]\n]*[^\W\d][^\[\]\n]*?(?::\s?\d+(?:-\d+)?|, (?:page|lines?|paragraphs?) [\d-]+))`?\]"
+)
+MAX_REFERENCE_CHARS = 400
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Quotation:
+    """A quotation of an answer. place: file and line where it is, None if it is nowhere. checked: False if it had no
+    end, or was too long."""
+
+    text: str
+    place: str | None
+    checked: bool = True
+
+
+class Source:
+    """An excerpt in which quotations are looked up: blanks and line ends count alike, and so do kinds of quotes."""
+
+    def __init__(self, excerpt: Excerpt) -> None:
+        self.excerpt = excerpt
+        self._starts: list[int] = []
+        pieces: list[str] = []
+        length = 0
+        for line in excerpt.text.split("\n"):
+            self._starts.append(length)
+            if words := _normal(line):
+                pieces.append(words)
+                length += len(words) + 1
+        self._text = " ".join(pieces)
+
+    def find(self, text: str) -> str | None:
+        """The place of a quotation's first words; all of its parts follow each other here. None if it is not here."""
+        first: int | None = None
+        after = 0
+        for part in filter(None, map(_normal, _ELLIPSIS.split(text))):
+            at = self._find(part, after)
+            if at is None:
+                return None
+            first = at if first is None else first
+            after = at + len(part)
+        return None if first is None else self.excerpt.place(bisect_right(self._starts, first) - 1)
+
+    def _find(self, part: str, after: int) -> int | None:
+        """Where whole words begin that are these; a point or comma at the end may be the answer's own."""
+        for words in dict.fromkeys((part, part.rstrip(".,;:!?"))):
+            at = self._text.find(words, after) if words else -1
+            while at >= 0:
+                if not _joined(self._text[at - 1 : at], words[0]) and not _joined(
+                    words[-1], self._text[at + len(words) : at + len(words) + 1]
+                ):
+                    return at
+                at = self._text.find(words, at + 1)
+        return None
+
+
+@dataclass(slots=True)
+class QuotationChecker:
+    """Checks an answer while it streams: `push` returns what may be shown.
+
+    Text is held back from the beginning of a quotation until its end. One that is in a source is followed by its place,
+    any other by a mark that says so. A block of code counts as a quotation. cite: how a place is written behind it.
+    """
+
+    sources: Sequence[Source]
+    cite: Callable[[str], str] = lambda place: f" [{place}]"
+    quotations: list[Quotation] = field(default_factory=list)
+    _held: str = ""
+    _before: str = "\n"  # the last character that was shown
+    _cited: bool = False  # a place was the last thing shown
+
+    def push(self, text: str) -> str:
+        """Take more of the answer; returns what can be shown now."""
+        self._held += text
+        return "".join(self._ready(whole=False))
+
+    def flush(self) -> str:
+        """The answer has ended: returns the rest."""
+        return "".join(self._ready(whole=True))
+
+    @property
+    def places(self) -> list[str]:
+        """Where the quotations that were found are, without repetitions."""
+        return list(dict.fromkeys(each.place for each in self.quotations if each.place))
+
+    def _ready(self, whole: bool) -> Iterator[str]:
+        while self._held:
+            taken = self._step(whole)
+            if taken is None:
+                return
+            size, shown = taken
+            self._held = self._held[size:]
+            if shown:
+                self._before = shown[-1]
+            yield shown
+
+    def _step(self, whole: bool) -> tuple[int, str] | None:
+        """How many held characters to take and what to show for them; None to wait for more."""
+        letter = self._held[0]
+        cited, self._cited = self._cited, False
+        if self._before == "\n":
+            taken = self._line(whole)
+            if taken is not _PLAIN:
+                return taken
+        if letter == "`":
+            return self._inline_code(whole)
+        if letter == "[" or (cited and self._held.lstrip(" ")[:1] in ("[", "")):
+            return self._reference(whole, cited)
+        if letter in _PAIRS and not (letter in '"»' and _joined("a", self._before)):
+            return self._quotation(whole)
+        end = next(
+            (at for at, each in enumerate(self._held) if at and (each in _STOPS or self._held[at - 1] == "\n")), 0
+        )
+        end = end or len(self._held)
+        return end, self._held[:end]
+
+    def _line(self, whole: bool) -> "tuple[int, str] | None":
+        """At the beginning of a line: a block of code, or a quoted line. _PLAIN for anything else."""
+        held = self._held
+        if not whole and len(held) < 6 and not held.strip(" `~>"):
+            self._cited = False
+            return None
+        if fence := _FENCE.match(held):
+            return self._block(fence, whole)
+        return self._quoted_lines(whole) if held.startswith(">") else _PLAIN
+
+    def _quoted_lines(self, whole: bool) -> tuple[int, str] | None:
+        """Lines behind > are one quotation; where signs stand in the first one, what is between them is quoted."""
+        held = self._held
+        first, ended, _ = held.partition("\n")
+        if any(sign in first for sign in _PAIRS):
+            return _PLAIN
+        end = next((match.start() for match in re.finditer(r"\n(?!>)", held)), -1)
+        if not ended or end in (-1, len(held) - 1):  # more of them may come
+            if not whole and len(held) <= MAX_QUOTED_CHARS:
+                return None
+            end = len(held.rstrip("\n"))
+        text = re.sub(r"^>[ \t]?", "", held[:end], flags=re.MULTILINE)
+        return end, held[:end] + self._judged(text)
+
+    def _block(self, fence: "re.Match[str]", whole: bool) -> tuple[int, str] | None:
+        held = self._held
+        closing = re.compile(rf"\n {{0,3}}{re.escape(fence[1])}[`~]*[ \t]*(?=\n|$)")
+        match = closing.search(held, fence.end())
+        if match is None or (match.end() == len(held) and not whole):
+            if not whole and len(held) <= MAX_BLOCK_CHARS:
+                return None
+            return len(held), held  # it has no end, or is longer than a quotation
+        body = held[: match.start()].partition("\n")[2]
+        return match.end(), held[: match.end()] + (f"\n{self._judged(body).lstrip()}" if body.strip() else "")
+
+    def _inline_code(self, whole: bool) -> tuple[int, str] | None:
+        """Code in a line is shown as it is: signs in it quote nothing."""
+        run = len(self._held) - len(self._held.lstrip("`"))
+        end = self._held.find("`" * run, run)
+        line = self._held.find("\n")
+        if end >= 0 and (line < 0 or end < line):
+            return end + run, self._held[: end + run]
+        return (run, self._held[:run]) if whole or line >= 0 else None
+
+    def _reference(self, whole: bool, cited: bool) -> tuple[int, str] | None:
+        """A reference that the model wrote: kept if it names an excerpt, left out behind a place that says the same."""
+        blanks = len(self._held) - len(self._held.lstrip(" "))
+        end = self._held.find("]")
+        if end < 0 and not whole and "\n" not in self._held and len(self._held) < MAX_REFERENCE_CHARS:
+            self._cited = cited
+            return None
+        match = _REFERENCE.match(self._held, blanks, blanks + MAX_REFERENCE_CHARS)
+        if match is None:
+            size = max(blanks, 1)
+            return size, self._held[:size]
+        known = any(self._names(source.excerpt, match[1]) for source in self.sources)
+        if cited and known:
+            return match.end(), ""
+        return match.end(), self._held[: match.end()] + ("" if known else f" ({NOT_CHECKED})")
+
+    def _names(self, excerpt: Excerpt, reference: str) -> bool:
+        """Whether a reference is to lines of an excerpt."""
+        if reference == excerpt.label:
+            return True
+        name, _, lines = reference.rpartition(":")
+        first = int(match[0]) if (match := re.match(r"\s?\d+", lines)) else 0
+        last = excerpt.line + excerpt.text.count("\n")
+        return (
+            not excerpt.page
+            and excerpt.place(first - excerpt.line) == f"{name}:{first}"
+            and (excerpt.line <= first <= last)
+        )
+
+    def _quotation(self, whole: bool) -> tuple[int, str] | None:
+        held = self._held
+        closing = _PAIRS[held[0]]
+        end = next((at for at, each in enumerate(held) if at and each in closing), -1)
+        paragraph = held.find("\n\n")
+        bounded = paragraph >= 0 and (end < 0 or paragraph < end)
+        if end < 0 and not bounded and not whole and len(held) <= MAX_QUOTED_CHARS:
+            return None
+        if bounded or end < 0 or end > MAX_QUOTED_CHARS:
+            # It has no end, or none that is near.
+            stop = paragraph if bounded else end + 1 if end >= 0 else len(held)
+            text = held[1:stop].strip()
+            if not text:
+                return 1, held[:1]
+            self.quotations.append(Quotation(text, None, checked=False))
+            return stop, f"{held[:stop]}{self.cite(NOT_CHECKED)}"
+        text = held[1:end]
+        return end + 1, held[: end + 1] + (self._judged(text) if text.strip() else "")
+
+    def _judged(self, text: str) -> str:
+        """The place of a quotation, or that it has none."""
+        if not _normal(text):
+            return ""
+        found = next((place for source in self.sources if (place := source.find(text))), None)
+        self.quotations.append(Quotation(text, found))
+        self._cited = found is not None
+        return self.cite(found or NOT_FOUND)
+
+
+_PLAIN = (-1, "")
+_STOPS = frozenset({"`", "[", *_PAIRS})
+
+
+def _normal(text: str) -> str:
+    return " ".join(text.translate(_STRAIGHT).split())
+
+
+def _joined(left: str, right: str) -> bool:
+    """Whether two neighbouring characters belong to one word."""
+    return bool(left and right) and (left.isalnum() or left == "_") and (right.isalnum() or right == "_")

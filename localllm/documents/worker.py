@@ -1,0 +1,144 @@
+"""The child process that takes text out of HTML, PDF and DOCX: formats in which a small file can ask for any work.
+
+A request is a JSON line {"kind": "html" | "pdf" | "docx", "bytes": N} and N bytes on stdin, a reply a JSON line on
+stdout: {"pages": [[line, ...], ...], "cut": why the rest was left out, or ""}, or {"error": text}. A PDF has a list of
+lines for each page, other formats have one. Exceeding the time of a request ends the process by a signal, exceeding the
+memory gives an error. It writes no file and starts no process.
+"""
+
+import io
+import json
+import os
+import signal
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+CPU_SECONDS = 30.0  # of a request, before it is ended
+ENOUGH_SECONDS = 15.0  # after which a PDF's other pages are left out
+MAX_MEMORY_BYTES = 1 << 30
+MAX_CHARS = 4 << 20
+MAX_PAGES = 5000
+MAX_UNPACKED_BYTES = 64 << 20
+EXIT_MEMORY = 3
+
+Reply = dict[str, Any]
+
+
+def main() -> None:
+    """Answer requests until stdin closes."""
+    _give_up_rights()
+    while header := sys.stdin.buffer.readline():
+        request = json.loads(header)
+        data = sys.stdin.buffer.read(request["bytes"])
+        _set_cpu_timer(CPU_SECONDS)
+        try:
+            reply = json.dumps(_KINDS[request["kind"]](data)).encode()
+        except MemoryError:
+            os._exit(EXIT_MEMORY)
+        except Exception as error:  # whatever a library makes of a stranger's file is the parent's to report
+            reply = json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}).encode()
+        _set_cpu_timer(0.0)
+        sys.stdout.buffer.write(reply + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _give_up_rights() -> None:
+    if sys.platform == "win32":  # no such limits; the parent's clock is then the only one
+        return
+    import resource
+
+    bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
+    if sys.platform == "linux":  # macOS reserves more address space than any bound, and refuses to set one
+        bounds[resource.RLIMIT_AS] = MAX_MEMORY_BYTES
+    for limit, bound in bounds.items():
+        _, hard = resource.getrlimit(limit)
+        lowest = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(limit, (lowest, lowest))
+
+
+def _set_cpu_timer(seconds: float) -> None:
+    # SIGPROF keeps its default action, which ends the process even inside one long C call.
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+class _HtmlText(HTMLParser):
+    """The text of a page, each piece on the line that it has in the file."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.lines: list[str] = []
+        self._hidden = 0  # inside so many elements whose text is not shown
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden += tag in ("script", "style", "template")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= bool(self._hidden) and tag in ("script", "style", "template")
+
+    def handle_data(self, data: str) -> None:
+        if self._hidden:
+            return
+        for row, piece in enumerate(data.split("\n"), self.getpos()[0] - 1):
+            self.lines += [""] * (row + 1 - len(self.lines))
+            self.lines[row] += piece if self.lines[row] else piece.lstrip()
+
+
+def _html(data: bytes) -> Reply:
+    parser = _HtmlText()
+    parser.feed(data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n"))
+    parser.close()
+    return {"pages": [parser.lines], "cut": ""}
+
+
+def _pdf(data: bytes) -> Reply:
+    import pypdf
+
+    reader = pypdf.PdfReader(io.BytesIO(data))
+    if reader.is_encrypted and not reader.decrypt(""):
+        return {"error": "is protected by a password"}
+    pages: list[list[str]] = []
+    chars, began = 0, time.process_time()
+    for number, page in enumerate(reader.pages, 1):
+        if number > MAX_PAGES or chars > MAX_CHARS or time.process_time() - began > ENOUGH_SECONDS:
+            return {"pages": pages, "cut": f"only its first {number - 1} pages were read"}
+        text = page.extract_text()
+        chars += len(text)
+        pages.append(text.splitlines())
+    return {"pages": pages, "cut": ""}
+
+
+def _docx(data: bytes) -> Reply:
+    import docx
+
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > MAX_UNPACKED_BYTES:  # zipfile reads no more of an entry than it announces
+        return {"error": f"unpacks to {size} bytes; {MAX_UNPACKED_BYTES} are allowed"}
+    lines: list[str] = []
+    chars = 0
+    for text in _paragraphs(docx.Document(io.BytesIO(data))):
+        lines.append(" ".join(text.split()))
+        chars += len(text)
+        if chars > MAX_CHARS:
+            return {"pages": [lines], "cut": f"only its first {len(lines)} paragraphs were read"}
+    return {"pages": [lines], "cut": ""}
+
+
+def _paragraphs(container: Any) -> Iterator[str]:
+    """Texts in the order of the document; a row of a table is one paragraph."""
+    from docx.table import Table
+
+    for block in container.iter_inner_content():
+        if isinstance(block, Table):
+            for row in block.rows:
+                yield " | ".join(cell.text for cell in row.cells)
+        else:
+            yield block.text
+
+
+_KINDS = {"html": _html, "pdf": _pdf, "docx": _docx}

@@ -1,0 +1,29 @@
+"""What the tests of documents share: a folder of documents, and localllm's own folders beside it."""
+
+from pathlib import Path
+
+import pytest
+
+NOTES = """\
+# Ships
+
+The harbour was built in 1924.
+It has three piers, and
+a small crane.
+
+# Opening hours
+
+The museum is closed on Mondays.
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Documents, in a home of its own."""
+    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    found = tmp_path / "documents"
+    (found / "code").mkdir(parents=True)
+    (found / "notes.md").write_text(NOTES)
+    (found / "code" / "tides.py").write_text("def high_water(hour):\n    return hour % 12 == 3\n")
+    return found

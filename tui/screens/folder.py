@@ -1,0 +1,148 @@
+"""The folder of documents that a chat asks, and everything that goes with a message."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual.content import Content
+
+from localllm.errors import RequestError
+from tui.attachments import find_attachments
+from tui.backend import Backend
+from tui.background import in_thread
+from tui.conversation import Conversation
+from tui.sessions import Attachment
+from tui.widgets.frame import StatusLine, aligned
+
+if TYPE_CHECKING:
+    from localllm.documents.embeddings import MeaningSearch
+    from localllm.documents.index import DocumentIndex, Report
+
+EMBED_S = 30.0  # of embedding when a folder is opened; the rest is found by its words
+ASSUMED_CONTEXT = 8192  # tokens, of a server that does not tell
+_REDRAW_S = 0.1
+
+
+@dataclass(slots=True)
+class _Opened:
+    """meaning: None without an embedding model. unseen: chunks that it has not embedded yet."""
+
+    index: "DocumentIndex"
+    report: "Report"
+    meaning: "MeaningSearch | None" = None
+    embedder: str = ""
+    unseen: int = 0
+
+
+class ChatFolder:
+    """The folder of the conversation's parameters, opened and indexed when it is first needed. `close` frees it."""
+
+    def __init__(self, conversation: Conversation, backend: Backend, status_line: StatusLine) -> None:
+        self._conversation, self._backend, self._status_line = conversation, backend, status_line
+        self._opened: _Opened | None = None
+        self._lock = threading.Lock()  # one thread at a time opens, and searches by meaning
+        self._stop = threading.Event()
+
+    async def attachments(self, text: str, known: Sequence[Attachment], strict: bool) -> tuple[Attachment, ...]:
+        """The files that a text names, and excerpts of the folder that fit it. See find_attachments for the rest."""
+        counts = self._backend.count_tokens, self._backend.picture_tokens
+        plain = [file for file in known if not file.line]
+        named = await in_thread(lambda: find_attachments(text, *counts, plain, strict))
+        folder = self._conversation.parameters.folder
+        if not folder:
+            return named
+        opened = await self.open(folder)
+        found = await in_thread(lambda: self._excerpts(opened, text))
+        if not found and not named:
+            raise RequestError(f"Nothing in {folder} fits that. /folder off asks the model without documents.")
+        return (*found, *named)
+
+    async def open(self, folder: str) -> _Opened:
+        """Index what has changed in a folder, with what is done in the status line. Raises RequestError."""
+        facts = self._status_line.facts
+        work = asyncio.ensure_future(in_thread(lambda: self._open(folder)))
+        try:
+            while not work.done():
+                self._status_line.redraw()
+                await asyncio.wait([work], timeout=_REDRAW_S)
+            return work.result()
+        finally:
+            facts.activity = None
+            self._status_line.redraw()
+
+    def close(self) -> None:
+        """End what is at work, and free everything. Idempotent."""
+        self._stop.set()
+        if self._lock.acquire(timeout=1):
+            self._close()
+            self._lock.release()
+
+    def _open(self, folder: str) -> _Opened:
+        from localllm.documents.embeddings import MeaningSearch, find_embedding_model
+        from localllm.documents.index import DocumentIndex
+        from localllm.settings import load_settings
+
+        with self._lock:
+            if self._opened is None or self._opened.index.folder != Path(folder):
+                self._close()
+                index = DocumentIndex(Path(folder))
+                settings = load_settings({})
+                found = find_embedding_model(settings)
+                meaning = MeaningSearch(index, found.path, settings) if found else None
+                self._opened = _Opened(index, index.update(self._indexed), meaning, found.name if found else "")
+            else:
+                self._opened.report = self._opened.index.update(self._indexed)
+            opened = self._opened
+            if opened.meaning is not None:
+                _, opened.unseen, _ = opened.meaning.embed_new(EMBED_S, self._embedded)
+            return opened
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            if opened.meaning is not None:
+                opened.meaning.close()
+            opened.index.close()
+
+    def _indexed(self, done: int, total: int) -> None:
+        if self._stop.is_set():
+            raise RequestError("The chat has ended.")
+        self._status_line.facts.activity = (f"indexing {total} files", done / max(total, 1))
+
+    def _embedded(self, done: int, total: int) -> bool:
+        self._status_line.facts.activity = (f"embedding {total} chunks", done / max(total, 1))
+        return not self._stop.is_set()
+
+    def _excerpts(self, opened: _Opened, question: str) -> list[Attachment]:
+        from localllm.documents.search import find_excerpts
+
+        info, count = self._backend.info, self._backend.count_tokens
+        context = self._conversation.parameters.ctx or (info and info.context) or ASSUMED_CONTEXT
+        room = context // (4 if self._conversation.messages else 2)  # a chat has further turns
+        with self._lock:
+            found = find_excerpts(opened.index, question, opened.meaning, room=room, tokens=count)
+        return [Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found]
+
+
+def folder_note(folder: str, opened: _Opened) -> Content:
+    """What is known of a folder."""
+    from localllm.documents.answer import problems_in_words
+    from localllm.documents.embeddings import OFFERED
+
+    report = opened.report
+    offer = f"words; `localllm pull {OFFERED}` adds search by meaning"
+    by = f"words, and meaning by {opened.embedder}" if opened.meaning else offer
+    rows = [
+        ("folder", folder, ""),
+        ("indexed", f"{report.files} files, {report.chunks} chunks, {report.read} read in {report.seconds:.1f} s", ""),
+        ("found by", by, ""),
+        ("answers", "quote the documents; each quotation is looked up word for word", ""),
+    ]
+    if opened.unseen:
+        rows.append(("later", f"{opened.unseen} chunks are found by words only until they are embedded", ""))
+    if problems := problems_in_words(report):
+        rows.append(("problems", problems, ""))
+    return aligned(rows)
