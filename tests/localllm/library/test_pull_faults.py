@@ -281,8 +281,9 @@ def test_manifests_that_are_none(server: ModelServer, home: Path, manifest: byte
     server.routes["/v2/library/x/manifests/latest"] = manifest
     server.routes["/api/models/user/x"] = manifest
     for name in (f"{server.host}/library/x", "hf.co/user/x"):
-        with pytest.raises(LibraryError):
+        with pytest.raises(LibraryError) as refused:
             pull(name, SETTINGS)
+        assert "localllm rm" not in str(refused.value)  # nothing is here to remove
     assert stored(home) == {}
 
 
