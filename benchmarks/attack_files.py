@@ -12,17 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import gguf
 import httpx
 
-from benchmarks.attack_stage import PATIENCE_S, Served, SkippedError, Stage, answer_of, check, line_of
+from benchmarks.attack_stage import PATIENCE_S, Served, SkippedError, Stage, answer_of, check, line_of, with_template
 from tests.localllm.library.model_server import Answer, ModelServer
 from tui.conversation import Conversation
 from tui.parameters import Parameters
 from tui.sessions import SessionStore
 from tui.sessions.database import SessionError
 
-LONG = "Once upon a time there was a little girl named Lily who liked to play in the park with her dog. " * 8
+LONG = "Once upon a time there was a little girl named Lily who liked to play in the park with her dog. " * 24
 CGROUP = Path("/sys/fs/cgroup/memory")
 
 
@@ -65,9 +64,8 @@ def damaged_kv(stage: Stage) -> str:
             if damage == "link":
                 path.symlink_to("/dev/zero")
             else:
-                path.write_bytes(
-                    {"bits": bytes(changed), "cut": data[: len(data) // 2], "empty": b"", "exchanged": another, "longer": data * 2}[damage]
-                )  # fmt: skip
+                ways = {"bits": bytes(changed), "cut": data[: len(data) // 2], "empty": b"", "exchanged": another}
+                path.write_bytes(ways.get(damage, data * 2))
             tried += 1
         check(answers() == expected, f"{damage}: another answer")
     return f"{tried} files damaged in 6 ways: the answers are the same"
@@ -105,35 +103,19 @@ def hostile_templates(stage: Stage) -> str:
     for text in (
         "{% for a in range(10**9) %}{% for b in range(10**9) %}{% endfor %}{% endfor %}",
         "{% set x = 'x' * 10**9 %}{{ x * 9 }}",
-        "{{ 9**9**9 }}",
+        "{{ 9**(9**9) }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{% import os %}{{ os.system('touch ' ~ 'owned') }}",
         "{{ cycler.__init__.__globals__.os.popen('touch owned').read() }}",
     ):
         path = stage.home / "hostile.gguf"
-        _with_template(stage.models[0], path, text)
+        with_template(stage.models[0], path, text)
         began = time.perf_counter()
         done = stage.command("run", str(path), "hi", "--max-tokens", "2")
         found.append(f"{done.returncode} in {time.perf_counter() - began:.0f} s")
         check(done.returncode not in (0, -9, -11) and "Traceback" not in done.stderr, f"{text}: {done.stderr[-300:]}")
     check(not list(Path.cwd().glob("owned")) and not list(stage.home.rglob("owned")), "a command was run")
     return "; ".join(found)
-
-
-def _with_template(source: Path, target: Path, template: str) -> None:
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
-    for name, field in reader.fields.items():
-        if not name.startswith(("GGUF.", "general.architecture", "tokenizer.chat_template")):
-            kind, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
-    writer.add_chat_template(template)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @contextlib.contextmanager
@@ -180,7 +162,8 @@ def full_disk(stage: Stage) -> str:
         ballast.unlink(missing_ok=True)
         again = stage.command("list")
         check(again.returncode == 0, again.stderr[-300:])
-    return f"pull: {line_of(pulled.stderr)}; create: {created.returncode}, {line_of(created.stderr)}; serve answers; chats: {chats[-60:]}"
+    said = f"pull: {line_of(pulled.stderr)}; create: {line_of(created.stderr)}"
+    return f"{said}; serve answers; chats: {chats[-60:]}"
 
 
 def _chat(path: Path, turns: int) -> SessionStore:
@@ -249,7 +232,7 @@ def killed_while_all_is_written(stage: Stage) -> str:
 
 
 def out_of_memory(stage: Stage) -> str:
-    """A server in a control group whose memory is taken away in the middle of an answer, so that the kernel kills it."""
+    """A server in a control group whose memory is taken away in the middle of an answer: the kernel kills it."""
     limit = CGROUP / "memory.limit_in_bytes"
     if not limit.exists() or not os.access(CGROUP, os.W_OK):
         raise SkippedError("there is no control group of memory that may be written")
@@ -267,8 +250,7 @@ def out_of_memory(stage: Stage) -> str:
                 """Let a process of the group take what is left; the kernel ends the largest."""
                 script = f"open('{group}/cgroup.procs', 'w').write('0'); held = bytearray(3 << 30)"
                 hungry = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
-                (Path(f"/proc/{served.process.pid}/oom_score_adj")).write_text("1000")
-                (Path(f"/proc/{hungry.pid}/oom_score_adj")).write_text("-1000")
+                Path(f"/proc/{served.process.pid}/oom_score_adj").write_text("1000")  # it goes first
                 try:
                     served.process.wait(60)
                 finally:
@@ -332,7 +314,8 @@ def _after(stage: Stage, registry: ModelServer, expected: str, what: str) -> str
     left = stage.temporary()
     parts = list((stage.home / "data").rglob("*.part"))
     check(not parts and len(left) <= 1, f"left over: {[path.name for path in [*left, *parts]]}")
-    return f"{what}: the pull goes on, verify and list are clean, {segments} segments of KV kept, the answer is the same, {len(left)} temporary files"
+    clean = f"the pull goes on, verify and list are clean, the answer is the same, {segments} segments of KV"
+    return f"{what}: {clean}, {len(left)} temporary files"
 
 
 FILE_ATTACKS: tuple[Callable[[Stage], str], ...] = (

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import httpx
 import psutil
 
@@ -68,18 +68,35 @@ def answer_of(served: Served, model: str | None = None, prompt: str = "Once upon
     return str(answer.json()["response"])
 
 
+def with_template(source: Path, target: Path, template: str) -> None:
+    """Write a model with another chat template."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture", "tokenizer.chat_template")):
+            kind, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+    writer.add_chat_template(template)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 class Stage:
     """A home folder with settings, models and caches of its own, in which everything of an attack happens."""
 
     key = "correct-horse-battery-staple"
 
     def __init__(self, home: Path, models: Sequence[Path]) -> None:
-        """models: up to two that are served; by default the built-in one and a copy of it."""
+        """models: up to two that are served; by default the built-in one and a copy with another template."""
         self.home = home
         builtin = next(BUILTIN.glob("*.gguf"))
         if not models:
             copy = home / "copy.gguf"
-            shutil.copy(builtin, copy)
+            with_template(builtin, copy, "{{ messages[-1].content }}")
         self.models = [*models, *([] if models else [builtin, copy])]
         self.key_file = home / "key"
         self.key_file.write_text(self.key)

@@ -216,7 +216,7 @@ def free_bytes(folder: Path) -> int:
 def _if_free(lock: FileLock) -> Iterator[bool]:
     try:
         lock.acquire(blocking=False)
-    except Timeout:
+    except OSError:  # another process has it, or it is none of our files
         yield False
         return
     try:
