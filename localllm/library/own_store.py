@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from localllm.files import TEMPORARY, stale, sync_folder, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
