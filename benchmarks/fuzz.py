@@ -7,6 +7,7 @@ descriptions and bytes of the header, numbers in the tensors, the length of the 
 architecture would need. Each file is opened, planned, loaded and runs a few tokens, many files in each child process. A
 child that dies is followed by another, and its signal is put down to the file it was at. Shows what became of them all,
 and ends with status 1 where one ended a child, hung, or raised anything but an error that says what is wrong with it.
+Warnings count as errors.
 """
 
 import argparse
@@ -251,7 +252,16 @@ def outcomes(options: argparse.Namespace, lane: int) -> Iterator[Outcome]:
     first, last = options.first + lane, options.first + options.files
     while first < last:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-            command = [sys.executable, "-m", "benchmarks.fuzz", *map(str, options.models), "--work", folder]
+            command = [
+                sys.executable,
+                "-W",
+                "error",
+                "-m",
+                "benchmarks.fuzz",
+                *map(str, options.models),
+                "--work",
+                folder,
+            ]
             command += ["--seed", str(options.seed), "--first", str(first), "--files", str(last - first)]
             child = subprocess.Popen(
                 [*command, "--step", str(options.processes)], cwd=ROOT, stdout=subprocess.PIPE, text=True

@@ -17,6 +17,7 @@ class BytePairs:
 
     def __init__(self, vocabulary: Vocabulary, pre: PreTokenizer) -> None:
         self._pre = pre
+        self.cuts = pre.cuts
         self._ids = vocabulary.ids
         ids = {token: index for token, index in vocabulary.ids.items() if index not in vocabulary.never_text}
         hidden = {vocabulary.tokens[index] for index in vocabulary.never_text}

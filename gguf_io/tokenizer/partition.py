@@ -2,7 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from gguf_io.interruption import checkpoint
 
 # isspace() of the C locale.
 _SPACE = " \t\n\v\f\r"
@@ -32,15 +34,13 @@ class Partition:
         self,
         text: str,
         literal: Sequence[tuple[int, int]] = (),
-        checkpoint: Callable[[], object] = lambda: None,
     ) -> Iterator[int | str]:
-        """Token ids and the non-empty stretches of text around them, in order.
+        """Token ids and the non-empty stretches of text around them, in order. Can be interrupted at each token.
 
-        literal: disjoint ascending ranges of the text in which nothing is a token. checkpoint: called for each token
-        that is found and again for each that is given; what it raises ends the work.
+        literal: disjoint ascending ranges of the text in which nothing is a token.
         """
         position = 0
-        for start, end, token in self._spans(text, literal, checkpoint):
+        for start, end, token in self._spans(text, literal):
             checkpoint()
             if position < start:
                 yield text[position:start]
@@ -60,18 +60,14 @@ class Partition:
                 covered.append((start, start + length))
         return covered
 
-    def _spans(
-        self, text: str, literal: Sequence[tuple[int, int]], checkpoint: Callable[[], object]
-    ) -> Iterator[tuple[int, int, int | None]]:
+    def _spans(self, text: str, literal: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int | None]]:
         """Disjoint (start, end, token) in order; token None is swallowed space."""
         begin = 0
         for start, end in (*literal, (len(text), len(text))):
-            yield from sorted(self._spans_between(text, begin, start, checkpoint))
+            yield from sorted(self._spans_between(text, begin, start))
             begin = end
 
-    def _spans_between(
-        self, text: str, begin: int, end: int, checkpoint: Callable[[], object]
-    ) -> Iterator[tuple[int, int, int | None]]:
+    def _spans_between(self, text: str, begin: int, end: int) -> Iterator[tuple[int, int, int | None]]:
         """The spans of a stretch of text that tokens may not reach out of.
 
         A token is taken unless a longer one, or one before it of its length, has taken some of its characters. These

@@ -6,9 +6,13 @@ upper from lower case outside ASCII, and its \d and its CJK ranges hold no other
 that of Oniguruma, in which && intersects classes and \z is the end of the text.
 """
 
+import re
 from dataclasses import dataclass
 
 from gguf_io.errors import TokenizerError, shortened
+
+BETWEEN_LINES = re.compile(r"\S\n(?=[A-Za-z])")
+BETWEEN_WORDS = re.compile(r"[A-Za-z](?= [A-Za-z])|\S\n(?=[A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class PreTokenizer:
     byte_level: tokens are spelled in GPT-2's byte alphabet; otherwise in plain text, with U+2581 for spaces and <0xNN>
         for the bytes of other characters.
     whole_newlines: a run of newlines that is a token stays whole.
+    cuts: as Encoder has them.
     """
 
     patterns: tuple[str, ...]
@@ -28,6 +33,7 @@ class PreTokenizer:
     add_bos: bool = False
     byte_level: bool = True
     whole_newlines: bool = False
+    cuts: re.Pattern[str] | None = BETWEEN_WORDS
 
 
 # Not (?i:...): Oniguruma would fold U+017F, the long s, into it.
@@ -118,7 +124,8 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
             (
                 rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
                 rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|{_SPACES}",
-            )
+            ),
+            cuts=BETWEEN_LINES,
         ),
     ),
     (
@@ -218,7 +225,7 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
         ),
     ),
     # llama.cpp's pattern has no bound, and takes time by the square of a number's length.
-    ("superbpe", PreTokenizer((r"\p{N}+", "(?=([0-9]{3}){1,100}(?![0-9]))"))),
+    ("superbpe", PreTokenizer((r"\p{N}+", "(?=([0-9]{3}){1,100}(?![0-9]))"), cuts=None)),
     (
         "afmoe",
         PreTokenizer(
@@ -232,9 +239,9 @@ _ROWS: list[tuple[str, PreTokenizer]] = [
     ),
     (
         "gemma4 granite-embed-multi-311m",
-        PreTokenizer((_LINES,), add_bos=True, byte_level=False, whole_newlines=True),
+        PreTokenizer((_LINES,), add_bos=True, byte_level=False, whole_newlines=True, cuts=BETWEEN_LINES),
     ),
-    ("sarvam-moe", PreTokenizer((_LINES,), byte_level=False)),
+    ("sarvam-moe", PreTokenizer((_LINES,), byte_level=False, cuts=BETWEEN_LINES)),
 ]
 
 PRE_TOKENIZERS = {name: row for names, row in _ROWS for name in names.split()}

@@ -5,15 +5,18 @@ takes the likeliest cut of a text that was normalised by the file's own rules. T
 sentencepiece_model.proto.
 """
 
+import re
 import struct
 
 from sentencepiece import SentencePieceProcessor
 
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
+from gguf_io.tokenizer.pretokenizers import BETWEEN_WORDS
 from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
 from gguf_io.tokenizer.vocabulary import Vocabulary
 
 _UNIGRAM, _BPE = 1, 2
+_ACROSS_WORDS = re.compile("[A-Za-z]\u2581|\n[A-Za-z]")
 _CHARACTER_MAP = "tokenizer.ggml.precompiled_charsmap"
 
 
@@ -23,6 +26,7 @@ class SentencePieces:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._unk_id = vocabulary.need_unk_id()
         self._outside = len(vocabulary.tokens)
+        self.cuts = _cuts(vocabulary)
         self._processor = SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(_model(vocabulary))
@@ -51,6 +55,13 @@ def _model(vocabulary: Vocabulary) -> bytes:
     trainer = _number(3, _UNIGRAM if unigram else _BPE) + _number(35, has_bytes)
     normalizer = _normalizer(vocabulary) if unigram else _number(3, False) + _number(4, False) + _number(5, True)
     return b"".join(pieces) + _field(2, trainer) + _field(3, normalizer)
+
+
+def _cuts(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """Between words, where pairs are merged and no token has the end of one and the beginning of another."""
+    if vocabulary.model == "t5" or "\u2581" not in vocabulary.ids:
+        return None
+    return None if any(map(_ACROSS_WORDS.search, vocabulary.tokens)) else BETWEEN_WORDS
 
 
 def _merged_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:

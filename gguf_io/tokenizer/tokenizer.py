@@ -1,10 +1,12 @@
 """Text to token ids and back, as the model's file defines it."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Protocol
 
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
+from gguf_io.interruption import checkpoint
 from gguf_io.metadata import Metadata
 from gguf_io.tokenizer.partition import Partition
 from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, FRAMING, NORMAL, UNKNOWN, USER_DEFINED
@@ -14,6 +16,7 @@ from gguf_io.tokenizer.vocabulary import read_vocabulary
 # GPT-2 spells bytes as characters: printable ones as themselves, the others from U+0100 on, in order.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_PIECE = 1 << 16
 _BYTE_OF = {chr(value): bytes([value]) for value in _PRINTABLE} | {
     chr(256 + index): bytes([value]) for index, value in enumerate(_OTHERS)
 }
@@ -21,6 +24,10 @@ _BYTE_OF = {chr(value): bytes([value]) for value in _PRINTABLE} | {
 
 class Encoder(Protocol):
     """Encodes text that holds no special tokens."""
+
+    @property
+    def cuts(self) -> re.Pattern[str] | None:
+        """Matches end where a text can be cut in two that have the same tokens apart. None: no such place is known."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text."""
@@ -61,30 +68,40 @@ class Tokenizer:
         add_special: bool = True,
         parse_special: bool = False,
         literal: Sequence[tuple[int, int]] = (),
-        checkpoint: Callable[[], object] = lambda: None,
     ) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a text. Can be interrupted (gguf_io.interruption).
 
         add_special: begin and end with the tokens that the model wants there, such as BOS. parse_special: read
-        "<|im_end|>" and the like as tokens; without it they are text, as whatever a user wrote must be. Tokens that
-        the file calls user-defined are found either way, but no token of either kind within the `literal` ranges of
-        the text, which ascend and are disjoint. Lone surrogates count as U+FFFD. checkpoint: called at each special
-        token; what it raises ends the work. TokenizerError where the text or the vocabulary cannot be encoded.
+        "<|im_end|>" and the like as tokens; without it they are text, as whatever a user wrote must be. Tokens that the
+        file calls user-defined are found either way, but no token of either kind within the `literal` ranges of the
+        text, which ascend and are disjoint. Lone surrogates count as U+FFFD. TokenizerError where the text or the
+        vocabulary cannot be encoded.
         """
         partition = self._all_special if parse_special else self._user_defined
         ids: list[int] = []
         after_special = True
-        for part in partition.split(_without_surrogates(text), literal, checkpoint):
+        for part in partition.split(_without_surrogates(text), literal):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 prefix = " " if after_special and self._vocabulary.add_space_prefix else ""
-                ids += self._encoder.encode(prefix + part)
+                for piece in self._pieces(prefix + part):
+                    ids += self._encoder.encode(piece)
             after_special = isinstance(part, int)
         if add_special:
             before, after = self._frame
             ids = before + ids + after
         return ids
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """The text in pieces of about _PIECE characters: the libraries that encode one cannot be interrupted."""
+        start = 0
+        cuts = self._encoder.cuts
+        while cuts and len(text) - start > _PIECE and (found := cuts.search(text, start + _PIECE)):
+            yield text[start : found.end()]
+            start = found.end()
+            checkpoint()
+        yield text[start:]
 
     def markup(self, text: str) -> list[tuple[int, int]]:
         """Ranges of a text, disjoint and ascending, that name tokens which steer the model, and are no mere text."""

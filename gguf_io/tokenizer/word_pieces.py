@@ -6,6 +6,7 @@ before those that do not.
 
 import unicodedata
 
+from gguf_io.tokenizer.pretokenizers import BETWEEN_WORDS
 from gguf_io.tokenizer.vocabulary import Vocabulary
 
 # Ideographs are words of their own.
@@ -23,6 +24,8 @@ _IDEOGRAPHS = (
 
 class WordPieces:
     """Encodes text without special tokens in it; a word that tokens cannot spell is one unknown token."""
+
+    cuts = BETWEEN_WORDS
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         get_bool = vocabulary.metadata.get_bool

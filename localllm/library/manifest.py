@@ -67,6 +67,10 @@ class Manifest:
         return json.dumps(content, indent=1).encode()
 
 
+_OWN_REMEDY = "Pull or create the model again, which replaces it, or remove it with `localllm rm`."
+_FOREIGN_REMEDY = "Pull the model again with the program that keeps it, or with localllm."
+
+
 def check_digest(digest: object) -> str:
     """The digest itself, if it is one; LibraryError otherwise."""
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -87,11 +91,11 @@ def model_file_names(layers: Sequence[Layer]) -> list[str]:
     return [f"{stem}-{number:05}-of-{len(layers):05}.gguf" for number in range(1, len(layers) + 1)]
 
 
-def parse_manifest(data: bytes, where: str, *, own: bool = False) -> Manifest:
+def parse_manifest(data: bytes, where: str, remedy: str, *, own: bool = False) -> Manifest:
     """Read a manifest. Layers of unknown kinds are left out.
 
     own: it lies in our own store, so that its link may be followed; nobody else's is.
-    Raises LibraryError naming where it came from.
+    Raises LibraryError naming where it came from, and the remedy.
     """
     try:
         content = json.loads(data)
@@ -102,9 +106,7 @@ def parse_manifest(data: bytes, where: str, *, own: bool = False) -> Manifest:
         if not isinstance(title, str | None):
             raise LibraryError(f"its title is {str(title)[:40]!r}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LibraryError) as error:
-        raise LibraryError(
-            f"{where}: is not a model's manifest: {error}. Remove it and pull the model again."
-        ) from error
+        raise LibraryError(f"{where}: is not a model's manifest: {error}. {remedy}") from error
     return Manifest(tuple(known), links.get(_LINK_TYPE), links.get(_PROJECTOR_LINK_TYPE), title)
 
 
@@ -117,7 +119,7 @@ def read_manifest(path: Path, *, own: bool = False) -> Manifest:
         raise LibraryError(f"{path}: cannot be read: {error.strerror}.") from error
     if len(data) > MAX_MANIFEST_BYTES:
         raise LibraryError(f"{path}: is no manifest: it is larger than {MAX_MANIFEST_BYTES} bytes.")
-    return parse_manifest(data, str(path), own=own)
+    return parse_manifest(data, str(path), _OWN_REMEDY if own else _FOREIGN_REMEDY, own=own)
 
 
 def _checked_items(items: Any) -> Iterable[dict[str, Any]]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from localllm.files import TEMPORARY, stale, sync_folder, write_whole
 from localllm.library.errors import LibraryError, ModelNotFoundError
@@ -216,7 +216,7 @@ def free_bytes(folder: Path) -> int:
 def _if_free(lock: FileLock) -> Iterator[bool]:
     try:
         lock.acquire(blocking=False)
-    except Timeout:
+    except OSError:  # another process has it, or it is none of our files
         yield False
         return
     try:

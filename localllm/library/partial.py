@@ -20,6 +20,7 @@ from localllm.files import sync_folder, write_whole
 CHUNK_BYTES = 8 << 20
 CHECKPOINT_S = 1.0
 _PIECE_BYTES = 1 << 20
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PartialFile:
@@ -39,10 +40,13 @@ class PartialFile:
         self._saved_at = time.monotonic()
         self._hash = hashlib.sha256()
         self._hashed_chunks = 0
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(self._path, _OPEN, 0o600)
         self._have = self._noted()
         if not any(self._have):
-            os.ftruncate(self._fd, 0)
+            # Never written over: the file may have another name, under which it is somebody else's.
+            os.close(self._fd)
+            self._path.unlink()
+            self._fd = os.open(self._path, _OPEN | os.O_EXCL, 0o600)
         os.ftruncate(self._fd, size)
 
     def missing(self) -> list[int]:

@@ -175,6 +175,8 @@ class _Pull:
                 return
             except Timeout:
                 self._tell("another localllm is pulling", file, bytes_noted(self.store.partial, file.key))
+            except OSError as error:  # a link, say, which is not followed
+                raise PullError(f"{lock.lock_file}: cannot be locked: {error.strerror}. Remove it.") from error
 
     def _download(self, file: RemoteFile, name: str) -> str:
         validator = file.digest or file.remote.etag

@@ -24,7 +24,7 @@ def plan(client: httpx2.Client, name: ModelName) -> PullPlan:
     base = f"{scheme}://{name.host}/v2/{name.repository}"
     url = f"{base}/manifests/{name.tag}"
     data = get_small(client, Remote(url), {"Accept": MEDIA_TYPE}, str(name), MAX_MANIFEST_BYTES)
-    manifest = parse_manifest(data, url)
+    manifest = parse_manifest(data, url, "Check the model's name; a proxy may have answered instead of the registry.")
     if not manifest.of_kind("model"):
         raise PullError(f"{name} has no GGUF file in its manifest. Choose another model or tag.")
     layers = [layer for layer in manifest.layers if layer.kind in KINDS]

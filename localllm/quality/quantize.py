@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io import open_model
+from gguf_io.errors import ModelFileError
 from gguf_io.model_file import ModelFile, TensorInfo
 from gpu_offload.library import llama, muted
 from gpu_offload.library import logger as llama_log
@@ -149,7 +150,14 @@ def _blocks(file: ModelFile, name: str, kind: str) -> NDArray[np.uint8]:
 
     if file.tensors[name].type.name == kind:
         return file.data(name)
-    quantized = quants.quantize(file.dequantize(name), GGMLQuantizationType[kind])
+    try:
+        with np.errstate(invalid="raise", over="raise"):  # instead of wrong numbers and a warning
+            quantized = quants.quantize(file.dequantize(name), GGMLQuantizationType[kind])
+    except FloatingPointError as error:
+        raise ModelFileError(
+            f"{file.path}: the tensor {name} has values that are not finite, or too large for {kind}. Quantise to BF16 "
+            "where they are large; otherwise the file is damaged: download or convert it again."
+        ) from error
     return np.ascontiguousarray(quantized).view(np.uint8)
 
 

@@ -2,10 +2,10 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from anyio import to_thread
 from numpy.typing import NDArray
 
 from gguf_io import load_tokenizer, open_model
@@ -16,6 +16,7 @@ from localllm.engine.text_encoders import encoder_bytes, open_text_encoder
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_EMBED_TEXTS
 from localllm.server.served import Embedder
+from localllm.server.streams import interruptible
 from localllm.settings import Settings
 
 _TOKEN_CHARS = 3  # a low estimate of characters per token, so that a batch rarely exceeds the model's limit
@@ -152,7 +153,7 @@ async def rank_all(
 async def _together(
     work: Callable[[slice], tuple[NDArray[np.float32], int]], batches: Sequence[slice]
 ) -> tuple[NDArray[np.float32], int]:
-    found = [await to_thread.run_sync(work, batch) for batch in batches]
+    found = [await interruptible(partial(work, batch)) for batch in batches]
     return np.concatenate([rows for rows, _ in found]), sum(tokens for _, tokens in found)
 
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Annotated, Any, cast
 
@@ -25,6 +26,7 @@ from localllm.server.load_watch import LoadListener
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.options import ServerOptions
 from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, ServedModels
+from localllm.server.streams import interruptible
 
 # RFC 9218, section 4.1: urgency 7 is for work in the background.
 _BACKGROUND = re.compile(r"(?:^|,)\s*u=7\s*(?:,|;|$)")
@@ -230,7 +232,7 @@ class Service:
         async with self.lease(name, keep_alive_s, listener, len(requests) * choices) as lease:
             if len(requests) * choices > lease.model.most_choices:
                 raise ApiError(400, f"one request cannot have {len(requests) * choices} answers; send several requests")
-            prompts = [await to_thread.run_sync(lease.model.prepare, request) for request in requests]
+            prompts = [await interruptible(partial(lease.model.prepare, request)) for request in requests]
             streams = await self._submit(lease, prompts, choices)
             meters = [self.metrics.meter(lease.model.name, requests[0].namespace) for _ in streams]
             try:

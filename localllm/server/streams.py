@@ -12,6 +12,7 @@ from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from gguf_io.interruption import CHECKPOINT
 from localllm.errors import LocalLLMError
 from localllm.server import limits
 from localllm.server.errors import ApiError, ClientGoneError
@@ -38,16 +39,20 @@ async def connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             await _end(task)
 
 
-async def interruptible(work: Callable[[Callable[[], None]], T]) -> T:
-    """Do work on another thread. It is given a function to call now and then, which ends it once nobody awaits it."""
+async def interruptible(work: Callable[[], T]) -> T:
+    """Do work on another thread, whose checkpoints end it once nobody awaits it (gguf_io.interruption)."""
     left = threading.Event()
 
-    def checkpoint() -> None:
+    def check() -> None:
         if left.is_set():
             raise ClientGoneError
 
+    def run() -> T:
+        CHECKPOINT.set(check)  # in this thread's copy of the context
+        return work()
+
     try:
-        return await to_thread.run_sync(work, checkpoint)
+        return await to_thread.run_sync(run)
     finally:
         left.set()
 

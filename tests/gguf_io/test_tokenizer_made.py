@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001 - some models write their token names with look-alike characters
 """Made vocabularies: SentencePiece and word-piece specifics, special tokens, end-of-generation names, damaged files."""
 
+import contextvars
 import re
 import threading
 import time
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from gguf_io import load_tokenizer
 from gguf_io.errors import ModelFileError, TokenizerError
+from gguf_io.interruption import CHECKPOINT
 from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS
+from gguf_io.tokenizer.sentence_pieces import SentencePieces
 from tests.gguf_io.tokenizer_files import (
     BYTE,
     CONTROL,
@@ -296,16 +299,55 @@ class _EnoughError(Exception):
     """Nobody waits for the tokens any more."""
 
 
+def interrupted(calls, work, *arguments):
+    """Whether work ends at this checkpoint."""
+    left = iter(range(calls - 1))
+
+    def check():
+        if next(left, None) is None:
+            raise _EnoughError
+
+    def run():
+        CHECKPOINT.set(check)
+        work(*arguments)
+
+    with pytest.raises(_EnoughError):
+        contextvars.copy_context().run(run)
+
+
 @pytest.mark.parametrize("calls", [1, 50, 250])
 def test_a_checkpoint_ends_the_work(tmp_path, calls):
     tokenizer = load_tokenizer(write_pieces(tmp_path / "pieces.gguf"))
-    made = []
+    interrupted(calls, lambda: tokenizer.encode("<a>x" * 100, parse_special=True))
 
-    def checkpoint():
-        made.append(None)
-        if len(made) == calls:
-            raise _EnoughError
 
-    with pytest.raises(_EnoughError):
-        tokenizer.encode("<a>x" * 100, parse_special=True, checkpoint=checkpoint)
-    assert len(made) == calls
+def write_words(path, *more):
+    """An SPM vocabulary whose tokens keep within words, and further tokens."""
+    tokens, types, scores = pieces()
+    kept = [index for index, token in enumerate(tokens) if not re.search("[^\u2581]\u2581|\n.", token)]
+    return write_vocabulary(
+        path,
+        [*(tokens[index] for index in kept), *more],
+        model="llama",
+        types=[*(types[index] for index in kept), *(NORMAL for _ in more)],
+        scores=[*(scores[index] for index in kept), *(0.0 for _ in more)],
+    )
+
+
+def test_a_long_text_is_encoded_piece_by_piece(tmp_path, monkeypatch):
+    tokenizer = load_tokenizer(write_words(tmp_path / "words.gguf"))
+    text = "one two three\nfour " * 1000
+    whole = tokenizer.encode(text)
+    encode, encoded = SentencePieces.encode, []
+    monkeypatch.setattr("gguf_io.tokenizer.tokenizer._PIECE", 100)
+    monkeypatch.setattr(SentencePieces, "encode", lambda self, text: encoded.append(text) or encode(self, text))
+    interrupted(5, tokenizer.encode, text)
+    assert 0 < len(encoded) <= 5
+    assert all(100 <= len(piece) < 110 for piece in encoded)
+    assert tokenizer.encode(text) == whole
+
+
+def test_pieces_are_not_cut_where_a_token_lies_across_words(tmp_path):
+    for more, may_cut in ((["\u2581ab"], True), (["a\u2581b"], False), (["\na"], False)):
+        tokenizer = load_tokenizer(write_words(tmp_path / "words.gguf", *more))
+        assert (tokenizer._encoder.cuts is not None) is may_cut

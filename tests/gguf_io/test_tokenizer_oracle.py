@@ -38,6 +38,20 @@ def test_published_cases(data_dir, name):
         assert tokenizer.encode(text, add_special=False) == ids, text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_long_texts_have_the_same_tokens_in_pieces(data_dir, name, monkeypatch):
+    tokenizer = cached_tokenizer(data_dir / name)
+    assert tokenizer._encoder.cuts is not None
+    for path in sorted((data_dir / "text").glob("*.txt")):
+        text = path.read_text(encoding="utf-8", errors="replace")[:300_000]
+        tokens = []
+        for size in (len(text), 1 << 14, 20):
+            monkeypatch.setattr("gguf_io.tokenizer.tokenizer._PIECE", size)
+            tokens.append(tokenizer.encode(text))
+        assert tokens[0] == tokens[1] == tokens[2], path.name
+
+
 @pytest.mark.oracle
 @llama_oracle.needs_llama
 @pytest.mark.parametrize("name", VOCABULARIES)

@@ -46,6 +46,19 @@ def test_cuts_as_the_oracle_does(write, pre):
         assert tokenizer.encode(text) == llama_oracle.tokenize(path, text), text
 
 
+@pytest.mark.parametrize("pre", [name for name in NAMES if PRE_TOKENIZERS[name].cuts])
+def test_a_text_that_is_encoded_in_pieces_has_the_same_tokens(write, pre, monkeypatch):
+    """Cut wherever it may be."""
+    tokenizer = load_tokenizer(write(pre))
+    texts = [
+        text.join(ends) for text in sample_texts(3, 300) for ends in zip("a!Z", ("\nb", " c\nd", " e f"), strict=True)
+    ]
+    whole = [tokenizer.encode(text) for text in texts]
+    monkeypatch.setattr("gguf_io.tokenizer.tokenizer._PIECE", 0)
+    assert [tokenizer.encode(text) for text in texts] == whole
+    assert any(len(list(tokenizer._pieces(text))) > 1 for text in texts)
+
+
 @pytest.mark.oracle
 @llama_oracle.needs_llama
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /infill and /rerank."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from gguf_io.interruption import checkpoint
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import UNLIMITED, AnswerRequest
 from localllm.engine.request import FinishReason
@@ -149,8 +150,8 @@ async def _tokenize(body: TokenizeBody, service: Service) -> Object:
     async with service.lease(body.model) as lease:
         tokenizer = lease.model.tokenizer
 
-        def work(checkpoint: Callable[[], None]) -> Object:
-            ids = tokenizer.encode(body.content, body.add_special, body.parse_special, checkpoint=checkpoint)
+        def work() -> Object:
+            ids = tokenizer.encode(body.content, body.add_special, body.parse_special)
             if not body.with_pieces:
                 return {"tokens": ids}
             pieces = []

@@ -1,6 +1,7 @@
 """/api/generate and /api/chat."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from anyio import to_thread
@@ -19,7 +20,7 @@ from localllm.server.ollama import wire
 from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
 from localllm.server.service import Run, Service, ServiceDep
-from localllm.server.streams import connected, held_lines, streamed
+from localllm.server.streams import connected, held_lines, interruptible, streamed
 from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
 router = APIRouter(route_class=wire.OllamaRoute, tags=["Ollama"])
@@ -162,7 +163,7 @@ async def _answer(body: Common, request: AnswerRequest, fields: Fields, http: Re
 async def _rendered(body: Common, request: AnswerRequest, fields: Fields, service: Service) -> Object:
     """The prompt's text, for debugging a template. Generates nothing."""
     async with service.lease(body.model, keep_alive_s(body.keep_alive)) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
+        prompt = await interruptible(partial(lease.model.prepare, request))
     info = {
         "rendered_template": known(prompt.text, "the text of a prompt"),
         **({"image_count": prompt.images} if prompt.images else {}),

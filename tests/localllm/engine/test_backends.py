@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cpu_kernels.compile_children import KernelError
 from gguf_io import ModelFile, open_model
 from gpu_offload import devices
 from gpu_offload.devices import Device, DeviceKind
@@ -138,11 +139,12 @@ def test_llama_cpp_tells_where_the_model_lies(data_dir: Path) -> None:
 
 @pytest.mark.oracle
 @llama_oracle.needs_llama
-def test_what_the_native_engine_turns_out_not_to_know_goes_to_llama_cpp(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [UnsupportedModelError, KernelError])
+def test_what_the_native_engine_turns_out_not_to_compute_goes_to_llama_cpp(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise UnsupportedModelError("its rope is of another kind.")
+        raise error("its rope is of another kind.")
 
     monkeypatch.setattr("models.NativeRunner", refuse)
     see(monkeypatch)

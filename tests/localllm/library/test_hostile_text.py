@@ -100,7 +100,7 @@ def main(folder: Path) -> None:
     for recipe in RECIPES:
         refused_or_read(lambda text=recipe: parse_modelfile(text))  # type: ignore[misc]
     for data in JSONS:
-        refused_or_read(lambda data=data: parse_manifest(data, "here", own=True))  # type: ignore[misc]
+        refused_or_read(lambda data=data: parse_manifest(data, "here", "Do this.", own=True))  # type: ignore[misc]
         refused_or_read(lambda data=data: choose(parse_listing(data, "here")[1], ModelName("m")))  # type: ignore[misc]
         for kind in ("params", "messages", "system", "template", "license"):
             refused_or_read(lambda kind=kind, data=data: read_layers(folder, kind, data))  # type: ignore[misc]

@@ -236,7 +236,8 @@ def test_a_bad_manifest_is_told_of_and_can_be_removed(
     manifests = home / ".local/share/localllm/models/manifests"
     (manifests / server.host / "library/x/latest").write_bytes(b"\0" * 100)
     assert [model.name for model in users_models(SETTINGS)] == ["mine:latest"]
-    assert "is not a model's manifest" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "is not a model's manifest" in err and "remove it with `localllm rm`" in err
     assert command("rm", f"{server.host}/library/x") == 0
     assert find("mine", SETTINGS).path.read_bytes() == tiny_gguf
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from localllm.library.errors import LibraryError, PullError
+from localllm.library.partial import PartialFile
 from localllm.library.pull import pull
 from tests.localllm.library.model_server import Answer, ModelServer, cut, refuse
 from tests.localllm.library.store_contents import SETTINGS, no_model_and_no_half_file, stored
@@ -281,8 +282,9 @@ def test_manifests_that_are_none(server: ModelServer, home: Path, manifest: byte
     server.routes["/v2/library/x/manifests/latest"] = manifest
     server.routes["/api/models/user/x"] = manifest
     for name in (f"{server.host}/library/x", "hf.co/user/x"):
-        with pytest.raises(LibraryError):
+        with pytest.raises(LibraryError) as refused:
             pull(name, SETTINGS)
+        assert "localllm rm" not in str(refused.value)  # nothing is here to remove
     assert stored(home) == {}
 
 
@@ -331,3 +333,15 @@ def test_file_names_of_a_repository_reach_no_path(server: ModelServer, home: Pat
         pull("hf.co/user/x", SETTINGS)
     new = {file for file in home.parent.rglob("*") if file.is_file()} - before
     assert all(file.is_relative_to(home / ".local/share/localllm/models") for file in new)
+
+
+def test_a_partial_file_that_has_another_name_is_not_written_over(tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear")
+    (tmp_path / "key.part").hardlink_to(letter)
+    partial = PartialFile(tmp_path, "key", 9, "validator")
+    partial.write(0, b"new bytes")
+    partial.keep_as(tmp_path / "blob")
+    partial.close()
+    assert letter.read_text() == "dear"
+    assert (tmp_path / "blob").read_bytes() == b"new bytes"

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from gguf_io.errors import ModelFileError
 from localllm.errors import RequestError
 from localllm.quality.quantize import quantize
 
@@ -104,6 +105,22 @@ def test_the_format_is_right_without_llama_cpp(tmp_path: Path) -> None:
     assert found["blk.0.attn_norm.weight"] == ("F32", [64], values[0].tobytes())
     assert found["blk.0.ffn_down.weight"] == ("F16", [20, 6], values[:, :20].astype(np.float16).tobytes())
     assert metadata(tmp_path / "q8.gguf")["some.words"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("Q8_0", 3e38), ("Q8_0", np.inf), ("Q8_0", np.nan), ("F16", 3e38)])
+def test_values_that_do_not_fit_are_refused(tmp_path: Path, kind: str, value: float) -> None:
+    source, target = tmp_path / "source.gguf", tmp_path / "target.gguf"
+    weights = np.ones((4, 64), np.float32)
+    weights[1, 2] = value
+    writer = gguf.GGUFWriter(source, "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match=r"ffn_up\.weight has values that are not finite, or too large"):
+        quantize(source, target, kind, quiet)
+    assert os.listdir(tmp_path) == ["source.gguf"]
 
 
 def test_what_is_refused_leaves_no_file(data_dir: Path, tmp_path: Path) -> None:

@@ -63,6 +63,37 @@ def test_leaving_ends_the_work(slow_server: Server, stream: bool, path: str) -> 
     assert generated(server) - before < 3 * 450
 
 
+# A program's beginning that takes a second for each piece of a text, and tells how it ends.
+READS_SLOWLY = """
+import sys, time
+from gguf_io.tokenizer import Tokenizer
+from gguf_io.tokenizer.sentence_pieces import SentencePieces
+encode, whole = SentencePieces.encode, Tokenizer.encode
+def slowly(self, text):
+    if len(text) > 60_000:
+        print("a piece is read", file=sys.stderr, flush=True)
+        time.sleep(1)
+    return encode(self, text)
+def told(*arguments, **options):
+    try:
+        return whole(*arguments, **options)
+    except BaseException as error:
+        print(f"the text is given up: {type(error).__name__}", file=sys.stderr, flush=True)
+        raise
+SentencePieces.encode, Tokenizer.encode = slowly, told
+"""
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/v1/completions", "/tokenize"])
+def test_leaving_while_a_long_text_is_read(start_server: StartServer, path: str) -> None:
+    text = "once upon a time " * 300_000
+    with start_server(begins=READS_SLOWLY) as server:
+        connection = send(server, {"model": MODEL, "prompt": text, "content": text}, path)
+        eventually(lambda: "a piece is read" in server.log.read_text())
+        connection.close()
+        eventually(lambda: "the text is given up: ClientGoneError" in server.log.read_text())
+
+
 def test_leaving_the_queue(start_server: Any) -> None:
     with start_server(begins=SLOWLY, LOCALLLM_PARALLEL="1") as server:
         first = send(server, {**ENDLESS, "stream": False})

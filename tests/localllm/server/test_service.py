@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gguf_io.interruption import checkpoint
 from localllm.errors import QueueFullError
 from localllm.remote.connection import RemoteError
 from localllm.server.errors import ClientGoneError
@@ -84,7 +84,7 @@ def test_a_refusal_elsewhere_ends_the_others() -> None:
 def test_work_that_nobody_awaits_any_more_ends() -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def work(checkpoint: Callable[[], None]) -> None:
+    def work() -> None:
         begun.set()
         try:
             while True:
@@ -105,7 +105,7 @@ def test_work_that_nobody_awaits_any_more_ends() -> None:
 
 
 def test_work_that_is_awaited_is_done() -> None:
-    def work(checkpoint: Callable[[], None]) -> int:
+    def work() -> int:
         checkpoint()
         return 7
 
