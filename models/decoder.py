@@ -70,7 +70,7 @@ class DecoderRecorder:
         self._embed()
         self._finish_embedding()
         if self.inputs:
-            self.inputs.record()
+            self.inputs.record(narrows)
         for layer in range(config.layers):
             prefix = f"blk.{layer}."
             self._mixer(layer).record(layer)
@@ -88,10 +88,10 @@ class DecoderRecorder:
     def _narrow(self, layer: int) -> None:
         """Go on with the wanted rows alone, from a layer on."""
         recording = self._recording
-        recording.keep_wanted(recording.x.values[None])
+        recording.keep_wanted(recording.x.values[None], recording.x.values[None])
+        recording.builder.stage = Stage.WANTED
         if self.inputs:
             self.inputs.narrow(layer)
-        recording.builder.stage = Stage.WANTED
 
     def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers:
         """What lets a layer's rows see those before them."""

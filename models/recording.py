@@ -172,10 +172,10 @@ class Recording:
         arguments = (self.x.address, self.x.stride, self.vector(f"{norm}.weight", size), size, -(-size // 16) * 16)
         self.builder.add(norms.norm_rows, *arguments, self.epsilon, barrier=Barrier.ALWAYS)
 
-    def keep_wanted(self, planes: NDArray[np.generic]) -> None:
-        """Move the wanted rows of [plane][row][values] to the front, which is in place of all rows from now on."""
-        row_bytes = planes.strides[-2]
-        arguments = (planes.ctypes.data, row_bytes, len(planes), planes.strides[0])
+    def keep_wanted(self, planes: NDArray[np.generic], into: NDArray[np.generic]) -> None:
+        """Copy the wanted rows of [plane][row][values] to the front of other planes, or of the same ones."""
+        source = (planes.ctypes.data, planes.strides[-2], len(planes), planes.strides[0])
+        arguments = (*source, into.ctypes.data, into.strides[0])
         self.builder.add(layer_inputs.keep_wanted, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
 
     def scale(self, name: str) -> None:
