@@ -49,7 +49,9 @@ def _keep_wanted_samples() -> Iterator[Sample]:
     s.step({Step.WANTED: s.array([1, 3], np.int32)})
     for apart in (False, True):
         rows = s.normal(2, 5, 48)
-        yield s.arguments(rows, 48 * 4, 2, 5 * 48 * 4, s.zeros(2 * 3 * 48) if apart else rows, (3 if apart else 5) * 48 * 4)
+        yield s.arguments(
+            rows, 48 * 4, 2, 5 * 48 * 4, s.zeros(2 * 3 * 48) if apart else rows, (3 if apart else 5) * 48 * 4
+        )
 
 
 @kernel(_keep_wanted_samples)

@@ -203,9 +203,7 @@ def read_config(file: ModelFile) -> ModelConfig:
         per_layer_width=_per_layer_width(file),
         sparsity=layer_sizes.sparsity(file, layers),
         altup=_altup(file),
-        convolution=0
-        if all(attends)
-        else metadata.get_int(f"{name}.{CONVOLUTION}", minimum=2, maximum=MAXCONVOLUTION),
+        convolution=0 if all(attends) else metadata.get_int(f"{name}.{CONVOLUTION}", minimum=2, maximum=MAXCONVOLUTION),
         heads=heads,
         kv_heads=alike.keys,
         head_size=head_size,

@@ -7,6 +7,7 @@ import numpy as np
 from cpu_kernels import activations
 from cpu_kernels.loader import release_linker
 from cpu_kernels.records import Barrier, Stage
+from models.altup_streams import AltUpStreams
 from models.attention_layer import AttentionLayers
 from models.buffers import Rows
 from models.convolution_layer import ConvolutionLayers
@@ -40,6 +41,7 @@ class DecoderRecorder:
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         self._experts = ExpertLayers(recording) if config.experts else None
         self.inputs = PerLayerInputs(recording) if config.per_layer_width else None
+        self._streams = AltUpStreams(recording, self.inputs) if config.altup[0] > 1 else None
 
     def record(self) -> LogitsOperations:
         """Record the whole pass, from tokens to logits of the wanted rows.
@@ -66,29 +68,42 @@ class DecoderRecorder:
     def _layers(self, narrows: bool) -> None:
         """Record the layers. narrows: those that store nothing which others read are computed for wanted rows alone."""
         recording, config = self._recording, self._recording.config
-        loader = recording.loader
         self._embed()
         self._finish_embedding()
         if self.inputs:
             self.inputs.record(narrows)
+        if self._streams:
+            self._streams.spread()
         for layer in range(config.layers):
-            prefix = f"blk.{layer}."
-            self._mixer(layer).record(layer)
-            self._feed_forward(layer).record(prefix)
-            if self.inputs:
-                self.inputs.add(layer)
-            if loader.has(prefix + "layer_output_scale.weight"):
-                recording.scale(prefix + "layer_output_scale.weight")
-            loader.check_all_used(config.layers, layer)
+            self._layer(layer)
+            recording.loader.check_all_used(config.layers, layer)
             if layer == 0:  # what packs the other layers has been loaded
                 release_linker()
             if narrows and layer == config.last_stored:
                 self._narrow(layer + 1)
+        if self._streams:
+            self._streams.merge()
+
+    def _layer(self, layer: int) -> None:
+        recording, factor = self._recording, f"blk.{layer}.layer_output_scale.weight"
+        if self._streams:
+            self._streams.predict(layer)
+        self._mixer(layer).record(layer)
+        if self._streams:
+            self._streams.add_aside()
+        self._feed_forward(layer).record(layer)
+        if self._streams:
+            self._streams.correct(layer)
+        elif self.inputs:
+            self.inputs.add(layer)
+        if recording.loader.has(factor):
+            recording.scale(recording.vector(factor, 1))
 
     def _narrow(self, layer: int) -> None:
         """Go on with the wanted rows alone, from a layer on."""
         recording = self._recording
-        recording.keep_wanted(recording.x.values[None], recording.x.values[None])
+        planes = self._streams.planes if self._streams else recording.x.values[None]
+        recording.keep_wanted(planes, planes)
         recording.builder.stage = Stage.WANTED
         if self.inputs:
             self.inputs.narrow(layer)

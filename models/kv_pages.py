@@ -58,11 +58,14 @@ def _layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, PageLayout]:
     return key_layout(types[0], heads.padded), value_layout(types[1], heads.padded)
 
 
+def layer_bytes_per_token(heads: Heads, types: KVTypes) -> int:
+    """Bytes that one token's keys and values take in a layer of these heads."""
+    return heads.keys * sum(layout.page_bytes for layout in _layouts(heads, types)) // PAGE_TOKENS
+
+
 def _page_bytes(config: ModelConfig, types: KVTypes) -> int:
     """Bytes of a page over all layers that store keys and values."""
-    return sum(
-        heads.keys * layout.page_bytes for heads in config.kv_heads_of_layers for layout in _layouts(heads, types)
-    )
+    return PAGE_TOKENS * sum(layer_bytes_per_token(heads, types) for heads in config.kv_heads_of_layers)
 
 
 def _kind(heads: Heads) -> tuple[int, int]:
@@ -260,7 +263,9 @@ class PageStore:
         For each plane of pages of keys, of values, and of token ids where there are short convolutions:
         [layer][head][token][what a token has]. Then, for each page that ends among the positions, the rows it keeps.
         """
-        group, slot = np.divmod(self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group)
+        group, slot = np.divmod(
+            self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group
+        )
         cut = slice(start % PAGE_TOKENS, start % PAGE_TOKENS + stop - start)
         payload = b"".join(
             plane.tokens(np.moveaxis(pages[group, :, :, slot], 0, 2))[:, :, cut].tobytes()
@@ -286,7 +291,9 @@ class PageStore:
             at += tokens.nbytes
             for page, low, high in _pages_of(start, stop):
                 slots = np.arange(low, high) - page * PAGE_TOKENS
-                plane.put(self._page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start])
+                plane.put(
+                    self._page(pages, self._number(sequence, page)), slots, tokens[:, :, low - start : high - start]
+                )
         if self.states:
             for page in full:
                 state, at = payload[at : at + state_bytes], at + state_bytes

@@ -14,6 +14,8 @@ TWO_SIZES = ("gemma4",)
 """Architectures whose layers with a window may have heads of another size."""
 # Gemma 3n's files need not say that all layers from this one on share keys and values.
 _SHARED_FROM = {"gemma3n": 20}
+ALL_COUNT = float("-inf")
+"""No gate is too small to count."""
 # Nor which of them have active gates cut: the first ten, to the largest twentieth.
 _SPARSE = {"gemma3n": (10, 1.6448533535003662)}
 
@@ -139,5 +141,4 @@ def sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
     if key in file.metadata:
         return tuple(file.metadata.get_list(key, float, length=layers))
     count, deviations = _SPARSE.get(file.architecture, (0, 0.0))
-    return tuple(deviations if layer < count else float("-inf") for layer in range(layers))
-
+    return tuple(deviations if layer < count else ALL_COUNT for layer in range(layers))

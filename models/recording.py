@@ -1,5 +1,7 @@
 """What the layers of a decoder are recorded with: the residual stream, norms, products, and how results are added."""
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,11 +15,21 @@ from models.config import ModelConfig
 from models.weights import Matrix, WeightLoader
 
 
+class Place(Protocol):
+    """Rows of floats: the address of the first, and the bytes from one to the next."""
+
+    @property
+    def address(self) -> int: ...  # noqa: D102
+    @property
+    def stride(self) -> int: ...  # noqa: D102
+
+
 class Recording:
     """Buffers that all layers share, and the operations that they are made of.
 
     x holds the residual stream, divided by the architecture's factor of what sub-layers add to it: so that factor
-    costs nothing. packed: descriptors of what goes into the next products.
+    costs nothing. packed: descriptors of what goes into the next products. sublayer: room for what one gives.
+    aside: what is kept from x for a while.
     """
 
     def __init__(
@@ -37,8 +49,8 @@ class Recording:
         self.epsilon = builder.scalar(config.epsilon / residual**2)
         self.embedding_factor = architecture.scales.embedding(config) / residual
         self._plain_epsilon = builder.scalar(config.epsilon)
-        self._sublayer = self.rows(config.embedding)
-        self._aside = self.rows(config.embedding)
+        self.sublayer = self.rows(config.embedding)
+        self.aside = self.rows(config.embedding)
 
     def rows(self, width: int) -> Rows:
         """A buffer of rows of this width."""
@@ -82,7 +94,7 @@ class Recording:
             stage=Stage.WANTED if wanted else None,
         )
 
-    def pack(self, rows: Rows, k: int, form: Form, *, stride: int | None = None) -> None:
+    def pack(self, rows: Place, k: int, form: Form, *, stride: int | None = None) -> None:
         """Pack rows of k values as they are. stride: bytes from row to row, those of k values unless stated."""
         arguments = (rows.address, 4 * k if stride is None else stride, 0, k, int(form), self.packed, self.epsilon, 0)
         self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
@@ -90,7 +102,7 @@ class Recording:
     def product(
         self,
         matrix: Matrix,
-        out: Rows,
+        out: Place,
         *,
         last: bool,
         addend: tuple[int, int] = (0, 0),
@@ -120,16 +132,16 @@ class Recording:
             self.product(matrix, self.x, addend=(self.x.address, self.x.stride), last=True, private=private)
             return
         addend = self.bias(bias, self.config.embedding)
-        self.product(matrix, self._sublayer, addend=addend, last=True, private=private)
+        self.product(matrix, self.sublayer, addend=addend, last=True, private=private)
         if sums:
-            self.add_and_norm(self._sublayer.address, self._sublayer.stride, norm)
+            self.add_and_norm(self.sublayer.address, self.sublayer.stride, norm)
             return
         if not after:
-            self._add(self._sublayer)
+            self._add(self.sublayer)
             return
-        self._norm_add(self.x, self._sublayer, norm)
+        self.norm_add(self.x, self.sublayer, norm)
 
-    def _norm_add(self, to: Rows, rows: Rows, norm: str) -> None:
+    def norm_add(self, to: Rows, rows: Rows, norm: str) -> None:
         """to += rows, normalised by the tensor `norm`, without .weight."""
         self.builder.add(
             activations.norm_add,
@@ -178,29 +190,32 @@ class Recording:
         arguments = (*source, into.ctypes.data, into.strides[0])
         self.builder.add(layer_inputs.keep_wanted, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
 
-    def scale(self, name: str) -> None:
-        """x *= a factor that the file has."""
-        factor = self.vector(name, 1)
+    def scale(self, factor: int) -> None:
+        """x *= the factor at an address."""
         vectors = (self.x.address, self.x.stride, self.config.embedding, factor)
         self.builder.add(sums.scale_rows, *vectors, barrier=Barrier.ALWAYS)
 
     def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
         """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""
         addend = self.bias(bias, self.config.embedding)
-        self.product(matrix, self._aside, addend=addend, last=True, private=private)
+        self.product(matrix, self.aside, addend=addend, last=True, private=private)
 
     def add_aside(self, gates: Rows | None = None) -> None:
         """x += what was left aside, times the sigmoid of each row's gate, which is the first value of its row."""
-        self._add(self._aside, gates)
+        self._add(self.aside, gates)
 
     def add_both(self, rows: Rows, of_aside: str, of_rows: str, of_sum: str) -> None:
         """x += norm(norm(what was left aside) + norm(rows)), by these tensors, without .weight."""
-        size, aside = self.config.embedding, self._aside
-        weight = self.vector(f"{of_aside}.weight", size)
+        self.normalise_aside(of_aside)
+        self.norm_add(self.aside, rows, of_rows)
+        self.norm_add(self.x, self.aside, of_sum)
+
+    def normalise_aside(self, norm: str) -> None:
+        """Normalise what was left aside by the tensor `norm`, without .weight."""
+        size, aside = self.config.embedding, self.aside
+        weight = self.vector(f"{norm}.weight", size)
         arguments = (aside.address, aside.stride, weight, size, -(-size // 16) * 16, self._plain_epsilon)
         self.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
-        self._norm_add(aside, rows, of_rows)
-        self._norm_add(self.x, aside, of_sum)
 
     def _add(self, rows: Rows, gates: Rows | None = None) -> None:
         self.builder.add(

@@ -172,9 +172,7 @@ class Ropes:
             step[Step.ROPE_TABLES + index] = table.address
 
 
-def _factors(
-    heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int
-) -> NDArray[np.float32] | None:
+def _factors(heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:
     """Factors of the frequencies, for contexts as long as those that will be asked for."""
     pairs = heads.rope_size // 2
     factors = loader.factors("rope_freqs.weight", pairs)

@@ -260,7 +260,7 @@ def _open_native(
 
     per_token = native_kv_bytes(file, settings)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
-    plan = plan_memory(file.weights_bytes, per_token, budget if kv_tokens is None else kv_tokens * per_token)
+    plan = plan_memory(file.loaded_bytes, per_token, budget if kv_tokens is None else kv_tokens * per_token)
     try:
         return NativeRunner(
             file,

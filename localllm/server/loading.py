@@ -114,7 +114,7 @@ class MemoryLoader:
         While others load, the sums are rough and small budgets are refused: the model waits for the loads to end.
         """
         per_token = native_kv_bytes(file, settings)
-        weights = file.weights_bytes + _draft_bytes(settings)
+        weights = file.loaded_bytes + _draft_bytes(settings)
         fixed = None if settings.kv_mib is None else settings.kv_mib * MIB
         plan = plan_memory(weights, per_token, fixed, room)
         kv = plan.kv // 2 if fixed is None and self._options.max_models > 1 else plan.kv
@@ -160,4 +160,5 @@ def _held(model: Model) -> int:
         return model.held_bytes
     stats = model.engine.stats()
     stored = stats.pages_total * stats.page_bytes + stats.copies_limit
-    return max(model.file.weights_bytes + stored - model.backend.device_bytes, 0)
+    weights = model.file.loaded_bytes if model.backend.backend == "native" else model.file.weights_bytes
+    return max(weights + stored - model.backend.device_bytes, 0)

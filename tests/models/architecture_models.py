@@ -341,7 +341,11 @@ MODELS["gemma4-odd"] = replace(
     per_layer=0,
     tied=False,
     extra={
-        **{key: value for key, value in _GEMMA4.extra.items() if not key.endswith(("shared_kv_layers", "forward_length"))},
+        **{
+            key: value
+            for key, value in _GEMMA4.extra.items()
+            if not key.endswith(("shared_kv_layers", "forward_length"))
+        },
         "attention.head_count_kv": [4, 4, 2, 4, 4, 2],
         "attention.sliding_window_pattern": [True, True, False] * 2,
         "rope.dimension_count_swa": 20,
@@ -377,6 +381,49 @@ MODELS["gemma4-moe"] = replace(
         "ffn_down_exps.scale": "experts",
     },
     dropped=(*MODELS["gemma4-odd"].dropped, "ffn_gate_exps.weight", "ffn_up_exps.weight"),
+)
+
+_STREAMS = {
+    "altup_correct_coef.weight": "4, 4",
+    "altup_correct_scale.weight": "width",
+    "altup_predict_coef.weight": "16, 4",
+    "altup_router.weight": "4, width",
+    "altup_router_norm.weight": "width",
+    "laurel_l.weight": "64, width",
+    "laurel_r.weight": "width, 64",
+    "laurel_post_norm.weight": "width",
+}
+MODELS["gemma3n"] = Synthetic(
+    "gemma3n",
+    layers=23,
+    embedding=128,
+    feed_forward=256,
+    heads=4,
+    kv_heads=2,
+    head=32,
+    per_layer=256,
+    query_norm=0.15,
+    head_norms=True,
+    post_norms=True,
+    extra={
+        "attention.sliding_window": 40,
+        "attention.sliding_window_pattern": [layer % 5 < 4 for layer in range(23)],
+        "attention.shared_kv_layers": 3,
+        "rope.freq_base": 1_000_000.0,
+    },
+    added=_STREAMS,
+    beside={"altup_proj.weight": "3, width, width", "altup_unembd_proj.weight": "3, width, width"},
+)
+# No layer shares keys and values, nor does the file say which have a window.
+MODELS["gemma3n-short"] = replace(
+    MODELS["gemma3n"],
+    layers=12,
+    embedding=104,
+    feed_forward=200,
+    heads=3,
+    kv_heads=1,
+    head=40,
+    extra={"attention.sliding_window": 24, "attention.shared_kv_layers": 0, "rope.freq_base": 1_000_000.0},
 )
 
 

@@ -36,7 +36,9 @@ NAMES = (
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))
 CASES = (
-    [(name, KV_TYPES[0]) for name in NAMES] + [("llama", types) for types in KV_TYPES[1:]] + [("gemma2", KV_TYPES[1]), ("gemma4", KV_TYPES[1])]
+    [(name, KV_TYPES[0]) for name in NAMES]
+    + [("llama", types) for types in KV_TYPES[1:]]
+    + [("gemma2", KV_TYPES[1]), ("gemma4", KV_TYPES[1])]
 )
 
 
