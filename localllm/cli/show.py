@@ -76,7 +76,9 @@ def _as_text(summary: "ModelSummary", metadata: "Metadata") -> Iterator[str]:
         *((group.type, f"{group.tensors:>5}  {human_bytes(group.bytes)}") for group in summary.tensor_groups)
     )
     yield "\nMemory needed"
-    yield from _table(("weights", human_bytes(summary.weights_bytes)), *_memory(summary))
+    looked_up = summary.weights_bytes - summary.loaded_bytes
+    in_file = [("read by row", human_bytes(looked_up))] if looked_up else []
+    yield from _table(("weights", human_bytes(summary.weights_bytes)), *in_file, *_memory(summary))
     yield "\nMetadata"
     yield from _table(*((key, _short(value)) for key, value in metadata.items() if key != "tokenizer.chat_template"))
     if summary.chat_template:

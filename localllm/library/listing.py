@@ -55,7 +55,7 @@ def describe(
                 architecture=summary.architecture,
                 context=summary.context,
                 memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
-                fits=fits(summary.weights_bytes, summary.kv_bytes_per_token, available),
+                fits=fits(summary.loaded_bytes, summary.kv_bytes_per_token, available),
                 speed=speed(file),
             )
     except LocalLLMError as error:

@@ -22,7 +22,7 @@ class ModelSummary:
     """A model file in short. Sizes are bytes, lengths tokens; None where the file does not say.
 
     quantization is the block format that holds most bytes. kv_bytes_per_token counts keys and values of all layers, in
-    the types of kv_types. notes: ModelFile's, on a file in another program's layout.
+    the types of kv_types. loaded_bytes: weights without a table that stays in the file. notes: ModelFile's, on a file in another program's layout.
     """
 
     name: str
@@ -38,15 +38,16 @@ class ModelSummary:
     tensor_groups: tuple[TensorGroup, ...]
     chat_template: str | None
     weights_bytes: int
+    loaded_bytes: int
     kv_types: tuple[str, str]
     kv_bytes_per_token: int | None
     notes: tuple[str, ...] = ()
 
     def memory_bytes(self, context: int) -> int | None:
-        """Weights and the keys and values of so many tokens."""
+        """Weights that are loaded, and the keys and values of so many tokens."""
         if self.kv_bytes_per_token is None:
             return None
-        return self.weights_bytes + context * self.kv_bytes_per_token
+        return self.loaded_bytes + context * self.kv_bytes_per_token
 
 
 def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelSummary:
@@ -69,6 +70,7 @@ def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> M
         tensor_groups=groups,
         chat_template=model.metadata.get_str("tokenizer.chat_template", "") or None,
         weights_bytes=model.weights_bytes,
+        loaded_bytes=model.loaded_bytes,
         kv_types=kv_types,
         kv_bytes_per_token=_kv_bytes(model, kv_types),
         notes=model.notes,
