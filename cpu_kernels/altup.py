@@ -113,9 +113,9 @@ def _correct_samples() -> Iterator[Sample]:
 def correct(op: int, step: int, thread: int, threads: int) -> None:
     """streams[j] = predictions[j] + (1 + coefficient[j]) * (x - predictions[0]); gated = streams[0] * weight.
 
-    Arguments: 0 x, what layers made of the first prediction, 1 its stride, 2 predictions, 3 bytes from one stream to the
-    next, 4 bytes of a row, 5 streams, 6 k, 7 router, 8 matrix of coefficients [j][score], 9 streams, 10 gated, 11 its
-    stride, 12 weight, 13 address of epsilon.
+    Arguments: 0 x, what layers made of the first prediction, 1 its stride, 2 predictions, 3 bytes from one stream to
+    the next, 4 bytes of a row, 5 streams, 6 k, 7 router, 8 matrix of coefficients [j][score], 9 streams, 10 gated, 11
+    its stride, 12 weight, 13 address of epsilon.
     """
     plane, stride, streams, k = argument(op, 3), argument(op, 4), argument(op, 5), argument(op, 6)
     scores, epsilon = scratch(step, thread), get_f32(argument(op, 13))

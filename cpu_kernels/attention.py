@@ -202,13 +202,13 @@ def _spans_of_step(op: int, step: int) -> int:
 def attention_kernel(keys: KVType, values: KVType, group: int) -> Kernel:
     """Attention of all segments of a step, for models with `group` query heads to a key-value head.
 
-    Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages,
-    4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
-    11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 tokens that
-    a row sees up to its own or 0 for all, 14 and 15 bytes from one kv head's pages of keys and of values to the next's,
-    16 scores of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them, 18 and 19
-    bytes of keys and of values from one place of a sequence's table to the next, 20 the longest D of any layer: counters
-    of parts must lie where other layers leave none of their results.
+    Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages, 4 value
+    pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head, 11 address
+    of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 tokens that a row sees
+    up to its own or 0 for all, 14 and 15 bytes from one kv head's pages of keys and of values to the next's, 16 scores
+    of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them, 18 and 19 bytes of
+    keys and of values from one place of a sequence's table to the next, 20 the longest D of any layer: counters of
+    parts must lie where other layers leave none of their results.
 
     Where the step has room for parts, threads share out the spans of all tiles, one tile's after the other's. Else
     tiles are dealt to the threads forth and back, since later ones are longer.

@@ -39,8 +39,8 @@ class AltUpStreams:
         self._count, active = config.altup
         if active or inputs is None:
             raise UnsupportedModelError(
-                f"The native engine computes models of the architecture {config.architecture} only where layers work on "
-                "the first of the parallel streams and have embeddings of their own. Use --backend llama."
+                f"The native engine computes models of the architecture {config.architecture} only where layers work "
+                "on the first of the parallel streams and have embeddings of their own. Use --backend llama."
             )
         self._recording, self._inputs = recording, inputs
         shape = (self._count, recording.max_rows + _ROOM, recording.x.width)
@@ -75,7 +75,7 @@ class AltUpStreams:
         recording.builder.add(altup.merge, *arguments, barrier=Barrier.ALWAYS)
 
     def predict(self, layer: int) -> None:
-        """Predict what the layer makes of the streams; x is the first one's prediction. Leave its low-rank path aside."""
+        """Predict what the layer makes of the streams, the first into x; leave its low-rank path aside."""
         recording, x = self._recording, self._recording.x
         matrix = self._coefficients(f"blk.{layer}.altup_predict_coef.weight", self._count**2)
         recording.builder.add(

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from cpu_kernels import attention, kv_store, norms
 from cpu_kernels.records import Barrier
 from models.architecture import RopePairs
-from models.buffers import Rows
 from models.kv_pages import PageStore
 from models.layer_sizes import Heads
 from models.recording import Recording, forms

@@ -69,14 +69,15 @@ class ModelConfig:
     feed_forward: width of the dense network, or of each expert. shared_feed_forward: width of the shared expert, 0
     where there is none. dense_layers, dense_feed_forwards: layers before the first that has experts, and each layer's
     width of the dense network. layer_heads: each layer's heads; heads, kv_heads, head_size and rope_size are those of
-    layers that see everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an
-    earlier one that it shares them with. per_layer_width: values that a layer gets of each token's second embedding, 0
-    where there is none. sparsity: for each layer, how many standard deviations above the mean its gates begin to
-    count; empty where all count. altup: parallel residual streams, and which of them layers compute with. attends: for each layer, whether it has attention; others have a short convolution over `convolution`
-    tokens. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers. rope_size:
-    values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
-    states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
-    or which layers), causal (whether rows see only those before them): None where not stated.
+    layers that see everything. kv_layers: for each layer, the one whose keys and values it reads: itself, or an earlier
+    one that it shares them with. per_layer_width: values that a layer gets of each token's second embedding, 0 where
+    there is none. sparsity: for each layer, how many standard deviations above the mean its gates begin to count, -inf
+    where all do. altup: parallel residual streams, and which of them layers compute with. attends: for each layer,
+    whether it has attention; others have a short convolution over `convolution` tokens. gating, normalise_experts,
+    expert_scale: what the file states of experts, in its numbers. rope_size: values of a head that are rotated.
+    window_rope_base: rotation base of layers with a window, where the file states it. rope_finetuned: Granite's switch,
+    whether heads are rotated at all. window, window_pattern (a period, or which layers), causal (whether rows see only
+    those before them): None where not stated.
     """
 
     architecture: str
@@ -121,11 +122,6 @@ class ModelConfig:
     def padded_head(self) -> int:
         """A head's values rounded up so that each half fills whole vectors."""
         return -(-self.head_size // 32) * 32
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key-value head."""
-        return self.heads // self.kv_heads
 
     @property
     def kv_heads_of_layers(self) -> tuple[Heads, ...]:

@@ -77,11 +77,11 @@ def _kind(heads: Heads) -> tuple[int, int]:
 class Sequence:
     """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
 
-    A page's place is how many places lie between the first page of a layer's head and it: a place is a page of one head,
-    or of all layers of a kind where there are several kinds (PageStore.place_bytes). written: how far
-    its last page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the
-    position behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last
-    row was written otherwise than it should be.
+    A page's place is how many places lie between the first page of a layer's head and it: a place is a page of one
+    head, or of all layers of a kind where there are several kinds (PageStore.place_bytes). written: how far its last
+    page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the position
+    behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last row was
+    written otherwise than it should be.
     """
 
     length: int = 0

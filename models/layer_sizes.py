@@ -51,7 +51,7 @@ def same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
 
 
 def in_each_layer(file: ModelFile, key: str, maximum: int, layers: int, minimum: int = 1) -> tuple[int, ...]:
-    """A number for each layer, which the file states once or once per layer. Raises ModelFileError for an absurd one."""
+    """A number for each layer, which the file states once or once per layer. Raises ModelFileError if it is absurd."""
     if not isinstance(file.metadata.get(key), MetadataArray):
         return (file.metadata.get_int(key, minimum=minimum, maximum=maximum),) * layers
     values = tuple(file.metadata.get_list(key, int))
@@ -86,8 +86,8 @@ def layer_heads(
             "turn: the native engine needs one even size. Use --backend llama."
         )
     found = []
-    for layer, (keys, slides) in enumerate(zip(kv_heads, windowed, strict=True)):
-        keys = keys or heads.keys
+    for layer, (stated, slides) in enumerate(zip(kv_heads, windowed, strict=True)):
+        keys = stated or heads.keys
         if heads.queries % keys:
             raise UnsupportedModelError(
                 f"{file.path}: {name}.attention.head_count_kv: {heads.queries} heads of layer {layer} cannot share "

@@ -25,7 +25,7 @@ _ROOM = 16  # rows behind the last, which whole tiles may read
 
 
 class PerLayerInputs:
-    """What layers get of their tokens, and how they add it. Call `fetch` before each step, and `close` after the last."""
+    """What layers get of their tokens, and how they add it. Call `fetch` before each step, `close` after the last."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording, config, builder = recording, recording.config, recording.builder

@@ -19,9 +19,9 @@ class Place(Protocol):
     """Rows of floats: the address of the first, and the bytes from one to the next."""
 
     @property
-    def address(self) -> int: ...  # noqa: D102
+    def address(self) -> int: ...
     @property
-    def stride(self) -> int: ...  # noqa: D102
+    def stride(self) -> int: ...
 
 
 class Recording:

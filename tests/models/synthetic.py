@@ -9,7 +9,6 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-
 STILL = 1e30
 """A factor of frequencies that leaves three of four pairs as they are."""
 
@@ -18,8 +17,9 @@ STILL = 1e30
 class Synthetic:
     """Sizes of a model to write.
 
-    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. added: shapes of each layer's further tensors, by
-    numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.) do not have. beside: of no layer.
+    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. added: shapes of
+    each layer's further tensors, by numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.)
+    do not have. beside: of no layer.
     """
 
     architecture: str
@@ -77,7 +77,8 @@ def write(
 ) -> Path:
     """Write the file, matrices in F32, and return its path.
 
-    values: tensors by name, instead of random ones, those in `types` in blocks of that type. tokens: a vocabulary without merges or scores.
+    values: tensors by name, instead of random ones, those in `types` in blocks of that type. tokens: a vocabulary
+    without merges or scores.
     """
     name = model.architecture
     writer = gguf.GGUFWriter(path, name)
