@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import open_model
 from localllm.roofline.limits import LimitProbes, Limits
-from localllm.roofline.work import ModelWork, windows
+from localllm.roofline.work import ModelWork, looks
 from models import NativeRunner
 
 # Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
@@ -65,7 +65,7 @@ class Ours:
     def __init__(self, path: Path, threads: int, context: int, kv_types: tuple[str, str] = ("f16", "f16")) -> None:
         with open_model(path) as file:
             self.runner = NativeRunner(file, kv_bytes=context * 400_000, threads=threads, kv_types=kv_types)
-            self._windows = windows(file)
+            self._looks = looks(file, kv_types)
         self._sequence = self.runner.create_sequence()
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -90,7 +90,7 @@ class Ours:
 
     def work(self) -> ModelWork:
         """What tokens cost, once one has been decoded."""
-        return ModelWork(*self.runner.last_step().products(), self.runner.info.kv_bytes_per_token, self._windows)
+        return ModelWork(*self.runner.last_step().products(), self._looks)
 
     def close(self) -> None:
         """Free everything."""

@@ -225,14 +225,14 @@ def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
 
     values: None where rows of latents are both: keys as they are, values in their first `size` (of argument 7) numbers.
 
-    Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages,
-    4 value pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head,
-    11 address of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 tokens that
-    a row sees up to its own or 0 for all, 14 and 15 bytes from one kv head's pages of keys and of values to the next's,
-    16 scores of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them, 18 and 19
-    bytes of keys and of values from one place of a sequence's table to the next, 20 the longest D of any layer: counters
-    of parts must lie where other layers leave none of their results. For latents, whose norm is 0 and whose queries are
-    in two parts: 21 the parts that do not turn, in slots (see cpu_kernels.latents), 22 bytes from slot to slot, 23 bytes
+    Arguments: 0 queries (rows of heads * D), 1 out (rows of heads * size), 2 norm of queries or 0, 3 key pages, 4 value
+    pages, 5 kv heads, 6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 query heads per kv head, 11 address
+    of the scale (log2(e) included unless there is a cap), 12 address of the soft cap or 0.0, 13 tokens that a row sees
+    up to its own or 0 for all, 14 and 15 bytes from one kv head's pages of keys and of values to the next's, 16 scores
+    of heads' sinks or 0, 17 tokens that a row sees behind its own, as far as the segment has them, 18 and 19 bytes of
+    keys and of values from one place of a sequence's table to the next, 20 the longest D of any layer: counters of
+    parts must lie where other layers leave none of their results. For latents, whose norm is 0 and whose queries are in
+    two parts: 21 the parts that do not turn, in slots (see cpu_kernels.latents), 22 bytes from slot to slot, 23 bytes
     of a head in a row of queries, 24 where in it the part that turns begins, 25 values of that part, which the rope
     table is for and which come last in D.
 

@@ -20,10 +20,10 @@ _TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
 def _store(keys: KVType, values: KVType) -> Kernel:
     """Normalise and rotate keys, and write keys and values of all rows into their pages.
 
-    Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages, 4 value pages, 5 kv heads,
-    6 D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 bytes from one head's pages of keys and of
-    values to the next's, 12 and 13 bytes of them from one place of a sequence's table to the next. Threads share out the
-    heads of all rows.
+    Arguments: 0 keys, 1 values (rows of kv_heads * D), 2 norm of keys or 0, 3 key pages, 4 value pages, 5 kv heads, 6
+    D, 7 size of a head, 8 rope table, 9 address of epsilon, 10 and 11 bytes from one head's pages of keys and of values
+    to the next's, 12 and 13 bytes of them from one place of a sequence's table to the next. Threads share out the heads
+    of all rows.
     """
     store_key, store_value = _TYPES[keys].store_key, _TYPES[values].store_value
     key_bytes, value_bytes = _TYPES[keys].PAGE_BYTES_PER_VALUE, _TYPES[values].PAGE_BYTES_PER_VALUE

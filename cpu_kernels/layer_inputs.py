@@ -47,20 +47,25 @@ def layer_inputs(op: int, step: int, thread: int, threads: int) -> None:
 def _keep_wanted_samples() -> Iterator[Sample]:
     s = Sample(rows=2)
     s.step({Step.WANTED: s.array([1, 3], np.int32)})
-    yield s.arguments(s.normal(2, 5, 48), 48 * 4, 2, 5 * 48 * 4)
+    for apart in (False, True):
+        rows = s.normal(2, 5, 48)
+        yield s.arguments(
+            rows, 48 * 4, 2, 5 * 48 * 4, s.zeros(2 * 3 * 48) if apart else rows, (3 if apart else 5) * 48 * 4
+        )
 
 
 @kernel(_keep_wanted_samples)
 def keep_wanted(op: int, step: int, thread: int, threads: int) -> None:
-    """Move the wanted rows of some planes to the front, in place: they are in ascending order.
+    """Copy the wanted rows of some planes to the front of others, or of the same: they are in ascending order.
 
-    Arguments: 0 rows, 1 bytes of a row, 2 planes, 3 bytes from one plane to the next.
+    Arguments: 0 rows, 1 bytes of a row, 2 planes, 3 bytes from one plane to the next, 4 rows to write, 5 bytes from one
+    plane of those to the next.
     """
     vectors = argument(op, 1) // 64
     first, last = share(vectors, thread, threads), share(vectors, thread + 1, threads)
     for plane in range(argument(op, 2)):
-        rows = argument(op, 0) + plane * argument(op, 3)
+        rows, out = argument(op, 0) + plane * argument(op, 3), argument(op, 4) + plane * argument(op, 5)
         for row in range(stage_rows(op, step)):
             source = rows + get_i32(field(step, _WANTED) + 4 * row) * argument(op, 1)
             for v in range(first, last):
-                store_f32(rows + row * argument(op, 1) + v * 64, load_f32(source + v * 64))
+                store_f32(out + row * argument(op, 1) + v * 64, load_f32(source + v * 64))

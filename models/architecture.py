@@ -195,8 +195,8 @@ class Scales:
 class Experts:
     """How the weights of a row's experts come about.
 
-    normalise: whether they add up to one, None for what the file states. scale: their factor after that. beside: a dense
-    network works on the same rows, each of the two has norms of its own, and the router has one of its own too.
+    normalise: whether they add up to one, None for what the file states. scale: their factor after that. beside: a
+    dense network works on the same rows, each of the two has norms of its own, and the router has one of its own too.
     """
 
     gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
@@ -215,10 +215,11 @@ class Architecture:
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
-    instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for
-    all. attention_cap, logit_cap: soft caps where the file states none. value_norms: heads of values are normalised, as
-    those of queries and keys, but without weights; a layer without a tensor for values makes them of its keys'. causal: a row sees only rows before it, unless
-    the file says otherwise; where it sees all of its text, a window lies half before and half behind it.
+    instead of what it gave. window(config, layer): tokens that a row of the layer sees, its own included; 0 for all.
+    attention_cap, logit_cap: soft caps where the file states none. value_norms: heads of values are normalised, as
+    those of queries and keys, but without weights; a layer without a tensor for values makes them of its keys'. causal:
+    a row sees only rows before it, unless the file says otherwise; where it sees all of its text, a window lies half
+    before and half behind it.
     """
 
     name: str

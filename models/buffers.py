@@ -1,6 +1,7 @@
 """The buffers between a program's operations: activations of up to max_rows rows, and their packed forms."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -12,9 +13,19 @@ from models.weights import padded
 _TILE_ROOM = max(TILE_WIDTHS)
 
 
+class Place(Protocol):
+    """Rows of floats: the address of the first, and the bytes from one to the next."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def stride(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an operation's rows lie, in bytes. The address may be set later."""
+class FixedPlace:
+    """A place by its numbers. The address may be set later."""
 
     address: int
     stride: int

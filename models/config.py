@@ -85,7 +85,7 @@ class ModelConfig:
     earlier one that it shares them with. latents: None where heads have keys and values of their own; else there is one
     key-value head, of the size that a token stores. per_layer_width: values that a layer gets of each token's second
     embedding, 0 where there is none. sparsity: for each layer, how many standard deviations above the mean its gates
-    begin to count; empty where all count. altup: parallel residual streams, and which of them layers compute with.
+    begin to count, -inf where all do. altup: parallel residual streams, and which of them layers compute with.
     attends: for each layer, whether it has attention; others have a gated delta network (delta_net), or a short
     convolution over `convolution` tokens. gating, normalise_experts, expert_scale: what the file states of experts, in
     its numbers. expert_groups, expert_groups_used: how many equal groups experts fall into, and those that a row's
@@ -135,11 +135,6 @@ class ModelConfig:
     attention_cap: float | None
     logit_cap: float | None
     causal: bool | None
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key-value head."""
-        return self.heads // self.kv_heads
 
     @property
     def kv_heads_of_layers(self) -> tuple[Heads, ...]:

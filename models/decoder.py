@@ -7,8 +7,9 @@ import numpy as np
 from cpu_kernels import activations
 from cpu_kernels.loader import release_linker
 from cpu_kernels.records import Barrier, Stage
+from models.altup_streams import AltUpStreams
 from models.attention_layer import AttentionLayers
-from models.buffers import Place, Rows
+from models.buffers import FixedPlace, Rows
 from models.convolution_layer import ConvolutionLayers
 from models.delta_layer import DeltaLayers
 from models.expert_layer import ExpertLayers
@@ -47,6 +48,7 @@ class DecoderRecorder:
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         self._experts = ExpertLayers(recording) if config.experts else None
         self.inputs = PerLayerInputs(recording) if config.per_layer_width else None
+        self._streams = AltUpStreams(recording, self.inputs) if config.altup[0] > 1 else None
 
     def record(self) -> LogitsOperations:
         """Record the whole pass, from tokens to logits of the wanted rows.
@@ -73,32 +75,45 @@ class DecoderRecorder:
     def _layers(self, narrows: bool) -> None:
         """Record the layers. narrows: those that store nothing which others read are computed for wanted rows alone."""
         recording, config = self._recording, self._recording.config
-        loader = recording.loader
         self._embed()
         self._finish_embedding()
         if self.inputs:
-            self.inputs.record()
+            self.inputs.record(narrows)
+        if self._streams:
+            self._streams.spread()
         for layer in range(config.layers):
-            prefix = f"blk.{layer}."
-            self._mixer(layer).record(layer)
-            self._feed_forward(layer).record(prefix)
-            if self.inputs:
-                self.inputs.add(layer)
-            if loader.has(prefix + "layer_output_scale.weight"):
-                recording.scale(prefix + "layer_output_scale.weight")
-            loader.check_all_used(config.layers, layer)
+            self._layer(layer)
+            recording.loader.check_all_used(config.layers, layer)
             if layer == 0:  # what packs the other layers has been loaded
                 release_linker()
             if narrows and layer == config.last_stored:
                 self._narrow(layer + 1)
+        if self._streams:
+            self._streams.merge()
+
+    def _layer(self, layer: int) -> None:
+        recording, factor = self._recording, f"blk.{layer}.layer_output_scale.weight"
+        if self._streams:
+            self._streams.predict(layer)
+        self._mixer(layer).record(layer)
+        if self._streams:
+            self._streams.add_aside()
+        self._feed_forward(layer).record(layer)
+        if self._streams:
+            self._streams.correct(layer)
+        elif self.inputs:
+            self.inputs.add(layer)
+        if recording.loader.has(factor):
+            recording.scale(recording.vector(factor, 1))
 
     def _narrow(self, layer: int) -> None:
         """Go on with the wanted rows alone, from a layer on."""
         recording = self._recording
-        recording.keep_wanted(recording.x.values[None])
+        planes = self._streams.planes if self._streams else recording.x.values[None]
+        recording.keep_wanted(planes, planes)
+        recording.builder.stage = Stage.WANTED
         if self.inputs:
             self.inputs.narrow(layer)
-        recording.builder.stage = Stage.WANTED
 
     def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers | DeltaLayers | LatentLayers:
         """What lets a layer's rows see those before them."""
@@ -155,7 +170,7 @@ class DecoderRecorder:
         gathers = builder.stage is Stage.ALL
         recording.norm_pack(architecture.norms.output, output.format.form, wanted=gathers, factor=factor)
         bias = recording.bias("output.bias", config.vocabulary)
-        product = recording.product(output, Place(0, 4 * output.rows), addend=bias, last=True, stage=Stage.WANTED)
+        product = recording.product(output, FixedPlace(0, 4 * output.rows), addend=bias, last=True, stage=Stage.WANTED)
         cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap
         capped = None
         if cap:

@@ -47,11 +47,11 @@ class ExpertLayers:
         self._normalise = config.normalise_experts if rules.normalise is None else rules.normalise
         self._sigmoid = rules.gating(config) is Gating.SIGMOID
 
-    def record(self, prefix: str) -> None:
+    def record(self, layer: int) -> None:
         """Add experts(norm(x)) to x, and that of a shared one or a dense network, which works for all rows."""
-        config = self._recording.config
+        config, prefix = self._recording.config, f"blk.{layer}."
         if self._beside:
-            self._beside[config.dense_feed_forwards[int(prefix.split(".")[1])]].leave_aside(prefix)
+            self._beside[config.dense_feed_forwards[layer]].leave_aside(prefix)
         shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
         gate, up, down = (self._expert_matrix(prefix, name) for name in ("gate", "up", "down"))
         self._route(prefix)

@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from cpu_kernels import activations
+from cpu_kernels import activations, altup
+from cpu_kernels.records import Barrier
 from models.architecture import Activation
 from models.buffers import Rows
+from models.layer_sizes import ALL_COUNT
 from models.recording import Recording, forms
 from models.weights import Matrix
 
@@ -26,12 +28,13 @@ class FeedForwardLayers:
         self._gate, self._up = recording.rows(width), recording.rows(width)
         self._scores = recording.rows(1)
 
-    def record(self, prefix: str) -> None:
+    def record(self, layer: int) -> None:
         """Add feed_forward(norm(x)) to x, and what attention left aside."""
+        prefix = f"blk.{layer}."
         gate, up, down = self._matrices(prefix, "")
         recording = self._recording
         recording.norm_pack(feed_forward_norm(recording, prefix), forms(*gate, up))
-        self._activate(prefix, "", gate, up, down)
+        self._activate(prefix, "", gate, up, down, recording.config.sparsity[layer])
         norms = recording.architecture.norms
         norm = prefix + (norms.feed_forward_sum if norms.sums else "post_ffw_norm")
         recording.add_to_residual(down, prefix + "ffn_down.bias", norm, private=False)
@@ -71,8 +74,10 @@ class FeedForwardLayers:
         gate, up = (loader.part(up_name, 2 * width, embedding, rows + first) for first in (0, width))
         return [gate], up, down
 
-    def _activate(self, prefix: str, suffix: str, gate: list[Matrix], up: Matrix, down: Matrix) -> None:
-        """Pack the activations for the product with `down`."""
+    def _activate(
+        self, prefix: str, suffix: str, gate: list[Matrix], up: Matrix, down: Matrix, sparsity: float = ALL_COUNT
+    ) -> None:
+        """Pack the activations for the product with `down`. sparsity: see ModelConfig."""
         recording = self._recording
         names = (f"{prefix}ffn_{part}{suffix}.bias" for part in ("gate", "up"))
         gate_bias, up_bias = (recording.bias(name, self._width) for name in names)
@@ -80,6 +85,9 @@ class FeedForwardLayers:
             recording.product(matrix, self._gate, addend=gate_bias, last=False)
         recording.product(up, self._up, addend=up_bias, last=True)
         activated = self._gate if gate else self._up
+        if sparsity > ALL_COUNT:
+            arguments = (activated.address, activated.stride, self._width, recording.builder.scalar(sparsity))
+            recording.builder.add(altup.keep_largest, *arguments, barrier=Barrier.ALWAYS)
         kind = KINDS[recording.architecture.activation]
         recording.gate_pack(kind, activated, self._up, self._width, down.format.form)
 

@@ -72,13 +72,16 @@ def _layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, ...]:
     return (keys,) if heads.latent else (keys, value_layout(types[1], heads.padded))
 
 
+def layer_bytes_per_token(heads: Heads, types: KVTypes) -> int:
+    """Bytes that one token's keys and values take in a layer of these heads."""
+    return heads.keys * sum(layout.page_bytes for layout in _layouts(heads, types)) // PAGE_TOKENS
+
+
 def _page_bytes(config: ModelConfig, types: KVTypes) -> int:
     """Bytes of a page over all layers that store keys and values, of what it keeps for convolutions, and of token ids
     where rows need others.
     """
-    of_heads = sum(
-        heads.keys * layout.page_bytes for heads in config.kv_heads_of_layers for layout in _layouts(heads, types)
-    )
+    of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(heads, types) for heads in config.kv_heads_of_layers)
     sizes = convolution_sizes(config)
     return of_heads + (sizes.page_bytes if sizes else 0) + (0 if all(config.attends) else 4 * PAGE_TOKENS)
 
@@ -92,11 +95,11 @@ def _kind(heads: Heads) -> tuple[int, int]:
 class Sequence:
     """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
 
-    A page's place is how many places lie between the first page of a layer's head and it: a place is a page of one head,
-    or of all layers of a kind where there are several kinds (PageStore.place_bytes). written: how far
-    its last page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the
-    position behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last
-    row was written otherwise than it should be.
+    A page's place is how many places lie between the first page of a layer's head and it: a place is a page of one
+    head, or of all layers of a kind where there are several kinds (PageStore.place_bytes). written: how far its last
+    page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the position
+    behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last row was
+    written otherwise than it should be.
     """
 
     length: int = 0

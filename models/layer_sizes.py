@@ -14,6 +14,8 @@ TWO_SIZES = ("gemma4",)
 """Architectures whose layers with a window may have heads of another size."""
 # Gemma 3n's files need not say that all layers from this one on share keys and values.
 _SHARED_FROM = {"gemma3n": 20}
+ALL_COUNT = float("-inf")
+"""No gate is too small to count."""
 # Nor which of them have active gates cut: the first ten, to the largest twentieth.
 _SPARSE = {"gemma3n": (10, 1.6448533535003662)}
 
@@ -62,7 +64,7 @@ def same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:
 
 
 def in_each_layer(file: ModelFile, key: str, maximum: int, layers: int, minimum: int = 1) -> tuple[int, ...]:
-    """A number for each layer, which the file states once or once per layer. Raises ModelFileError for an absurd one."""
+    """A number for each layer, which the file states once or once per layer. Raises ModelFileError if it is absurd."""
     if not isinstance(file.metadata.get(key), MetadataArray):
         return (file.metadata.get_int(key, minimum=minimum, maximum=maximum),) * layers
     values = tuple(file.metadata.get_list(key, int))
@@ -97,8 +99,8 @@ def layer_heads(
             "turn: the native engine needs one even size. Use --backend llama."
         )
     found = []
-    for layer, (keys, slides) in enumerate(zip(kv_heads, windowed, strict=True)):
-        keys = keys or heads.keys
+    for layer, (stated, slides) in enumerate(zip(kv_heads, windowed, strict=True)):
+        keys = stated or heads.keys
         if heads.queries % keys:
             raise UnsupportedModelError(
                 f"{file.path}: {name}.attention.head_count_kv: {heads.queries} heads of layer {layer} cannot share "
@@ -152,4 +154,4 @@ def sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
     if key in file.metadata:
         return tuple(file.metadata.get_list(key, float, length=layers))
     count, deviations = _SPARSE.get(file.architecture, (0, 0.0))
-    return tuple(deviations if layer < count else float("-inf") for layer in range(layers))
+    return tuple(deviations if layer < count else ALL_COUNT for layer in range(layers))

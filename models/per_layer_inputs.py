@@ -20,11 +20,12 @@ from models.recording import Recording
 from models.weights import padded
 
 _GROUPS = 7  # of a repack's arguments
+_HALF = math.sqrt(0.5)
 _ROOM = 16  # rows behind the last, which whole tiles may read
 
 
 class PerLayerInputs:
-    """What layers get of their tokens, and how they add it. Call `fetch` before each step, and `close` after the last."""
+    """What layers get of their tokens, and how they add it. Call `fetch` before each step, `close` after the last."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording, config, builder = recording, recording.config, recording.builder
@@ -41,7 +42,8 @@ class PerLayerInputs:
         self._inputs = aligned_zeros((self._layers, rows + _ROOM, self._padded), np.float32)
         for array in (self._source, self._places, self._inputs):
             builder.keep(array)
-        self._gate = recording.rows(self._width)
+        self._table, self._projected = recording.rows(self._values), recording.rows(self._layers * self._padded)
+        self._kept, self._gate = recording.rows(config.embedding), recording.rows(self._width)
         self._repack = self._fetched = 0
 
     def fetch(self, tokens: Sequence[int], program: Program) -> None:
@@ -58,14 +60,12 @@ class PerLayerInputs:
         """Let go of the file. Idempotent."""
         self._rows.close()
 
-    def record(self) -> None:
-        """Compute all layers' inputs from the rows of the table and from x, which holds the tokens' embeddings.
+    def record(self, narrows: bool) -> None:
+        """Compute layers' inputs from the rows of the table and from x, which holds the tokens' embeddings.
 
-        A layer's input is (norm(projection(x) / sqrt(width of x)) + row * sqrt(its width)) / sqrt(2).
+        narrows: those of the last layers are left to `narrow`.
         """
-        recording, builder, config = self._recording, self._recording.builder, self._recording.config
-        packing, half = self._format, math.sqrt(0.5)
-        table, projected = recording.rows(self._values), recording.rows(self._layers * self._padded)
+        recording, builder, packing = self._recording, self._recording.builder, self._format
         group_bytes = packing.group_bytes(self._values)
         self._repack = builder.add(
             packing.repack,
@@ -85,35 +85,51 @@ class PerLayerInputs:
             group_bytes,
             packing.group_rows,
             self._values,
-            table.address,
-            table.stride,
-            builder.scalar(math.sqrt(self._width) * half),
+            self._table.address,
+            self._table.stride,
+            builder.scalar(math.sqrt(self._width) * _HALF),
             builder.array(np.arange(recording.max_rows, dtype=np.int32)),
             barrier=Barrier.NEVER,
         )
-        self._project(projected)
-        # Dividing by the root of x's width changes what is normalised as a larger epsilon does.
+        if narrows:
+            recording.keep_wanted(recording.x.values[None], self._kept.values[None])
+        self._compute(0, recording.config.last_stored + 1 if narrows else self._layers, recording.x)
+
+    def narrow(self, layer: int) -> None:
+        """Compute the inputs of a layer and of those behind it, for the wanted rows alone."""
+        self._recording.keep_wanted(self._table.values[None], self._table.values[None])
+        self._compute(layer, self._layers, self._kept)
+
+    def _compute(self, first: int, last: int, rows: Rows) -> None:
+        """Compute what layers first..last-1 get of the rows' embeddings, `rows`.
+
+        It is (norm(projection(embedding) / sqrt(its width)) + row of the table * sqrt(a layer's width)) / sqrt(2).
+        """
+        recording, builder, config = self._recording, self._recording.builder, self._recording.config
+        one = np.concatenate([np.arange(self._width), np.full(self._padded - self._width, -1)])
+        firsts = np.arange(first, last)[:, None] * self._width
+        order = np.where(one >= 0, one + firsts, -1).reshape(-1)
+        matrix = recording.loader.part("per_layer_model_proj.weight", self._values, config.embedding, order)
+        recording.pack(rows, config.embedding, matrix.format.form, stride=rows.stride)
+        recording.product(matrix, self._projected, last=True)
+        # Dividing by the root of the width changes what is normalised as a larger epsilon does.
         scale = config.embedding / recording.architecture.scales.residual(config) ** 2
-        weight = recording.loader.vector("per_layer_proj_norm.weight", self._width) * np.float32(half)
+        weight = recording.loader.vector("per_layer_proj_norm.weight", self._width) * np.float32(_HALF)
         builder.add(
             layer_inputs.layer_inputs,
-            projected.address,
-            projected.stride,
-            table.address,
-            table.stride,
-            self._inputs.ctypes.data,
+            self._projected.address,
+            self._projected.stride,
+            self._table.address + first * self._width * 4,
+            self._table.stride,
+            self._inputs[first].ctypes.data,
             self._inputs.strides[0],
-            self._layers,
+            last - first,
             self._width,
             self._padded,
             builder.array(weight),
             builder.scalar(config.epsilon * scale),
             barrier=Barrier.ALWAYS,
         )
-
-    def narrow(self, layer: int) -> None:
-        """Keep the wanted rows of the inputs of a layer and of those behind it."""
-        self._recording.keep_wanted(self._inputs[layer:])
 
     def add(self, layer: int) -> None:
         """x += norm(projection(activation(gate(x)) * the layer's input))."""
@@ -142,14 +158,3 @@ class PerLayerInputs:
             KINDS[recording.architecture.activation],
             barrier=Barrier.ALWAYS,
         )
-
-    def _project(self, projected: Rows) -> None:
-        """The projection of x for all layers, each layer's values padded to whole vectors."""
-        recording = self._recording
-        one = np.concatenate([np.arange(self._width), np.full(self._padded - self._width, -1)])
-        firsts = np.arange(self._layers)[:, None] * self._width
-        order = np.where(one >= 0, one + firsts, -1).reshape(-1)
-        embedding = recording.config.embedding
-        matrix = recording.loader.matrix("per_layer_model_proj.weight", self._values, embedding, order)
-        recording.pack(recording.x, embedding, matrix.format.form, stride=recording.x.stride)
-        recording.product(matrix, projected, last=True)

@@ -41,13 +41,13 @@ class Recording:
         self._plain_epsilon = builder.scalar(config.epsilon)
 
     @cached_property
-    def _sublayer(self) -> Rows:
-        """What a sub-layer adds to x, where it is not added at once."""
+    def sublayer(self) -> Rows:
+        """Room for what a sub-layer gives, where it is not added at once."""
         return self.rows(self.config.embedding)
 
     @cached_property
-    def _aside(self) -> Rows:
-        """What is added to x later."""
+    def aside(self) -> Rows:
+        """What is kept from x for a while."""
         return self.rows(self.config.embedding)
 
     def rows(self, width: int) -> Rows:
@@ -92,7 +92,7 @@ class Recording:
             stage=Stage.WANTED if wanted else None,
         )
 
-    def pack(self, rows: Rows, k: int, form: Form, *, stride: int | None = None) -> None:
+    def pack(self, rows: Place, k: int, form: Form, *, stride: int | None = None) -> None:
         """Pack rows of k values as they are. stride: bytes from row to row, those of k values unless stated."""
         arguments = (rows.address, 4 * k if stride is None else stride, 0, k, int(form), self.packed, self.epsilon, 0)
         self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
@@ -108,7 +108,7 @@ class Recording:
     def product(
         self,
         matrix: Matrix,
-        out: Rows | Place,
+        out: Place,
         *,
         last: bool,
         addend: tuple[int, int] = (0, 0),
@@ -138,16 +138,16 @@ class Recording:
             self.product(matrix, self.x, addend=(self.x.address, self.x.stride), last=True, private=private)
             return
         addend = self.bias(bias, self.config.embedding)
-        self.product(matrix, self._sublayer, addend=addend, last=True, private=private)
+        self.product(matrix, self.sublayer, addend=addend, last=True, private=private)
         if sums:
-            self.add_and_norm(self._sublayer.address, self._sublayer.stride, norm)
+            self.add_and_norm(self.sublayer.address, self.sublayer.stride, norm)
             return
         if not after:
-            self._add(self._sublayer)
+            self._add(self.sublayer)
             return
-        self._norm_add(self.x, self._sublayer, norm)
+        self.norm_add(self.x, self.sublayer, norm)
 
-    def _norm_add(self, to: Rows, rows: Rows, norm: str) -> None:
+    def norm_add(self, to: Rows, rows: Rows, norm: str) -> None:
         """to += rows, normalised by the tensor `norm`, without .weight."""
         self.builder.add(
             activations.norm_add,
@@ -190,35 +190,38 @@ class Recording:
         arguments = (self.x.address, self.x.stride, self.vector(f"{norm}.weight", size), size, -(-size // 16) * 16)
         self.builder.add(norms.norm_rows, *arguments, self.epsilon, barrier=Barrier.ALWAYS)
 
-    def keep_wanted(self, planes: NDArray[np.generic]) -> None:
-        """Move the wanted rows of [plane][row][values] to the front, which is in place of all rows from now on."""
-        row_bytes = planes.strides[-2]
-        arguments = (planes.ctypes.data, row_bytes, len(planes), planes.strides[0])
+    def keep_wanted(self, planes: NDArray[np.generic], into: NDArray[np.generic]) -> None:
+        """Copy the wanted rows of [plane][row][values] to the front of other planes, or of the same ones."""
+        source = (planes.ctypes.data, planes.strides[-2], len(planes), planes.strides[0])
+        arguments = (*source, into.ctypes.data, into.strides[0])
         self.builder.add(layer_inputs.keep_wanted, *arguments, barrier=Barrier.ALWAYS, stage=Stage.WANTED)
 
-    def scale(self, name: str) -> None:
-        """x *= a factor that the file has."""
-        factor = self.vector(name, 1)
+    def scale(self, factor: int) -> None:
+        """x *= the factor at an address."""
         vectors = (self.x.address, self.x.stride, self.config.embedding, factor)
         self.builder.add(sums.scale_rows, *vectors, barrier=Barrier.ALWAYS)
 
     def leave_aside(self, matrix: Matrix, bias: str, *, private: bool) -> None:
         """Compute matrix * packed + bias and keep it from x until add_aside, for what reads x meanwhile."""
         addend = self.bias(bias, self.config.embedding)
-        self.product(matrix, self._aside, addend=addend, last=True, private=private)
+        self.product(matrix, self.aside, addend=addend, last=True, private=private)
 
     def add_aside(self, gates: Rows | None = None) -> None:
         """x += what was left aside, times the sigmoid of each row's gate, which is the first value of its row."""
-        self._add(self._aside, gates)
+        self._add(self.aside, gates)
 
     def add_both(self, rows: Rows, of_aside: str, of_rows: str, of_sum: str) -> None:
         """x += norm(norm(what was left aside) + norm(rows)), by these tensors, without .weight."""
-        size, aside = self.config.embedding, self._aside
-        weight = self.vector(f"{of_aside}.weight", size)
+        self.normalise_aside(of_aside)
+        self.norm_add(self.aside, rows, of_rows)
+        self.norm_add(self.x, self.aside, of_sum)
+
+    def normalise_aside(self, norm: str) -> None:
+        """Normalise what was left aside by the tensor `norm`, without .weight."""
+        size, aside = self.config.embedding, self.aside
+        weight = self.vector(f"{norm}.weight", size)
         arguments = (aside.address, aside.stride, weight, size, -(-size // 16) * 16, self._plain_epsilon)
         self.builder.add(norms.norm_rows, *arguments, barrier=Barrier.ALWAYS)
-        self._norm_add(aside, rows, of_rows)
-        self._norm_add(self.x, aside, of_sum)
 
     def _add(self, rows: Rows, gates: Rows | None = None) -> None:
         self.builder.add(

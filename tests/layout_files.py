@@ -200,6 +200,7 @@ LAYOUTS: dict[str, Layout] = {
         "gemma4",
         tensors={r"\.ffn_down_exps\.scale$": ".ffn_gate_inp.per_expert_scale"},
         added={**_VISION, "a.blk.0.attn_q.weight": (8, 8), "model.vision_tower.std_bias": (8,)},
+        native=True,
     ),
     "lfm2": Layout(LFM2, "lfm2", changed={"feed_forward_length": 144}, tensors={r"^token_embd_norm\.": "output_norm."}),
     "glm4moelite": Layout(

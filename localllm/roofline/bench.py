@@ -19,7 +19,7 @@ from localllm.roofline.formats import FormatRates, measure_formats
 from localllm.roofline.limits import LimitProbes
 from localllm.roofline.report import Measure, Report, ThreadReport
 from localllm.roofline.speeds import Seconds, SpeedTest, Wish
-from localllm.roofline.work import ModelWork, windows
+from localllm.roofline.work import ModelWork, looks
 from localllm.settings import Settings
 from models.needs import native_needs
 
@@ -109,7 +109,7 @@ def _bench_threads(
         if probes is not None:
             stack.callback(probes.close)
         test = _rounds(runner, probes, wish, tell, clock)
-        work = _work(file, cast("MeasuredRunner", runner)) if native else None
+        work = _work(file, cast("MeasuredRunner", runner), settings) if native else None
         steps: tuple[DecodeStep, ...] = ()
         rates: FormatRates | None = None
         if native:
@@ -139,13 +139,13 @@ def _rounds(runner: Runner, probes: LimitProbes | None, wish: Wish, tell: Tell, 
     return test
 
 
-def _work(file: ModelFile, runner: MeasuredRunner) -> ModelWork:
+def _work(file: ModelFile, runner: MeasuredRunner, settings: Settings) -> ModelWork:
     """What a token costs, told by a step of one row."""
     sequence = runner.create_sequence()
     runner.run([0], [0], [sequence], [0])
     row, logits = runner.last_step().products()
     runner.free_sequence(sequence)
-    return ModelWork(row, logits, runner.info.kv_bytes_per_token, windows(file))
+    return ModelWork(row, logits, looks(file, native_kv_types(settings)))
 
 
 def _measures(seconds: Seconds, wish: Wish, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:

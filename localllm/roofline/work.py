@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from cpu_kernels.recorded_step import Products
 from gguf_io import ModelFile
 from models.config import read_config
+from models.kv_pages import layer_bytes_per_token, stored_types
 from models.needs import NativeNeeds, native_needs
 from models.registry import find_architecture
+from models.weights import padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class Work:
 class ModelWork:
     """What a row, the logits of a row, and stored tokens cost.
 
-    row, logits: as RecordedStep.products tells them. windows: for each layer, the most tokens that a row looks back.
+    row, logits: as RecordedStep.products tells them. looks: for each layer, the most tokens that a row looks back, and
+    the bytes that it reads of each.
     """
 
     row: Products
     logits: Products
-    kv_bytes_per_token: int
-    windows: tuple[float, ...]
+    looks: tuple[tuple[float, int], ...]
 
     def decode(self, depth: int, tokens: int) -> Work:
         """A token of `tokens` that are decoded one by one after `depth` others, on average."""
@@ -51,23 +53,30 @@ class ModelWork:
 
     def _kv(self, length: int) -> float:
         """Bytes of keys and values that a row at the end of so many tokens looks at."""
-        seen = sum(min(length, window) for window in self.windows) / len(self.windows)
-        return self.kv_bytes_per_token * seen
+        return sum(min(length, window) * each for window, each in self.looks)
 
 
-def windows(file: ModelFile) -> tuple[float, ...]:
-    """For each layer, how many tokens a row looks back: infinity, or the width of a window or of a convolution."""
+def looks(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> tuple[tuple[float, int], ...]:
+    """For each layer, how many tokens a row looks back, and the bytes that it reads of each.
+
+    It is infinity, or the width of a window or of a convolution. Layers that share keys and values read them each.
+    """
     config, architecture = read_config(file), find_architecture(file.architecture)
-    return tuple(
-        float(architecture.window(config, layer) or "inf") if attends else float(config.convolution)
-        for layer, attends in enumerate(config.attends)
-    )
+    types = stored_types(config, kv_types)
+    found = []
+    for layer, attends in enumerate(config.attends):
+        if attends:
+            window = float(architecture.window(config, layer) or "inf")
+            found.append((window, layer_bytes_per_token(config.layer_heads[layer], types)))
+        else:
+            found.append((float(config.convolution), 4 * padded(config.embedding)))
+    return tuple(found)
 
 
 def attention_operations(file: ModelFile, tokens: int) -> float:
     """Operations of all attention in a prompt: a product with each key that a row sees, and one with each value."""
     config = read_config(file)
-    ends = (min(float(tokens), window) for window in windows(file))
+    ends = (min(float(tokens), window) for window, _ in looks(file))
     seen = sum(end * (tokens - end / 2) for end in ends)  # over all rows: up to the window's end they see ever more
     return 4 * config.heads * config.head_size * seen
 
@@ -77,10 +86,10 @@ def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) 
 
     Raises UnsupportedModelError for what the native engine does not compute, ModelFileError for incomplete metadata.
     """
-    return work_of(file, native_needs(file, kv_types))
+    return work_of(file, native_needs(file, kv_types), kv_types)
 
 
-def work_of(file: ModelFile, needs: NativeNeeds) -> ModelWork:
+def work_of(file: ModelFile, needs: NativeNeeds, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelWork:
     """The same from a file's needs."""
     row, logits = (sum(part.values(), Products()) for part in (needs.row, needs.logits))
-    return ModelWork(row, logits, needs.kv_per_token, windows(file))
+    return ModelWork(row, logits, looks(file, kv_types))

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.models.synthetic import STILL, Synthetic
+from tests.models.gemma_models import GEMMA_MODELS
+from tests.models.synthetic import Synthetic
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
 _GRANITE: dict[str, Any] = {
@@ -224,7 +225,7 @@ MODELS["lfm2-odd"] = replace(
     heads=6,
     head=60,
     tied=False,
-    extra={"shortconv.l_cache": 4, "attention.head_count_kv": [2, 0, 0, 0], "attention.sliding_window": 40},
+    extra={"shortconv.l_cache": 4, "attention.head_count_kv": [2, 0, 3, 0], "attention.sliding_window": 40},
 )
 MODELS["lfm2moe"] = replace(
     _LFM2,
@@ -303,85 +304,7 @@ MODELS["qwen3vlmoe"] = replace(
     architecture="qwen3vlmoe",
     extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
-
-_GEMMA4 = Synthetic(
-    "gemma4",
-    layers=10,
-    heads=4,
-    kv_heads=1,
-    head=128,
-    window_head=64,
-    per_layer=32,
-    query_norm=0.1,
-    head_norms=True,
-    post_norms=True,
-    extra={
-        "feed_forward_length": [256] * 5 + [512] * 5,
-        "attention.sliding_window": 40,
-        "attention.sliding_window_pattern": [True, True, True, True, False] * 2,
-        "attention.shared_kv_layers": 5,
-        "rope.freq_base": 1_000_000.0,
-        "rope.freq_base_swa": 10_000.0,
-        "rope.dimension_count_swa": 64,
-        "final_logit_softcapping": 30.0,
-    },
-    factors={"rope_freqs.weight": STILL},
-    added={"layer_output_scale.weight": "1"},
-)
-MODELS["gemma4"] = _GEMMA4
-# As the largest: no second embedding, more heads of keys in layers with a window, values made of keys in the others.
-MODELS["gemma4-odd"] = replace(
-    _GEMMA4,
-    layers=6,
-    embedding=360,
-    feed_forward=200,
-    heads=8,
-    head=96,
-    window_head=40,
-    per_layer=0,
-    tied=False,
-    extra={
-        **{
-            key: value
-            for key, value in _GEMMA4.extra.items()
-            if not key.endswith(("shared_kv_layers", "forward_length"))
-        },
-        "attention.head_count_kv": [4, 4, 2, 4, 4, 2],
-        "attention.sliding_window_pattern": [True, True, False] * 2,
-        "rope.dimension_count_swa": 20,
-    },
-    dropped=("blk.2.attn_v.weight", "blk.5.attn_v.weight"),
-)
-MODELS["gemma4-moe"] = replace(
-    MODELS["gemma4-odd"],
-    layers=3,
-    embedding=256,
-    feed_forward=320,
-    head=128,
-    window_head=64,
-    experts=4,
-    extra={
-        **MODELS["gemma4-odd"].extra,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 96,
-        "rope.dimension_count_swa": 64,
-        "attention.head_count_kv": [4, 4, 2],
-        "attention.sliding_window_pattern": [True, True, False],
-    },
-    added={
-        **_GEMMA4.added,
-        "ffn_gate.weight": "dense, width",
-        "ffn_up.weight": "dense, width",
-        "ffn_down.weight": "width, dense",
-        "ffn_gate_inp.scale": "width",
-        "pre_ffw_norm_2.weight": "width",
-        "post_ffw_norm_1.weight": "width",
-        "post_ffw_norm_2.weight": "width",
-        "ffn_gate_up_exps.weight": "experts, both inner, width",
-        "ffn_down_exps.scale": "experts",
-    },
-    dropped=(*MODELS["gemma4-odd"].dropped, "ffn_gate_exps.weight", "ffn_up_exps.weight"),
-)
+MODELS |= GEMMA_MODELS
 # Heads of 64 and 32 values, of which 32 turn; values of 32. Stored is a latent of 128 and the 32 that turn.
 _LATENTS = {
     "attn_kv_a_mqa.weight": "stored, width",

@@ -17,8 +17,9 @@ STILL = 1e30
 class Synthetic:
     """Sizes of a model to write.
 
-    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. added: shapes of each layer's further tensors, by
-    numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.) do not have. beside: of no layer.
+    extra: further metadata, keys without the architecture's prefix; a list has a value for each layer. added: shapes of
+    each layer's further tensors, by numbers and names of sizes (see `shapes`). dropped: those that all or one (blk.N.)
+    do not have. beside: of no layer.
     """
 
     architecture: str
@@ -70,14 +71,15 @@ def write(
     model: Synthetic,
     path: Path,
     seed: int = 1,
-    values: Mapping[str, NDArray[np.float32]] | None = None,
+    values: Mapping[str, NDArray[Any]] | None = None,
     tokens: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
+    types: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
     """Write the file, matrices in F32, and return its path.
 
-    values: tensors by name, instead of random ones. tokens: a vocabulary without merges or scores. metadata: keys that
-    are other than the model's.
+    values: tensors by name, instead of random ones, those in `types` in blocks of that type. tokens: a vocabulary
+    without merges or scores. metadata: keys that are other than the model's.
     """
     name = model.architecture
     writer = gguf.GGUFWriter(path, name)
@@ -115,7 +117,10 @@ def write(
     random = np.random.default_rng(seed)
     for tensor, shape in shapes(model).items():
         made = _values(tensor, shape, random) if values is None else values[tensor]
-        factor = model.query_norm if tensor.endswith("attn_q_norm.weight") else 1.0
+        if types and tensor in types:
+            writer.add_tensor(tensor, made, raw_dtype=types[tensor])
+            continue
+        factor = model.query_norm if values is None and tensor.endswith("attn_q_norm.weight") else 1.0
         writer.add_tensor(tensor, made * np.float32(factor))
     for tensor, factor in model.factors.items():
         pairs = model.head // 2

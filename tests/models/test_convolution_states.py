@@ -162,9 +162,9 @@ def test_plans_count_what_pages_keep(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention.head_count_kv": [0, 0, 2, 0, 1]}, "one number of heads"),
-        ({"attention.head_count_kv": [0, 0, 2, 0]}, "each of 5 layers"),
-        ({"attention.head_count_kv": [0] * 5}, "one number of heads"),
+        ({"attention.head_count_kv": [0, 0, 2, 0, 3]}, "4 heads of layer 4 cannot share 3 key-value heads"),
+        ({"attention.head_count_kv": [0, 0, 2, 0]}, "has 4 numbers for 5 layers"),
+        ({"attention.head_count_kv": [0] * 5}, "gives no layer key-value heads"),
         ({"shortconv.l_cache": 1}, r"lfm2\.shortconv\.l_cache"),
         ({"shortconv.l_cache": 18}, r"lfm2\.shortconv\.l_cache"),
         ({"shortconv.l_cache": 4}, r"shortconv\.conv\.weight has the shape \(256, 3\) and should have \(256, 4\)"),

@@ -15,8 +15,8 @@ LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer
 # norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
 # convolutions, lfm2moe experts that a bias helps to choose, gemma4 heads of two sizes, shared keys and values, and
-# layers that compute wanted rows alone, gemma4-moe experts beside a dense network, qwen35 gated delta networks and gated
-# attention.
+# layers that compute wanted rows alone, gemma4-moe experts beside a dense network, gemma3n parallel residual streams,
+# qwen35 gated delta networks and gated attention.
 NAMES = (
     "llama",
     "qwen3",
@@ -37,6 +37,7 @@ NAMES = (
     "qwen35-odd",
     "qwen35moe",
     "qwen3next",
+    "gemma3n",
 )
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))

@@ -1,0 +1,159 @@
+"""Gemma 3n's parallel residual streams as operations, and the low-rank path beside attention (Laurel)."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import altup
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.records import Barrier
+from models.errors import UnsupportedModelError
+from models.per_layer_inputs import PerLayerInputs
+from models.recording import Recording
+from models.weights import Matrix
+
+_LAUREL = "blk.0.laurel_l.weight"
+_ROOM = 16  # rows behind the last, which whole tiles may write
+
+
+@dataclass(frozen=True)
+class _Plane:
+    """Where the rows of a stream are."""
+
+    address: int
+    stride: int
+
+
+class AltUpStreams:
+    """The streams of all rows, from the embedding to the mean of them that makes logits.
+
+    In each layer: `predict`, attention, `add_aside`, the feed-forward network, `correct`. planes: float32
+    [stream][row][values].
+    """
+
+    def __init__(self, recording: Recording, inputs: PerLayerInputs | None) -> None:
+        """Raises UnsupportedModelError where layers compute with another stream than the first, or get no inputs."""
+        config, builder = recording.config, recording.builder
+        self._count, active = config.altup
+        if active or inputs is None:
+            raise UnsupportedModelError(
+                f"The native engine computes models of the architecture {config.architecture} only where layers work "
+                "on the first of the parallel streams and have embeddings of their own. Use --backend llama."
+            )
+        self._recording, self._inputs = recording, inputs
+        shape = (self._count, recording.max_rows + _ROOM, recording.x.width)
+        self.planes = aligned_zeros(shape, np.float32)
+        self._predicted = aligned_zeros(shape, np.float32)
+        for planes in (self.planes, self._predicted):
+            builder.keep(planes)
+        self._gated = recording.rows(config.embedding)
+        self._rank = recording.loader.rows(_LAUREL) if recording.loader.has(_LAUREL) else 0
+        self._low = recording.rows(max(self._rank, 1))
+        self._half = builder.scalar(math.sqrt(0.5))
+        self._epsilon = builder.scalar(config.epsilon)
+
+    def spread(self) -> None:
+        """Make the streams of the tokens' embeddings, which are in x."""
+        recording, x = self._recording, self._recording.x
+        for number, matrix in enumerate(self._projections("altup_proj.weight"), 1):
+            recording.pack(x, recording.config.embedding, matrix.format.form, stride=x.stride)
+            recording.product(matrix, self._plane(self.planes, number), last=True)
+        recording.builder.add(altup.spread, x.address, x.stride, *self._shape(self.planes), barrier=Barrier.ALWAYS)
+
+    def merge(self) -> None:
+        """Leave the mean of the streams in x."""
+        recording, x = self._recording, self._recording.x
+        embedding = recording.config.embedding
+        for number, matrix in enumerate(self._projections("altup_unembd_proj.weight"), 1):
+            source = self._plane(self.planes, number)
+            recording.pack(source, embedding, matrix.format.form, stride=source.stride)
+            recording.product(matrix, self._plane(self._predicted, number), last=True)
+        first = self.planes.ctypes.data
+        arguments = (x.address, x.stride, first, *self._shape(self._predicted))
+        recording.builder.add(altup.merge, *arguments, barrier=Barrier.ALWAYS)
+
+    def predict(self, layer: int) -> None:
+        """Predict what the layer makes of the streams, the first into x; leave its low-rank path aside."""
+        recording, x = self._recording, self._recording.x
+        matrix = self._coefficients(f"blk.{layer}.altup_predict_coef.weight", self._count**2)
+        recording.builder.add(
+            altup.predict,
+            *self._shape(self.planes),
+            self._router(layer),
+            matrix,
+            self._predicted.ctypes.data,
+            x.address,
+            x.stride,
+            self._epsilon,
+            barrier=Barrier.ALWAYS,
+        )
+        prefix, loader, embedding = f"blk.{layer}.", recording.loader, recording.config.embedding
+        down = loader.matrix(prefix + "laurel_l.weight", self._rank, embedding)
+        up = loader.matrix(prefix + "laurel_r.weight", embedding, self._rank)
+        recording.norm_pack(prefix + "attn_norm", down.format.form)
+        recording.product(down, self._low, last=True)
+        recording.pack(self._low, self._rank, up.format.form, stride=self._low.stride)
+        recording.leave_aside(up, "", private=True)
+        recording.normalise_aside(prefix + "laurel_post_norm")
+        recording.norm_add(recording.aside, x, prefix + "attn_norm")
+
+    def add_aside(self) -> None:
+        """x = (x + what was left aside) / sqrt(2)."""
+        self._recording.add_aside()
+        self._recording.scale(self._half)
+
+    def correct(self, layer: int) -> None:
+        """Correct the predictions by what the layer made of the first, and add its input to the others."""
+        recording, prefix = self._recording, f"blk.{layer}."
+        loader, embedding, x = recording.loader, recording.config.embedding, recording.x
+        recording.builder.add(
+            altup.correct,
+            x.address,
+            x.stride,
+            *self._shape(self._predicted),
+            self._router(layer),
+            self._coefficients(prefix + "altup_correct_coef.weight", self._count),
+            self.planes.ctypes.data,
+            self._gated.address,
+            self._gated.stride,
+            recording.vector(prefix + "altup_correct_scale.weight", embedding),
+            self._epsilon,
+            barrier=Barrier.ALWAYS,
+        )
+        self._inputs.gate(layer, self._gated)
+        projection = loader.matrix(prefix + "proj.weight", embedding, recording.config.per_layer_width)
+        found = recording.sublayer
+        recording.product(projection, found, last=True, private=False)
+        weight = recording.vector(prefix + "post_norm.weight", embedding)
+        arguments = (*self._shape(self.planes), found.address, found.stride, weight, self._epsilon)
+        recording.builder.add(altup.add_to_others, *arguments, barrier=Barrier.ALWAYS)
+
+    def _shape(self, planes: NDArray[np.generic]) -> tuple[int, int, int, int, int]:
+        """Address of streams, bytes from one to the next, bytes of a row, how many there are, values of a row."""
+        embedding = self._recording.config.embedding
+        return planes.ctypes.data, planes.strides[0], planes.strides[1], self._count, embedding
+
+    def _plane(self, planes: NDArray[np.generic], number: int) -> _Plane:
+        return _Plane(planes[number].ctypes.data, planes.strides[1])
+
+    def _projections(self, name: str) -> list[Matrix]:
+        """The matrices of all streams but the first, which one tensor has."""
+        embedding, others = self._recording.config.embedding, self._count - 1
+        together = self._recording.loader.matrix(name, embedding, embedding, experts=others)
+        size = together.expert_bytes
+        return [replace(together, packed=together.packed[i * size : (i + 1) * size], experts=0) for i in range(others)]
+
+    def _router(self, layer: int) -> int:
+        """Address of the router's rows, with the weights of the norm before it and the mean over a row's width."""
+        recording, prefix = self._recording, f"blk.{layer}.altup_router"
+        embedding = recording.config.embedding
+        norm = recording.loader.vector(f"{prefix}_norm.weight", embedding)
+        rows = recording.loader.vectors(f"{prefix}.weight", self._count, embedding) * norm
+        width = -(-embedding // 16) * 16
+        return recording.builder.array(np.asarray(rows / embedding, np.float32)[:, :width])
+
+    def _coefficients(self, name: str, count: int) -> int:
+        recording = self._recording
+        return recording.builder.array(recording.loader.vectors(name, count, self._count)[:, : self._count])
