@@ -96,12 +96,23 @@ def _products(tensor: TensorInfo, part: str, config: ModelConfig) -> Products:
     shape = (1, *tensor.shape) if part == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
     if len(shape) < 2:
         return Products()
+    latents, kind = config.latents, tensor.type.name
+    if latents and part == "attn_kv_b":
+        # The matrices of heads' keys are turned round, which leaves floats.
+        keys = _product(tensor, "F32" if kind == "F32" else "F16", config.heads * padded(latents.rank), latents.plain)
+        return keys + _product(tensor, kind, config.heads * padded(latents.value), latents.rank)
+    matrices = {"attn_k_b": config.heads, "attn_v_b": config.heads}.get(part, 1)
+    if part.endswith("_exps"):
+        matrices = config.experts_used
+    return _product(tensor, kind, matrices * sum(padded(rows) for rows in _rows(part, shape, config)), shape[-1])
+
+
+def _product(tensor: TensorInfo, kind: str, rows: int, k: int) -> Products:
+    """The products of one row with so many rows of k values, packed from blocks of a kind."""
     try:
-        packed = native_form(tensor.type.name).weight_format
+        packed = native_form(kind).weight_format
     except ValueError as error:
         raise UnsupportedModelError(f"{tensor.name}: {error}. The llama.cpp backend may take it.") from error
-    k, matrices = shape[-1], config.experts_used if part.endswith("_exps") else 1
-    rows = matrices * sum(padded(rows) for rows in _rows(part, shape, config))
     read, operations = rows // packed.group_rows * packed.group_bytes(k), 2 * rows * k
     return Products(read, 0, operations) if packed.form & Form.FLOATS else Products(read, operations, 0)
 
@@ -110,7 +121,11 @@ def _rows(part: str, shape: tuple[int, ...], config: ModelConfig) -> Iterator[in
     """Rows of the matrices that a tensor becomes: fused ones are taken apart, heads are padded."""
     heads = {"attn_q": [config.heads], "attn_k": [config.kv_heads], "attn_v": [config.kv_heads]}
     heads["attn_qkv"] = [config.heads, config.kv_heads, config.kv_heads]
-    if part in heads:
+    if config.latents and part in ("attn_q", "attn_q_b"):
+        yield config.heads * (padded(config.latents.plain) + config.padded_turned)
+    elif config.latents and part == "attn_kv_a_mqa":
+        yield config.padded_head
+    elif part in heads:
         yield from (count * config.padded_head for count in heads[part])
     elif part == "ffn_up" and shape[-2] == 2 * config.feed_forward:
         yield from (config.feed_forward, config.feed_forward)

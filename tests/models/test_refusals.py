@@ -52,7 +52,6 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     ("key", "value"),
     [
         ("attention.causal", False),
-        ("expert_group_count", 4),
         ("interleave_moe_layer_step", 2),
         ("attention.key_length_swa", 64),
         ("rope.dimension_sections", [8, 4, 4, 0]),
