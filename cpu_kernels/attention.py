@@ -313,7 +313,9 @@ def _latent_samples(keys: KVType, group: int) -> Iterator[Sample]:
         count = -(-tokens // PAGE_TOKENS)
         table = s.array(s.random.permutation(count), np.int32)
         pages = _random_pages(s, key_layout(keys, padded), count)
-        parts = s.array(np.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), padded)), np.uint8) if split else 0
+        parts = (
+            s.array(np.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), padded)), np.uint8) if split else 0
+        )
         s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
         s.step({Step.PARTS: parts})
         queries, slots = s.normal(rows, group, 64), s.normal(group * rows, 64)

@@ -71,9 +71,9 @@ class ModelConfig:
     tokens. latents: None where heads have keys and values of their own; else there is one key-value head, of the size
     that a token stores. gating, normalise_experts, expert_scale: what the file states of experts, in its numbers.
     expert_groups, expert_groups_used: how many equal groups experts fall into, and those that a row's experts come
-    from. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers with a window, where the file
-    states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a period,
-    or which layers), causal (whether rows see only those before them): None where not stated.
+    from. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers with a window, where
+    the file states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window, window_pattern (a
+    period, or which layers), causal (whether rows see only those before them): None where not stated.
     """
 
     architecture: str

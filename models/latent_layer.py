@@ -175,9 +175,7 @@ class LatentLayers:
 
     def _output(self, prefix: str) -> None:
         recording, config, sizes = self._recording, self._recording.config, self._sizes
-        matrix = recording.loader.matrix(
-            prefix + "attn_output.weight", config.embedding, config.heads * sizes.value
-        )
+        matrix = recording.loader.matrix(prefix + "attn_output.weight", config.embedding, config.heads * sizes.value)
         form: Form = matrix.format.form
         arguments = (self._values.address, self._values.stride, config.heads, sizes.value, int(form), recording.packed)
         recording.builder.add(latents.join_heads, *arguments, barrier=Barrier.MANY_ROWS)

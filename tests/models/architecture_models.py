@@ -366,6 +366,17 @@ MODELS["deepseek2-old"] = replace(
         "attn_kv_b.weight": "384, rank",
     },
 )
+MODELS["deepseek2-dense"] = replace(
+    MODELS["deepseek2"],
+    layers=2,
+    heads=16,
+    experts=0,
+    extra={
+        **{key: value for key, value in MODELS["deepseek2"].extra.items() if key not in ("expert_used_count",)},
+        "leading_dense_block_count": 2,
+    },
+    added={**_LATENTS, **_OWN_QUERIES},
+)
 MODELS["deepseek2-groups"] = replace(
     MODELS["deepseek2"],
     heads=20,

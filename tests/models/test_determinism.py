@@ -14,8 +14,8 @@ from tests.models.synthetic import write
 LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer
 # norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
-# convolutions, lfm2moe experts that a bias helps to choose, deepseek2 latents, groups of experts, and 20 heads that share
-# a stored row.
+# convolutions, lfm2moe experts that a bias helps to choose, deepseek2 latents, groups of experts, and 20 heads that
+# share a stored row.
 NAMES = (
     "llama",
     "qwen3",
@@ -36,7 +36,9 @@ NAMES = (
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))
 CASES = (
-    [(name, KV_TYPES[0]) for name in NAMES] + [("llama", types) for types in KV_TYPES[1:]] + [(name, KV_TYPES[1]) for name in ("gemma2", "deepseek2")]
+    [(name, KV_TYPES[0]) for name in NAMES]
+    + [("llama", types) for types in KV_TYPES[1:]]
+    + [(name, KV_TYPES[1]) for name in ("gemma2", "deepseek2")]
 )
 
 
