@@ -207,7 +207,8 @@ class Experts:
 class Architecture:
     """A transformer with grouped-query attention and a feed-forward network, in each layer one after the other.
 
-    Layers that the file gives no key-value heads have a short convolution in place of attention.
+    Layers that the file gives no key-value heads have a short convolution in place of attention. Where the file states
+    the size of a latent, attention is on latents.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,
