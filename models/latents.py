@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 
-MAX_RANK = 8192
+MAX_RANK = 4096
 MAX_PART = 1024
 _RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
 _TURNED = "rope.dimension_count"
