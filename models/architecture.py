@@ -19,7 +19,7 @@ class RopePairs(Enum):
 
 
 class Activation(Enum):
-    """The feed-forward network between its products: SILU and GELU of the gate, times up.
+    """The feed-forward network between its products: SILU, GELU and RELU of the gate, times up.
 
     CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE: there is no gate, but GELU of up.
     """
@@ -28,6 +28,7 @@ class Activation(Enum):
     GELU = "gelu"
     CLAMPED = "clamped"
     GELU_ALONE = "gelu alone"
+    RELU = "relu"
 
 
 class Gating(Enum):
@@ -195,12 +196,14 @@ class Scales:
 class Experts:
     """How the weights of a row's experts come about.
 
-    normalise: whether they add up to one, None for what the file states. scale: their factor after that.
+    normalise: whether they add up to one, None for what the file states. scale: their factor after that. early: they
+    are chosen by what goes into a layer's attention, before its norm.
     """
 
     gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
     normalise: bool | None = True
     scale: Factor = one
+    early: bool = False
 
 
 @dataclass(frozen=True)

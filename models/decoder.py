@@ -67,6 +67,8 @@ class DecoderRecorder:
         self._embed()
         self._finish_embedding()
         for layer in range(layers):
+            if self._experts and layer >= self._recording.config.dense_layers:
+                self._experts.score_early(f"blk.{layer}.")
             self._mixer(layer).record(layer)
             self._feed_forward(layer).record(f"blk.{layer}.")
             loader.check_all_used(layers, layer)

@@ -294,6 +294,17 @@ MODELS["bailingmoe2"] = Synthetic(
     added={**_SHARED_EXPERT, **_CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
     dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
+MODELS["smallthinker"] = Synthetic(
+    "smallthinker",
+    layers=5,
+    experts=8,
+    extra={
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 128,
+        "expert_gating_func": 2,
+        "attention.sliding_window": 4096,
+    },
+)
 # Sections that leave no pair over: llama.cpp does not turn those behind three times a section.
 MODELS["qwen3vl"] = replace(
     MODELS["qwen3"], architecture="qwen3vl", extra={"rope.dimension_sections": [22, 21, 21, 0], "n_deepstack_layers": 2}

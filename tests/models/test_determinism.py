@@ -15,7 +15,7 @@ LENGTH = 300
 # One of each kind of layer: olmo2 has norms of all heads together, hunyuan-dense norms after the rotation, phi2 layer
 # norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
 # convolutions, lfm2moe experts that a bias helps to choose, deepseek2 latents, groups of experts, and 20 heads that
-# share a stored row.
+# share a stored row, smallthinker experts that are chosen before attention.
 NAMES = (
     "llama",
     "qwen3",
@@ -32,6 +32,7 @@ NAMES = (
     "deepseek2",
     "deepseek2-groups",
     "deepseek2-odd",
+    "smallthinker",
 )
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))
