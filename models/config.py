@@ -115,12 +115,12 @@ class ModelConfig:
     @property
     def padded_head(self) -> int:
         """A head's values rounded up so that each half fills whole vectors: of what latents store, both parts."""
-        return _padded(self.latents.rank) + self.padded_turned if self.latents else _padded(self.head_size)
+        return self.latents.padded if self.latents else -(-self.head_size // 32) * 32
 
     @property
     def padded_turned(self) -> int:
         """What rotation works on: a padded head, or the padded part of what latents store that turns."""
-        return _padded(self.latents.turned if self.latents else self.head_size)
+        return self.latents.padded_turned if self.latents else self.padded_head
 
     @property
     def group(self) -> int:
@@ -207,10 +207,6 @@ def read_config(file: ModelFile) -> ModelConfig:
         logit_cap=_optional(file, "final_logit_softcapping"),
         causal=metadata.get_bool(f"{name}.attention.causal", True) if f"{name}.attention.causal" in metadata else None,
     )
-
-
-def _padded(values: int) -> int:
-    return -(-values // 32) * 32
 
 
 def _head_size(file: ModelFile, default: int) -> int:

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.models.synthetic import Synthetic
+from tests.models.latent_models import LATENT_MODELS
+from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
 _GRANITE: dict[str, Any] = {
@@ -11,11 +12,6 @@ _GRANITE: dict[str, Any] = {
     "residual_scale": 0.7,
     "attention.scale": 0.03,
     "logit_scale": 8.0,
-}
-_SHARED_EXPERT = {
-    "ffn_gate_shexp.weight": "shared, width",
-    "ffn_up_shexp.weight": "shared, width",
-    "ffn_down_shexp.weight": "width, shared",
 }
 _NORMS_OF_ALL_HEADS = {"attn_q_norm.weight": "queries", "attn_k_norm.weight": "keys"}
 _OUTPUT_BIASES = {"attn_output.bias": "width", "ffn_up.bias": "inner", "ffn_down.bias": "width"}
@@ -82,7 +78,7 @@ MODELS: dict[str, Synthetic] = {
         "granitemoe",
         experts=8,
         extra={**_GRANITE, "expert_used_count": 3, "expert_shared_feed_forward_length": 384},
-        added=_SHARED_EXPERT,
+        added=SHARED_EXPERT,
     ),
     "minicpm": Synthetic("minicpm", layers=4, extra={key: _GRANITE[key] for key in ("embedding_scale", "logit_scale")}),
     "qwen2moe": Synthetic(
@@ -95,7 +91,7 @@ MODELS: dict[str, Synthetic] = {
             "expert_feed_forward_length": 128,
             "expert_shared_feed_forward_length": 384,
         },
-        added={**_SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
+        added={**SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
     ),
     "olmoe": Synthetic(
         "olmoe", tied=False, kv_heads=4, experts=6, extra={"expert_used_count": 3}, added=_NORMS_OF_ALL_HEADS
@@ -246,7 +242,6 @@ _BEHIND_DENSE = {
     "expert_shared_feed_forward_length": 256,
     "leading_dense_block_count": 1,
 }
-_CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
 MODELS["glm4moe"] = Synthetic(
     "glm4moe",
     layers=3,
@@ -259,7 +254,7 @@ MODELS["glm4moe"] = Synthetic(
         "expert_weights_norm": True,
         "rope.dimension_count": 32,
     },
-    added={**_SHARED_EXPERT, **_CHOICE_BIAS, "post_attention_norm.weight": "width"},
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "post_attention_norm.weight": "width"},
     dropped=("ffn_norm.weight",),
 )
 MODELS["glm4moe-355b"] = replace(MODELS["glm4moe"], experts=8, head_norms=True, bias=False)
@@ -268,7 +263,7 @@ MODELS["ernie4_5-moe"] = Synthetic(
     layers=3,
     experts=8,
     extra={**_BEHIND_DENSE, "interleave_moe_layer_step": 1},
-    added={**_SHARED_EXPERT, **_CHOICE_BIAS},
+    added={**SHARED_EXPERT, **CHOICE_BIAS},
 )
 MODELS["hunyuan-moe"] = Synthetic(
     "hunyuan-moe",
@@ -276,7 +271,7 @@ MODELS["hunyuan-moe"] = Synthetic(
     head_norms=True,
     experts=8,
     extra={"expert_used_count": 3, "expert_feed_forward_length": 128, "expert_shared_feed_forward_length": 384},
-    added=_SHARED_EXPERT,
+    added=SHARED_EXPERT,
 )
 MODELS["bailingmoe2"] = Synthetic(
     "bailingmoe2",
@@ -291,7 +286,7 @@ MODELS["bailingmoe2"] = Synthetic(
         "expert_gating_func": 2,
         "rope.dimension_count": 32,
     },
-    added={**_SHARED_EXPERT, **_CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
     dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
 MODELS["smallthinker"] = Synthetic(
@@ -314,115 +309,7 @@ MODELS["qwen3vlmoe"] = replace(
     architecture="qwen3vlmoe",
     extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
-
-# Heads of 64 and 32 values, of which 32 turn; values of 32. Stored is a latent of 128 and the 32 that turn.
-_LATENTS = {
-    "attn_kv_a_mqa.weight": "stored, width",
-    "attn_kv_a_norm.weight": "rank",
-    "attn_k_b.weight": "heads, rank, 64",
-    "attn_v_b.weight": "heads, head, rank",
-}
-_OWN_QUERIES = {"attn_q.weight": "latent queries, width"}
-_SHORT_QUERIES = {
-    "attn_q_a.weight": "query rank, width",
-    "attn_q_a_norm.weight": "query rank",
-    "attn_q_b.weight": "latent queries, query rank",
-}
-_NO_HEADS = ("attn_k.weight", "attn_v.weight")
-_YARN = {
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 40.0,
-    "rope.scaling.original_context_length": 64,
-    "rope.scaling.yarn_log_multiplier": 0.0707,
-}
-MODELS["deepseek2"] = Synthetic(
-    "deepseek2",
-    layers=3,
-    tied=False,
-    kv_heads=1,
-    head=32,
-    experts=8,
-    extra={
-        "expert_used_count": 3,
-        "expert_feed_forward_length": 64,
-        "expert_shared_feed_forward_length": 128,
-        "leading_dense_block_count": 2,
-        **_YARN,
-        "expert_shared_count": 2,
-        "expert_weights_scale": 1.0,
-        "attention.q_lora_rank": 0,
-        "attention.kv_lora_rank": 128,
-        "attention.key_length": 160,
-        "attention.value_length": 128,
-        "attention.key_length_mla": 96,
-        "attention.value_length_mla": 32,
-        "rope.dimension_count": 32,
-    },
-    added={**_SHARED_EXPERT, **_LATENTS, **_OWN_QUERIES},
-    dropped=_NO_HEADS,
-)
-MODELS["deepseek2-old"] = replace(
-    MODELS["deepseek2"],
-    kv_heads=4,
-    extra={
-        **{key: value for key, value in MODELS["deepseek2"].extra.items() if not key.endswith("_mla")},
-        "attention.key_length": 96,
-        "attention.value_length": 32,
-    },
-    added={
-        **_SHARED_EXPERT,
-        **_OWN_QUERIES,
-        "attn_kv_a_mqa.weight": "stored, width",
-        "attn_kv_a_norm.weight": "rank",
-        "attn_kv_b.weight": "384, rank",
-    },
-)
-MODELS["deepseek2-dense"] = replace(
-    MODELS["deepseek2"],
-    layers=2,
-    heads=16,
-    experts=0,
-    extra={
-        **{key: value for key, value in MODELS["deepseek2"].extra.items() if key not in ("expert_used_count",)},
-        "leading_dense_block_count": 2,
-    },
-    added={**_LATENTS, **_OWN_QUERIES},
-)
-MODELS["deepseek2-groups"] = replace(
-    MODELS["deepseek2"],
-    heads=20,
-    experts=16,
-    extra={
-        **{key: value for key, value in MODELS["deepseek2"].extra.items() if not key.startswith("rope.scaling")},
-        "attention.q_lora_rank": 96,
-        "expert_gating_func": 2,
-        "expert_group_count": 4,
-        "expert_group_used_count": 2,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 1.8,
-    },
-    added={**_SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **_CHOICE_BIAS},
-    dropped=(*_NO_HEADS, "attn_q.weight"),
-)
-# Nothing is a multiple of what it is padded to.
-MODELS["deepseek2-odd"] = replace(
-    MODELS["deepseek2-groups"],
-    embedding=200,
-    feed_forward=88,
-    heads=5,
-    head=20,
-    extra={
-        **MODELS["deepseek2-groups"].extra,
-        "attention.q_lora_rank": 42,
-        "attention.kv_lora_rank": 40,
-        "attention.key_length": 50,
-        "attention.value_length": 40,
-        "attention.key_length_mla": 30,
-        "attention.value_length_mla": 20,
-        "rope.dimension_count": 10,
-    },
-    added={**_SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **_CHOICE_BIAS, "attn_k_b.weight": "heads, rank, 20"},
-)
+MODELS |= LATENT_MODELS
 
 
 def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, **extra: Any) -> Synthetic:

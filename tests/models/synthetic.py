@@ -9,6 +9,14 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+# Tensors of a shared expert, and of what helps to choose experts, to be added.
+SHARED_EXPERT = {
+    "ffn_gate_shexp.weight": "shared, width",
+    "ffn_up_shexp.weight": "shared, width",
+    "ffn_down_shexp.weight": "width, shared",
+}
+CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
+
 
 @dataclass(frozen=True)
 class Synthetic:
