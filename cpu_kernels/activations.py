@@ -68,7 +68,7 @@ ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN
 
 _SHORT = POLICY.int16_accumulators
 
-GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID = range(5)
+GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID, GATE_RELU = range(6)
 
 
 @inner
@@ -251,12 +251,19 @@ def norm_add(op: int, step: int, thread: int, threads: int) -> None:
 
 @inner
 def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
-    """out = activation(gate) * up, without up for GELU_ALONE. All are x / (1 + 2^e(x)), or 1 / (1 + 2^e(x))."""
+    """out = activation(gate) * up, without up for GELU_ALONE.
+
+    All but ReLU are x / (1 + 2^e(x)), or 1 / (1 + 2^e(x)).
+    """
     one = splat_f32(_ONE)
     silu = splat_f32(_MINUS_LOG2E)
     gelu = splat_f32(_GELU_EXPONENT)
     cube = splat_f32(_GELU_CUBE)
     steep, highest, lowest = splat_f32(_STEEP), splat_f32(_LIMIT), splat_f32(-_LIMIT)
+    if kind == GATE_RELU:
+        for i in range(0, n, 16):
+            store_f32(out + i * 4, mul_f32(max_f32(zero_f32(), load_f32(gate + i * 4)), load_f32(up + i * 4)))
+        return
     for i in range(0, n, 16):
         x, factor = load_f32(gate + i * 4), load_f32(up + i * 4)
         e = mul_f32(x, silu)

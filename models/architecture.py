@@ -19,7 +19,7 @@ class RopePairs(Enum):
 
 
 class Activation(Enum):
-    """The feed-forward network between its products: SILU and GELU of the gate, times up.
+    """The feed-forward network between its products: SILU, GELU and RELU of the gate, times up.
 
     CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE: there is no gate, but GELU of up.
     """
@@ -28,6 +28,7 @@ class Activation(Enum):
     GELU = "gelu"
     CLAMPED = "clamped"
     GELU_ALONE = "gelu alone"
+    RELU = "relu"
 
 
 class Gating(Enum):
@@ -197,12 +198,14 @@ class Experts:
 
     normalise: whether they add up to one, None for what the file states. scale: their factor after that. beside: a
     dense network works on the same rows, each of the two has norms of its own, and the router has one of its own too.
+    early: they are chosen by what goes into a layer's attention, before its norm.
     """
 
     gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
     normalise: bool | None = True
     scale: Factor = one
     beside: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,8 +213,9 @@ class Architecture:
     """A transformer with grouped-query attention and a feed-forward network, in each layer one after the other.
 
     Layers that the file gives no key-value heads have a short convolution in place of attention, or a gated delta
-    network. gated_attention: queries come with a gate of what attention gives. value_heads_together: value heads of a
-    delta network that share a key head follow each other, instead of taking turns.
+    network. Where the file states the size of a latent, attention is on latents. gated_attention: queries come with a
+    gate of what attention gives. value_heads_together: value heads of a delta network that share a key head follow each
+    other, instead of taking turns.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,

@@ -95,6 +95,8 @@ class DecoderRecorder:
         recording, factor = self._recording, f"blk.{layer}.layer_output_scale.weight"
         if self._streams:
             self._streams.predict(layer)
+        if self._experts and layer >= recording.config.dense_layers:
+            self._experts.score_early(f"blk.{layer}.")
         self._mixer(layer).record(layer)
         if self._streams:
             self._streams.add_aside()

@@ -47,6 +47,11 @@ class ExpertLayers:
         self._normalise = config.normalise_experts if rules.normalise is None else rules.normalise
         self._sigmoid = rules.gating(config) is Gating.SIGMOID
 
+    def score_early(self, prefix: str) -> None:
+        """Score the experts for each row before the layer's attention, where the architecture wants that."""
+        if self._recording.architecture.experts.early:
+            self._score(prefix, None)
+
     def record(self, layer: int) -> None:
         """Add experts(norm(x)) to x, and that of a shared one or a dense network, which works for all rows."""
         config, prefix = self._recording.config, f"blk.{layer}."
@@ -54,6 +59,8 @@ class ExpertLayers:
             self._beside[config.dense_feed_forwards[layer]].leave_aside(prefix)
         shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
         gate, up, down = (self._expert_matrix(prefix, name) for name in ("gate", "up", "down"))
+        if not self._recording.architecture.experts.early:
+            self._score(prefix, feed_forward_norm(self._recording, prefix))
         self._route(prefix)
         self._gather(prefix, forms(gate, up))
         self._product(gate, self._gate, last=False)
@@ -81,8 +88,8 @@ class ExpertLayers:
             norms = (prefix + name for name in ("post_ffw_norm_1", "post_ffw_norm_2", "post_ffw_norm"))
             self._recording.add_both(self._found, *norms)
 
-    def _route(self, prefix: str) -> None:
-        """Score the experts for each row, choose some, and lay out their slots."""
+    def _score(self, prefix: str, norm: str | None) -> None:
+        """Score the experts for each row, normalised by the tensor `norm` unless that is None."""
         recording, config = self._recording, self._recording.config
         router = recording.loader.matrix(prefix + "ffn_gate_inp.weight", config.experts, config.embedding)
         if self._beside:
@@ -90,9 +97,13 @@ class ExpertLayers:
             weight = recording.builder.array(scale * np.float32(config.embedding**-0.5))
             recording.norm_pack_by(weight, router.format.form)
         else:
-            recording.norm_pack(feed_forward_norm(recording, prefix), router.format.form)
+            recording.norm_pack(norm, router.format.form)
         bias = recording.bias(prefix + "ffn_gate_inp.bias", config.experts)
         recording.product(router, self._scores, addend=bias, last=True)
+
+    def _route(self, prefix: str) -> None:
+        """Choose some of the experts for each row, and lay out their slots."""
+        recording, config = self._recording, self._recording.config
         recording.builder.add(
             experts.route,
             self._scores.address,

@@ -15,6 +15,7 @@ KINDS = {
     Activation.GELU: activations.GATE_GELU,
     Activation.CLAMPED: activations.GATE_CLAMPED,
     Activation.GELU_ALONE: activations.GELU_ALONE,
+    Activation.RELU: activations.GATE_RELU,
 }
 """What cpu_kernels.activations.gate_pack calls an activation."""
 

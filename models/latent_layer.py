@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import activations, attention, latents
-from cpu_kernels.records import TILE_WIDTHS, Barrier, Form
+from cpu_kernels.records import TILE_WIDTHS, Barrier
 from models.architecture import RopePairs
 from models.buffers import Rows, packed_activations
 from models.errors import UnsupportedModelError
@@ -117,17 +117,16 @@ class LatentLayers:
         width, rows = config.embedding, sizes.plain + sizes.turned
         order = _repeated(self._query_order, config.heads, rows)
         stored = loader.matrix(prefix + "attn_kv_a_mqa.weight", sizes.stored, width, self._latent_order)
-        first, queries = ("attn_q_a", "attn_q_b") if self._query_ranks else ("attn_q", "")
         if self._query_ranks is None:
-            matrix, out = loader.matrix(prefix + first + ".weight", config.heads * rows, width, order), self._queries
+            matrix, out = loader.matrix(prefix + "attn_q.weight", config.heads * rows, width, order), self._queries
         else:
-            matrix, out = loader.matrix(prefix + first + ".weight", sizes.query_rank, width), self._query_ranks
+            matrix, out = loader.matrix(prefix + "attn_q_a.weight", sizes.query_rank, width), self._query_ranks
         recording.norm_pack(prefix + "attn_norm", forms(stored, matrix))
         recording.product(stored, self._latents, last=False)
         recording.product(matrix, out, last=True)
         if self._query_ranks is None:
             return
-        matrix = loader.matrix(f"{prefix}{queries}.weight", config.heads * rows, sizes.query_rank, order)
+        matrix = loader.matrix(prefix + "attn_q_b.weight", config.heads * rows, sizes.query_rank, order)
         recording.builder.add(
             activations.norm_pack,
             out.address,
@@ -179,8 +178,8 @@ class LatentLayers:
     def _output(self, prefix: str) -> None:
         recording, config, sizes = self._recording, self._recording.config, self._sizes
         matrix = recording.loader.matrix(prefix + "attn_output.weight", config.embedding, config.heads * sizes.value)
-        form: Form = matrix.format.form
-        arguments = (self._values.address, self._values.stride, config.heads, sizes.value, int(form), recording.packed)
+        form = int(matrix.format.form)
+        arguments = (self._values.address, self._values.stride, config.heads, sizes.value, form, recording.packed)
         recording.builder.add(latents.join_heads, *arguments, barrier=Barrier.MANY_ROWS)
         recording.add_to_residual(matrix, prefix + "attn_output.bias", prefix + "post_attention_norm", private=True)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 
-MAX_RANK = 8192
+MAX_RANK = 4096
 MAX_PART = 1024
 _RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
 _TURNED = "rope.dimension_count"
@@ -36,6 +36,16 @@ class Latents:
     def stored(self) -> int:
         """What a token stores in a layer."""
         return self.rank + self.turned
+
+    @property
+    def padded_turned(self) -> int:
+        """The part that turns, padded so that each half fills whole vectors."""
+        return -(-self.turned // 32) * 32
+
+    @property
+    def padded(self) -> int:
+        """What a token stores, both parts padded."""
+        return -(-self.rank // 32) * 32 + self.padded_turned
 
 
 def read_latents(file: ModelFile) -> Latents | None:

@@ -10,7 +10,8 @@ from models.errors import UnsupportedModelError
 _NAMES = """
     bailingmoe2 cohere2 deepseek2 ernie4_5 ernie4_5-moe exaone exaone4 gemma gemma2 gemma3 gemma3n gemma4 glm4 glm4moe
     gpt-oss granite granitemoe hunyuan-dense hunyuan-moe internlm2 lfm2 lfm2moe llama minicpm mistral3 olmo2 olmoe phi2
-    phi3 qwen2 qwen2moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 starcoder2
+    phi3 qwen2 qwen2moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smallthinker smollm3
+    starcoder2
 """
 _ENCODER_NAMES = "bert gemma-embedding modern-bert nomic-bert"
 

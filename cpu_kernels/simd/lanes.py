@@ -40,7 +40,7 @@ def _add_halves(tile: Tile, rows: Sequence[int], offset: int, where: int, stride
 
 @operation(_add_halves, 0)
 def lanes_fma_f16(builder: Any, tile: Values, rows: Values, offset: Any, where: Any, stride: Any) -> Values:
-    """tile += sixteen half-precision numbers at row + offset times the column's sixteen floats at where + stride * c."""
+    """tile += sixteen half-precision numbers at row + offset times the column's floats at where + stride * c."""
     halves = [
         vectors.widen_half(builder, vectors.load(builder, builder.add(row, offset), ir.VectorType(F16, LANES), 2))
         for row in rows
@@ -74,7 +74,6 @@ def _folded(vector: Any) -> Any:
 
 
 def _store_sums(tile: Tile, columns: int, where: int, stride: int) -> None:
-    rows = len(tile) // columns
     for i, vector in enumerate(tile):
         view(where + i % columns * stride + i // columns * 4, np.float32, 1)[:] = _folded(vector)
 

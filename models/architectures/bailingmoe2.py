@@ -1,4 +1,4 @@
-"""Ling 2: GLM 4.5's experts with one tensor for queries, keys and values. Groups of experts are refused."""
+"""Ling 2: GLM 4.5's experts with one tensor for queries, keys and values."""
 
 from models.architecture import (
     Architecture,

@@ -112,6 +112,7 @@ GATES = {
     activations.GATE_GELU: lambda gate, up: gelu_tanh(gate) * up,
     activations.GATE_CLAMPED: clamped,
     activations.GELU_ALONE: lambda gate, up: gelu_tanh(gate),
+    activations.GATE_RELU: lambda gate, up: np.maximum(gate, 0) * up,
 }
 
 

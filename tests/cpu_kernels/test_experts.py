@@ -8,7 +8,6 @@ from cpu_kernels.records import Act, Form, Stage, Step
 from tests.cpu_kernels.kernel_harness import Activations, address, aligned, operation, record, run_on_threads
 
 ROWS, EXPERTS, USED, WIDTH, K = 9, 7, 3, 4, 512
-SLOTS = ROWS * USED + EXPERTS * WIDTH
 
 
 def scores_with_ties() -> np.ndarray:
@@ -29,17 +28,18 @@ class Routed:
         used: int = USED,
         sigmoid: bool = False,
         biases: np.ndarray | None = None,
+        groups: tuple[int, int] = (1, 1),
     ) -> None:
-        rows = len(scores)
+        rows, count = scores.shape
         padded = np.zeros((rows, 32), np.float32)
-        padded[:, :EXPERTS] = scores
-        self.segments, self.rows = aligned(3 * EXPERTS + 1, np.int64), aligned(SLOTS, np.int32)
+        padded[:, :count] = scores
+        self.segments, self.rows = aligned(3 * count + 1, np.int64), aligned(rows * used + count * WIDTH, np.int32)
         self.slots, self.experts = aligned(rows * used, np.int32), aligned(rows * used, np.int32)
         self.weights, factor = aligned(rows * used, np.float32), np.array([scale], np.float32)
         self.step = record(Step.SIZE, {int(Step.ROWS): rows, int(Step.WIDTH) + int(Stage.EXPERT): WIDTH})
         out = map(address, (self.segments, self.rows, self.slots, self.weights, self.experts))
-        how = (int(sigmoid), 0 if biases is None else address(biases))
-        op = operation(address(padded), 128, EXPERTS, used, int(normalise), address(factor), *out, *how)
+        how = (int(sigmoid), 0 if biases is None else address(biases), *groups)
+        op = operation(address(padded), 128, count, used, int(normalise), address(factor), *out, *how)
         run_on_threads(experts.route, op, self.step, 5)
         self.weights, self.slots, self.experts = (
             each.reshape(rows, used) for each in (self.weights, self.slots, self.experts)
@@ -77,6 +77,27 @@ def test_biases_take_part_in_the_choice_alone(sigmoid: bool, normalise: bool) ->
     if normalise:
         expected /= expected.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(routed.weights, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_experts_come_from_the_best_groups(sigmoid: bool, biased: bool) -> None:
+    random = np.random.default_rng(5)
+    scores = random.standard_normal((40, 12)).astype(np.float32)
+    biases = aligned(12, np.float32)
+    biases[:] = 0.3 * random.standard_normal(12) * biased
+    routed = Routed(scores, True, sigmoid=sigmoid, biases=biases if biased else None, groups=(4, 2))
+    wide = np.exp(scores.astype(np.float64))
+    weights = wide / (1 + wide) if sigmoid else wide / wide.sum(axis=1, keepdims=True)
+    preferences = (weights + biases).reshape(-1, 4, 3)
+    best_two = np.sort(preferences, axis=2)[:, :, 1:].sum(axis=2)
+    worst_groups = np.argsort(best_two, axis=1)[:, :2]
+    np.put_along_axis(preferences, worst_groups[:, :, None], -np.inf, axis=1)
+    best = np.argsort(-preferences.reshape(-1, 12), axis=1)[:, :USED]
+    assert (best != np.argsort(-(weights + biases), axis=1)[:, :USED]).any()
+    np.testing.assert_array_equal(routed.experts, best)
+    expected = np.take_along_axis(weights, best, axis=1)
+    np.testing.assert_allclose(routed.weights, expected / expected.sum(axis=1, keepdims=True), rtol=1e-6)
 
 
 def test_slots_stand_by_expert_and_then_by_row_in_whole_tiles() -> None:

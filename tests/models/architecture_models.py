@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from tests.models.gemma_models import GEMMA_MODELS
-from tests.models.synthetic import Synthetic
+from tests.models.latent_models import LATENT_MODELS
+from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
 _GRANITE: dict[str, Any] = {
@@ -12,11 +13,6 @@ _GRANITE: dict[str, Any] = {
     "residual_scale": 0.7,
     "attention.scale": 0.03,
     "logit_scale": 8.0,
-}
-_SHARED_EXPERT = {
-    "ffn_gate_shexp.weight": "shared, width",
-    "ffn_up_shexp.weight": "shared, width",
-    "ffn_down_shexp.weight": "width, shared",
 }
 _NORMS_OF_ALL_HEADS = {"attn_q_norm.weight": "queries", "attn_k_norm.weight": "keys"}
 _OUTPUT_BIASES = {"attn_output.bias": "width", "ffn_up.bias": "inner", "ffn_down.bias": "width"}
@@ -83,7 +79,7 @@ MODELS: dict[str, Synthetic] = {
         "granitemoe",
         experts=8,
         extra={**_GRANITE, "expert_used_count": 3, "expert_shared_feed_forward_length": 384},
-        added=_SHARED_EXPERT,
+        added=SHARED_EXPERT,
     ),
     "minicpm": Synthetic("minicpm", layers=4, extra={key: _GRANITE[key] for key in ("embedding_scale", "logit_scale")}),
     "qwen2moe": Synthetic(
@@ -96,7 +92,7 @@ MODELS: dict[str, Synthetic] = {
             "expert_feed_forward_length": 128,
             "expert_shared_feed_forward_length": 384,
         },
-        added={**_SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
+        added={**SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
     ),
     "olmoe": Synthetic(
         "olmoe", tied=False, kv_heads=4, experts=6, extra={"expert_used_count": 3}, added=_NORMS_OF_ALL_HEADS
@@ -247,7 +243,6 @@ _BEHIND_DENSE = {
     "expert_shared_feed_forward_length": 256,
     "leading_dense_block_count": 1,
 }
-_CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
 MODELS["glm4moe"] = Synthetic(
     "glm4moe",
     layers=3,
@@ -260,7 +255,7 @@ MODELS["glm4moe"] = Synthetic(
         "expert_weights_norm": True,
         "rope.dimension_count": 32,
     },
-    added={**_SHARED_EXPERT, **_CHOICE_BIAS, "post_attention_norm.weight": "width"},
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "post_attention_norm.weight": "width"},
     dropped=("ffn_norm.weight",),
 )
 MODELS["glm4moe-355b"] = replace(MODELS["glm4moe"], experts=8, head_norms=True, bias=False)
@@ -269,7 +264,7 @@ MODELS["ernie4_5-moe"] = Synthetic(
     layers=3,
     experts=8,
     extra={**_BEHIND_DENSE, "interleave_moe_layer_step": 1},
-    added={**_SHARED_EXPERT, **_CHOICE_BIAS},
+    added={**SHARED_EXPERT, **CHOICE_BIAS},
 )
 MODELS["hunyuan-moe"] = Synthetic(
     "hunyuan-moe",
@@ -277,7 +272,7 @@ MODELS["hunyuan-moe"] = Synthetic(
     head_norms=True,
     experts=8,
     extra={"expert_used_count": 3, "expert_feed_forward_length": 128, "expert_shared_feed_forward_length": 384},
-    added=_SHARED_EXPERT,
+    added=SHARED_EXPERT,
 )
 MODELS["bailingmoe2"] = Synthetic(
     "bailingmoe2",
@@ -292,8 +287,19 @@ MODELS["bailingmoe2"] = Synthetic(
         "expert_gating_func": 2,
         "rope.dimension_count": 32,
     },
-    added={**_SHARED_EXPERT, **_CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
+    added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_qkv.weight": "fused, width"},
     dropped=("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+)
+MODELS["smallthinker"] = Synthetic(
+    "smallthinker",
+    layers=5,
+    experts=8,
+    extra={
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 128,
+        "expert_gating_func": 2,
+        "attention.sliding_window": 4096,
+    },
 )
 # Sections that leave no pair over: llama.cpp does not turn those behind three times a section.
 MODELS["qwen3vl"] = replace(
@@ -304,104 +310,7 @@ MODELS["qwen3vlmoe"] = replace(
     architecture="qwen3vlmoe",
     extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
-MODELS |= GEMMA_MODELS
-# Heads of 64 and 32 values, of which 32 turn; values of 32. Stored is a latent of 128 and the 32 that turn.
-_LATENTS = {
-    "attn_kv_a_mqa.weight": "stored, width",
-    "attn_kv_a_norm.weight": "rank",
-    "attn_k_b.weight": "heads, rank, 64",
-    "attn_v_b.weight": "heads, head, rank",
-}
-_OWN_QUERIES = {"attn_q.weight": "latent queries, width"}
-_SHORT_QUERIES = {
-    "attn_q_a.weight": "query rank, width",
-    "attn_q_a_norm.weight": "query rank",
-    "attn_q_b.weight": "latent queries, query rank",
-}
-_NO_HEADS = ("attn_k.weight", "attn_v.weight")
-_YARN = {
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 40.0,
-    "rope.scaling.original_context_length": 64,
-    "rope.scaling.yarn_log_multiplier": 0.0707,
-}
-MODELS["deepseek2"] = Synthetic(
-    "deepseek2",
-    layers=3,
-    tied=False,
-    kv_heads=1,
-    head=32,
-    experts=8,
-    extra={
-        "expert_used_count": 3,
-        "expert_feed_forward_length": 64,
-        "expert_shared_feed_forward_length": 128,
-        "leading_dense_block_count": 2,
-        **_YARN,
-        "expert_shared_count": 2,
-        "expert_weights_scale": 1.0,
-        "attention.q_lora_rank": 0,
-        "attention.kv_lora_rank": 128,
-        "attention.key_length": 160,
-        "attention.value_length": 128,
-        "attention.key_length_mla": 96,
-        "attention.value_length_mla": 32,
-        "rope.dimension_count": 32,
-    },
-    added={**_SHARED_EXPERT, **_LATENTS, **_OWN_QUERIES},
-    dropped=_NO_HEADS,
-)
-MODELS["deepseek2-old"] = replace(
-    MODELS["deepseek2"],
-    kv_heads=4,
-    extra={
-        **{key: value for key, value in MODELS["deepseek2"].extra.items() if not key.endswith("_mla")},
-        "attention.key_length": 96,
-        "attention.value_length": 32,
-    },
-    added={
-        **_SHARED_EXPERT,
-        **_OWN_QUERIES,
-        "attn_kv_a_mqa.weight": "stored, width",
-        "attn_kv_a_norm.weight": "rank",
-        "attn_kv_b.weight": "384, rank",
-    },
-)
-MODELS["deepseek2-groups"] = replace(
-    MODELS["deepseek2"],
-    heads=20,
-    experts=16,
-    extra={
-        **{key: value for key, value in MODELS["deepseek2"].extra.items() if not key.startswith("rope.scaling")},
-        "attention.q_lora_rank": 96,
-        "expert_gating_func": 2,
-        "expert_group_count": 4,
-        "expert_group_used_count": 2,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 1.8,
-    },
-    added={**_SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **_CHOICE_BIAS},
-    dropped=(*_NO_HEADS, "attn_q.weight"),
-)
-# Nothing is a multiple of what it is padded to.
-MODELS["deepseek2-odd"] = replace(
-    MODELS["deepseek2-groups"],
-    embedding=200,
-    feed_forward=88,
-    heads=5,
-    head=20,
-    extra={
-        **MODELS["deepseek2-groups"].extra,
-        "attention.q_lora_rank": 42,
-        "attention.kv_lora_rank": 40,
-        "attention.key_length": 50,
-        "attention.value_length": 40,
-        "attention.key_length_mla": 30,
-        "attention.value_length_mla": 20,
-        "rope.dimension_count": 10,
-    },
-    added={**_SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **_CHOICE_BIAS, "attn_k_b.weight": "heads, rank, 20"},
-)
+MODELS |= GEMMA_MODELS | LATENT_MODELS
 _DELTA_NET = {
     "attn_qkv.weight": "convolved, width",
     "attn_gate.weight": "delta values, width",
@@ -462,7 +371,7 @@ MODELS["qwen35moe"] = replace(
     architecture="qwen35moe",
     experts=8,
     extra={**_QWEN35.extra, **_DELTA_EXPERTS, "ssm.time_step_rank": 8, "ssm.inner_size": 256},
-    added={**_DELTA_NET, **_SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
+    added={**_DELTA_NET, **SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
 )
 MODELS["qwen3next"] = replace(
     MODELS["qwen35moe"],

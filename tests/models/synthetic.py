@@ -11,6 +11,13 @@ from numpy.typing import NDArray
 
 STILL = 1e30
 """A factor of frequencies that leaves three of four pairs as they are."""
+# Tensors of a shared expert, and of what helps to choose experts, to be added.
+SHARED_EXPERT = {
+    "ffn_gate_shexp.weight": "shared, width",
+    "ffn_up_shexp.weight": "shared, width",
+    "ffn_down_shexp.weight": "width, shared",
+}
+CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ LENGTH = 300
 # norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
 # convolutions, lfm2moe experts that a bias helps to choose, gemma4 heads of two sizes, shared keys and values, and
 # layers that compute wanted rows alone, gemma4-moe experts beside a dense network, gemma3n parallel residual streams,
-# qwen35 gated delta networks and gated attention.
+# qwen35 gated delta networks and gated attention, deepseek2 latents, groups of experts, and 20 heads that share a
+# stored row, smallthinker experts that are chosen before attention.
 NAMES = (
     "llama",
     "qwen3",
@@ -38,13 +39,17 @@ NAMES = (
     "qwen35moe",
     "qwen3next",
     "gemma3n",
+    "deepseek2",
+    "deepseek2-groups",
+    "deepseek2-odd",
+    "smallthinker",
 )
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))
 CASES = (
     [(name, KV_TYPES[0]) for name in NAMES]
     + [("llama", types) for types in KV_TYPES[1:]]
-    + [("gemma2", KV_TYPES[1]), ("gemma4", KV_TYPES[1])]
+    + [(name, KV_TYPES[1]) for name in ("gemma2", "gemma4", "deepseek2")]
 )
 
 

@@ -1,6 +1,7 @@
 """Keys and values stored as f16 or q8_0, each as it likes: sizes, refusals, and llama.cpp with the same types."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import gguf
@@ -80,6 +81,19 @@ def test_heads_that_blocks_do_not_fit_are_refused(tmp_path: Path) -> None:
             open_runner(path, types)
 
 
+@pytest.mark.parametrize(("kind", "size"), [("f16", 2 * 160), ("q8_0", 160 + 2 * 5)])
+def test_latents_are_stored_once(kind: str, size: int, tmp_path: Path) -> None:
+    path = write(MODELS["deepseek2"], tmp_path / "model.gguf")
+    runner = open_runner(path, (kind, kind))
+    assert runner.info.kv_bytes_per_token == 3 * size  # layers; a latent of 128 and 32 that turn
+    sequence = runner.create_sequence()
+    runner.run(tokens_of(20), list(range(20)), [sequence] * 20, [19])
+    assert len(runner.export_kv(sequence, 0, 20)) == 4 + 20 * 3 * size
+    runner.close()
+    with pytest.raises(UnsupportedModelError, match=r"keys in f16 and values in q8_0\. Give both the same type"):
+        open_runner(path, ("f16", "q8_0"))
+
+
 def test_unknown_types_are_told_what_exists(path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"cannot store values as 'q4_0'\. There are: f16, q8_0"):
         open_runner(path, ("f16", "q4_0"))
@@ -87,8 +101,7 @@ def test_unknown_types_are_told_what_exists(path: Path) -> None:
 
 @pytest.mark.oracle
 @llama_oracle.needs_llama
-@pytest.mark.parametrize("types", MIXES)
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize(("name", "types"), [*product(("llama", "qwen3"), MIXES), ("deepseek2-dense", MIXES[0])])
 def test_logits_are_llama_cpp_s_with_the_same_types(name: str, types: tuple[str, str], tmp_path: Path) -> None:
     model: Synthetic = MODELS[name]
     path = write(model, tmp_path / f"{name}.gguf")

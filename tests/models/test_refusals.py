@@ -52,7 +52,6 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     ("key", "value"),
     [
         ("attention.causal", False),
-        ("expert_group_count", 4),
         ("interleave_moe_layer_step", 2),
         ("attention.key_length_swa", 64),
         ("rope.dimension_sections", [8, 4, 4, 0]),
@@ -68,6 +67,31 @@ def test_a_fourth_part_of_positions(tmp_path: Path) -> None:
     model = replace(MODELS["qwen3vl"], extra={"rope.dimension_sections": [20, 20, 20, 4]})
     with pytest.raises(UnsupportedModelError, match=r"qwen3vl\.rope\.dimension_sections makes positions of several"):
         load(model, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("extra", "problem"),
+    [
+        ({"expert_group_count": 5}, "16 experts, 3 of them used, cannot be grouped"),
+        ({"expert_group_count": 16}, "16 experts, 3 of them used, cannot be grouped"),
+        ({"expert_used_count": 9}, "9 of them used, cannot be grouped"),
+        ({"expert_group_used_count": 5}, "expert_group_used_count"),
+        ({"rope.dimension_count": 96}, r"rope\.dimension_count is 96, and heads have 96 values"),
+        ({"rope.dimension_count": 31}, r"rope\.dimension_count is 31, and heads have 96 values"),
+        ({"attention.temperature_scale": 0.1}, "does not support .* growing queries"),
+    ],
+    ids=str,
+)
+def test_latents_and_groups_that_do_not_fit(extra: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    model = MODELS["deepseek2-groups"]
+    with pytest.raises(LocalLLMError, match=problem):
+        load(replace(model, extra={**model.extra, **extra}), tmp_path / "model.gguf")
+
+
+def test_layers_that_draft_behind_latents_are_left_out(tmp_path: Path) -> None:
+    model = MODELS["deepseek2"]
+    changed = replace(model, layers=4, extra={**model.extra, "nextn_predict_layers": 1})
+    load(replace(changed, beside={"blk.3.nextn.eh_proj.weight": "width, width"}), tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("missing", ["attn_q_norm", "attn_k_norm"])

@@ -13,7 +13,7 @@ RADIANS = np.exp(-np.arange(24) / 5.0)
 class Heads:
     """What a table asks a model's configuration for."""
 
-    padded_head = 64
+    padded_head = padded_turned = 64
 
 
 def table(growth: QueryGrowth | None = None) -> RopeTable:

@@ -17,8 +17,9 @@ class ModelShape:
     """Sizes in bytes. Operations are of a row: a multiply-add counts as two.
 
     weights: of the whole file, in memory. dense_bytes and expert_bytes: read by a step, without the output matrix; of
-    the experts, a step reads those that its rows use. lookup_operations: for each token that a row looks at. Sliding
-    windows are not known: every layer looks at the whole context.
+    the experts, a step reads those that its rows use. latents: whether a token stores one row of head_size values as
+    key and value. lookup_operations: for each token that a row looks at. Sliding windows are not known: every layer
+    looks at the whole context.
     """
 
     name: str
@@ -36,10 +37,13 @@ class ModelShape:
     expert_bytes: float = 0.0
     experts: int = 0
     experts_used: int = 0
+    latents: bool = False
 
     @property
     def kv_bytes_per_token(self) -> int:
         """In f16."""
+        if self.latents:
+            return int(memory.latent_kv_bytes_per_token(self.layers, self.head_size, 0))
         return int(memory.kv_bytes_per_token(self.layers, self.kv_heads, self.head_size))
 
     @property
@@ -92,6 +96,7 @@ class ModelShape:
             expert_bytes=expert_bytes,
             experts=config.experts,
             experts_used=config.experts_used,
+            latents=config.latents is not None,
         )
 
     @classmethod

@@ -11,7 +11,7 @@ from models.errors import UnsupportedModelError
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
-# Dense and mixed, with shared experts, fused tensors, odd widths, tied and own outputs, windows.
+# Dense and mixed, with shared experts, fused tensors, odd widths, tied and own outputs, windows, latents.
 SHAPES = (
     "llama",
     "mixtral",
@@ -24,6 +24,9 @@ SHAPES = (
     "glm4",
     "phi2",
     "gpt-oss",
+    "deepseek2",
+    "deepseek2-old",
+    "deepseek2-odd",
 )
 
 
