@@ -68,6 +68,13 @@ def _page_bytes(config: ModelConfig, layouts: tuple[PageLayout, PageLayout]) -> 
     return of_heads + (sizes.page_bytes if sizes else 0) + (0 if all(config.attends) else 4 * PAGE_TOKENS)
 
 
+def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:
+    """Memory in which so many tokens find room, beside the states that a pool of that size has."""
+    needed = tokens * kv_bytes_per_token(config, types)
+    least = state_bytes(config, 0)
+    return max(needed + least, needed * 4 // 3 + 1) if least else needed
+
+
 @dataclass
 class Sequence:
     """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.

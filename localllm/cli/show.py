@@ -111,6 +111,8 @@ def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:
     keys, values = summary.kv_types
     types = keys if keys == values else f"{keys} and {values}"
     yield "keys and values", f"{human_bytes(per_token)} a token in {types}"
+    if summary.state_bytes:
+        yield "states", f"{human_bytes(summary.state_bytes)} a sequence"
     total = summary.memory_bytes(summary.context or 0)
     if total is not None and summary.context:
         yield "together", f"{human_bytes(total)} at {summary.context} tokens"

@@ -156,6 +156,15 @@ def native_kv_bytes(file: ModelFile, settings: Settings) -> int:
     return kv_bytes_per_token(config, stored_types(config, native_kv_types(settings)))
 
 
+def native_states(file: ModelFile) -> Callable[[int], int]:
+    """Function that says how many bytes of a budget for keys and values the native engine gives to states."""
+    from models.config import read_config
+    from models.kv_pages import state_bytes
+
+    config = read_config(file)
+    return lambda budget: state_bytes(config, budget)
+
+
 @contextlib.contextmanager
 def draft_beside(settings: Settings) -> Iterator[ModelFile | None]:
     """The file of the model that is to draft, if any, so that its memory is planned too. Raises what resolve raises."""
@@ -257,10 +266,15 @@ def _open_native(
     kv_tokens: int | None,
 ) -> Runner:
     from models import NativeRunner
+    from models.config import read_config
+    from models.kv_pages import bytes_of_tokens, stored_types
 
     per_token = native_kv_bytes(file, settings)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
-    plan = plan_memory(file.weights_bytes, per_token, budget if kv_tokens is None else kv_tokens * per_token)
+    if kv_tokens is not None:
+        config = read_config(file)
+        budget = bytes_of_tokens(config, stored_types(config, native_kv_types(settings)), kv_tokens)
+    plan = plan_memory(file.weights_bytes, per_token, budget, states=native_states(file))
     try:
         return NativeRunner(
             file,

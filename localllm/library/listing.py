@@ -55,19 +55,21 @@ def describe(
                 architecture=summary.architecture,
                 context=summary.context,
                 memory=summary.memory_bytes(min(summary.context or 0, CHAT_TOKENS)),
-                fits=fits(summary.weights_bytes, summary.kv_bytes_per_token, available),
+                fits=fits(summary.weights_bytes, summary.kv_bytes_per_token, available, summary.state_bytes),
                 speed=speed(file),
             )
     except LocalLLMError as error:
         return Listed(model.name, model.source, str(model.path), problem=str(error))
 
 
-def fits(weights: int, kv_bytes_per_token: int | None, available: int | None = None) -> bool | None:
+def fits(
+    weights: int, kv_bytes_per_token: int | None, available: int | None = None, state_bytes: int = 0
+) -> bool | None:
     """Whether the memory plan of the CPU engine holds; None where the KV of an architecture is not known."""
     if kv_bytes_per_token is None:
         return None
     try:
-        plan_memory(weights, kv_bytes_per_token, available=available)
+        plan_memory(weights, kv_bytes_per_token, available=available, states=lambda _: state_bytes)
     except OutOfMemoryError:
         return False
     return True

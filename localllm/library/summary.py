@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from gguf_io.metadata import MetadataArray
-from localllm.memory import kv_bytes_in_file
+from localllm.memory import kv_bytes_in_file, state_bytes_in_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ModelSummary:
     """A model file in short. Sizes are bytes, lengths tokens; None where the file does not say.
 
     quantization is the block format that holds most bytes. kv_bytes_per_token counts keys and values of all layers, in
-    the types of kv_types. notes: ModelFile's, on a file in another program's layout.
+    the types of kv_types, state_bytes the states of one sequence. notes: ModelFile's, on a file in another program's layout.
     """
 
     name: str
@@ -40,13 +40,14 @@ class ModelSummary:
     weights_bytes: int
     kv_types: tuple[str, str]
     kv_bytes_per_token: int | None
+    state_bytes: int = 0
     notes: tuple[str, ...] = ()
 
     def memory_bytes(self, context: int) -> int | None:
-        """Weights and the keys and values of so many tokens."""
+        """Weights, a sequence's states, and the keys and values of so many tokens."""
         if self.kv_bytes_per_token is None:
             return None
-        return self.weights_bytes + context * self.kv_bytes_per_token
+        return self.weights_bytes + self.state_bytes + context * self.kv_bytes_per_token
 
 
 def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelSummary:
@@ -71,6 +72,7 @@ def summarize(model: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> M
         weights_bytes=model.weights_bytes,
         kv_types=kv_types,
         kv_bytes_per_token=_kv_bytes(model, kv_types),
+        state_bytes=state_bytes_in_file(model) if _number(model, "block_count") else 0,
         notes=model.notes,
     )
 

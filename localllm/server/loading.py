@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
-from localllm.engine.backends import BackendChoice, choose_backend, native_kv_bytes
+from localllm.engine.backends import BackendChoice, choose_backend, native_kv_bytes, native_states
 from localllm.engine.loaded_model import DRAFT_KV_MIB, LoadedModel, LoadProgress, load_model
 from localllm.engine.text_encoders import choose_text_encoder
 from localllm.errors import OutOfMemoryError
@@ -116,7 +116,7 @@ class MemoryLoader:
         per_token = native_kv_bytes(file, settings)
         weights = file.weights_bytes + _draft_bytes(settings)
         fixed = None if settings.kv_mib is None else settings.kv_mib * MIB
-        plan = plan_memory(weights, per_token, fixed, room)
+        plan = plan_memory(weights, per_token, fixed, room, native_states(file))
         kv = plan.kv // 2 if fixed is None and self._options.max_models > 1 else plan.kv
         if others_load and fixed is None and kv < AMPLE_TOKENS * per_token:
             raise OutOfMemoryError(f"{plan}\nThat is too little while other models load.")

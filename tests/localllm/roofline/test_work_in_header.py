@@ -24,6 +24,11 @@ SHAPES = (
     "glm4",
     "phi2",
     "gpt-oss",
+    "qwen35",
+    "qwen35-odd",
+    "qwen35moe",
+    "qwen3next",
+    "qwen3next-fused",
 )
 
 
