@@ -22,7 +22,8 @@ class ModelSummary:
     """A model file in short. Sizes are bytes, lengths tokens; None where the file does not say.
 
     quantization is the block format that holds most bytes. kv_bytes_per_token counts keys and values of all layers, in
-    the types of kv_types, state_bytes the states of one sequence. notes: ModelFile's, on a file in another program's layout.
+    the types of kv_types, state_bytes the states of one sequence. notes: ModelFile's, on a file in another program's
+    layout.
     """
 
     name: str
