@@ -334,6 +334,18 @@ _QWEN35 = Synthetic(
     dropped=("ffn_norm.weight",),
 )
 MODELS["qwen35"] = _QWEN35
+# A layer behind the others drafts tokens, and changes nothing.
+MODELS["qwen35-mtp"] = replace(
+    _QWEN35,
+    layers=6,
+    extra={**_QWEN35.extra, "nextn_predict_layers": 1},
+    beside={
+        "blk.5.nextn.eh_proj.weight": "256, 512",
+        "blk.5.nextn.enorm.weight": "width",
+        "blk.5.nextn.hnorm.weight": "width",
+        "blk.5.nextn.shared_head_norm.weight": "width",
+    },
+)
 MODELS["qwen35-odd"] = replace(
     _QWEN35,
     layers=4,

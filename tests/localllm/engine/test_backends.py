@@ -9,7 +9,14 @@ from gguf_io import ModelFile, open_model
 from gpu_offload import devices
 from gpu_offload.devices import Device, DeviceKind
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
-from localllm.engine.backends import choose_backend, for_draft, native_kv_bytes, open_runner, plan_request
+from localllm.engine.backends import (
+    choose_backend,
+    for_draft,
+    native_kv_bytes,
+    native_states,
+    open_runner,
+    plan_request,
+)
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
@@ -167,6 +174,16 @@ def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
         ):
             assert runner.info.kv_bytes_per_token == per_token
             assert runner.info.pages_total == tokens // runner.info.page_size
+            runner.close()
+
+
+def test_a_pool_of_some_tokens_has_room_for_states_beside_them(tmp_path: Path) -> None:
+    with open_model(write(MODELS["qwen35"], tmp_path / "qwen35.gguf")) as file:
+        settings = Settings(backend="native", kv_mib=64)
+        assert 64 * 2**20 // 8 < native_states(file)(64 * 2**20) <= 64 * 2**20 // 4
+        for tokens in (512, 1024, 100_000):
+            runner = open_runner(file, settings, None, kv_tokens=tokens)[0]
+            assert tokens <= runner.info.pages_total * runner.info.page_size <= 1.5 * tokens + 16
             runner.close()
 
 

@@ -74,3 +74,13 @@ def test_the_memory_plan_shows_its_sums() -> None:
         plan_memory(weights=4 * 2**30, kv_bytes_per_token=2**17, available=4 * 2**30)
     with pytest.raises(OutOfMemoryError, match=r"KV cache\s+8,192 MiB"):
         plan_memory(weights=2**30, kv_bytes_per_token=2**17, kv_bytes=2**33, available=2**32)
+
+
+def test_the_memory_plan_counts_states() -> None:
+    """A hybrid model's states are a part of the budget that holds no tokens."""
+    sizes = {"weights": 2**30, "kv_bytes_per_token": 2**14, "available": 4 * 2**30}
+    plan = plan_memory(**sizes, kv_bytes=2**30, states=lambda budget: budget // 4)
+    assert plan.kv_tokens == (2**30 - 2**28) // 2**14
+    assert re.search(r"KV cache\s+1,024 MiB\n\s+states\s+256 MiB", str(plan))
+    with pytest.raises(OutOfMemoryError, match=r"KV cache\s+1,024 MiB\n\s+states\s+1,024 MiB"):
+        plan_memory(**sizes, kv_bytes=2**30, states=lambda budget: 2**30)
