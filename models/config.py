@@ -7,6 +7,7 @@ from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError, shortened
 from gguf_io.metadata import MetadataArray
+from models.delta_sizes import DeltaNetSizes, attending_layers, delta_net_sizes
 from models.errors import UnsupportedModelError
 from models.refusals import refuse_unread
 
@@ -21,7 +22,6 @@ MAX_ROPE_BASE = 1e12
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _CONVOLUTION, _GATING = "shortconv.l_cache", "expert_gating_func"
-_BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
 _ROUTER, _EXPERTS, _SHARED_EXPERT = "ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_up_shexp.weight"
 MAX_CONVOLUTION = PAGE_TOKENS + 1
 """A convolution reaches back by a page at most."""
@@ -59,16 +59,6 @@ class QueryGrowth:
 
     scale: float
     length: int
-
-
-@dataclass(frozen=True)
-class DeltaNetSizes:
-    """Heads of keys (and queries) and of values, values of a head, rows that the convolution before them reads."""
-
-    key_heads: int
-    value_heads: int
-    head_size: int
-    reach: int
 
 
 @dataclass(frozen=True)
@@ -147,9 +137,9 @@ def read_config(file: ModelFile) -> ModelConfig:
     kv_key = f"{name}.attention.head_count_kv"
     layers = _layers(file)
     kv_heads, attends = _kv_heads(file, kv_key, layers) if kv_key in metadata else (heads, (True,) * layers)
-    delta_net = _delta_net(file) if any(tensor.endswith(_BETA) for tensor in file.tensors) else None
+    delta_net = delta_net_sizes(file)
     if delta_net:
-        attends = _attending(file, layers)
+        attends = attending_layers(file, layers)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
     if heads % kv_heads:
         raise UnsupportedModelError(f"{file.path}: {kv_key}: {heads} heads cannot share {kv_heads} key-value heads.")
@@ -240,37 +230,6 @@ def _kv_heads(file: ModelFile, key: str, layers: int) -> tuple[int, tuple[bool, 
             "the others share, which the native engine needs. Use --backend llama."
         )
     return only, attends
-
-
-def _delta_net(file: ModelFile) -> DeltaNetSizes:
-    """Sizes of the layers without attention, whose names are those of state-space models."""
-    metadata, name = file.metadata, f"{file.architecture}.ssm"
-    value_heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=MAX_HEADS)
-    key_heads = metadata.get_int(f"{name}.group_count", minimum=1, maximum=MAX_HEADS)
-    size = metadata.get_int(f"{name}.state_size", minimum=2, maximum=MAX_HEAD_SIZE)
-    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=MAX_WIDTH)
-    if value_heads % key_heads or inner != value_heads * size:
-        raise UnsupportedModelError(
-            f"{file.path}: {key_heads} heads of keys and {value_heads} of values, of {size} each, do not make a gated "
-            f"delta network of {inner} values. Use --backend llama."
-        )
-    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
-    return DeltaNetSizes(key_heads, value_heads, size, reach)
-
-
-def _attending(file: ModelFile, layers: int) -> tuple[bool, ...]:
-    """Which layers beside gated delta networks have attention: every fourth, unless the file says otherwise."""
-    metadata, name = file.metadata, file.architecture
-    if f"{name}.{_RECURRENT}" in metadata:
-        blocks = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
-        recurrent = metadata.get_list(f"{name}.{_RECURRENT}", bool, length=blocks)
-        attends = tuple(not one for one in recurrent[:layers])
-    else:
-        period = metadata.get_int(f"{name}.full_attention_interval", 4, minimum=1, maximum=MAX_LAYERS)
-        attends = tuple((layer + 1) % period == 0 for layer in range(layers))
-    if not any(attends):
-        raise UnsupportedModelError(f"{file.path}: no layer has attention. Use --backend llama.")
-    return attends
 
 
 def _vocabulary(file: ModelFile) -> int:

@@ -8,7 +8,8 @@ from cpu_kernels.formats.conversions import native_form
 from cpu_kernels.recorded_step import Products
 from cpu_kernels.records import Form
 from gguf_io import ModelFile, TensorInfo
-from models.config import DeltaNetSizes, ModelConfig, read_config
+from models.config import ModelConfig, read_config
+from models.delta_sizes import DeltaNetSizes
 from models.delta_states import padded_head
 from models.errors import UnsupportedModelError
 from models.kv_pages import kv_bytes_per_token, stored_types
