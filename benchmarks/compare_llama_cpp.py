@@ -34,6 +34,8 @@ from gguf_io import open_model
 from localllm.roofline.limits import LimitProbes, Limits
 from localllm.roofline.work import ModelWork, looks
 from models import NativeRunner
+from models.config import read_config
+from models.kv_pages import bytes_of_tokens, stored_types
 
 # Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
 _SETTLED = 0.7
@@ -64,7 +66,9 @@ class Ours:
 
     def __init__(self, path: Path, threads: int, context: int, kv_types: tuple[str, str] = ("f16", "f16")) -> None:
         with open_model(path) as file:
-            self.runner = NativeRunner(file, kv_bytes=context * 400_000, threads=threads, kv_types=kv_types)
+            config = read_config(file)
+            kv_bytes = bytes_of_tokens(config, stored_types(config, kv_types), context)
+            self.runner = NativeRunner(file, kv_bytes=kv_bytes, threads=threads, kv_types=kv_types)
             self._looks = looks(file, kv_types)
         self._sequence = self.runner.create_sequence()
 

@@ -183,6 +183,11 @@ def kv_bytes_per_token(model: ModelFile, type_k: str, type_v: str) -> int:
     return sum(cache.token_bytes(type_k, type_v) for cache in ModelNeeds(model).caches)
 
 
+def state_bytes(model: ModelFile) -> int:
+    """Return the bytes that the states of one sequence take over all layers."""
+    return sum(cache.state_bytes for cache in ModelNeeds(model).caches)
+
+
 def projector_bytes(path: Path) -> int:
     """Return the bytes of a projector's weights and compute buffer for the largest image. Raises ModelFileError."""
     with open_model(path) as file:

@@ -1,7 +1,8 @@
 """The main memory that a model needs, planned and checked before anything is loaded."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cpu_kernels.limits import available_memory
@@ -16,28 +17,37 @@ LEAST_TOKENS = 512
 _ESTIMATED_TOKENS = 4096
 
 
+def no_states(kv_bytes: int) -> int:
+    """Bytes of the states of a model that has none."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
     """Bytes of a model in main memory.
 
     weights: as they are stored there, which for the native engine is packed. buffers: all else that does not grow.
     kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for each position of the longest
-    sequence.
+    sequence. states: what states of hybrid models take of a budget for keys and values, whatever the number of tokens.
     """
 
     weights: int
     buffers: int
     kv_per_token: int
     position_bytes: int = 0
+    states: Callable[[int], int] = field(default=no_states, compare=False)
 
     def total(self, tokens: int) -> int:
         """Bytes with one sequence of so many tokens."""
-        return self.weights + self.buffers + tokens * (self.kv_per_token + self.position_bytes)
+        return self.weights + self.buffers + self.states(0) + tokens * (self.kv_per_token + self.position_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sums in bytes. available: what this process can take without swapping; kv: the budget of the page pool."""
+    """Sums in bytes. available: what this process can take without swapping; kv: the budget of the page pool.
+
+    states: the part of it that a hybrid model's states take, whatever the number of tokens.
+    """
 
     available: int
     weights: int
@@ -45,6 +55,7 @@ class MemoryPlan:
     kv: int
     kv_bytes_per_token: int
     reserve: int = RESERVE_BYTES
+    states: int = 0
 
     def __str__(self) -> str:
         rows = [
@@ -54,6 +65,8 @@ class MemoryPlan:
             ("KV cache", self.kv),
             ("reserve", self.reserve),
         ]
+        if self.states:
+            rows.insert(3, ("  states", self.states))
         return "\n".join(f"  {name:10}{size / 2**20:10,.0f} MiB" for name, size in rows)
 
     @property
@@ -64,7 +77,7 @@ class MemoryPlan:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the KV budget holds."""
-        return self.kv // self.kv_bytes_per_token
+        return max(0, self.kv - self.states) // self.kv_bytes_per_token
 
 
 def plan_memory(
@@ -83,16 +96,13 @@ def plan_memory(
     else:
         positions = min(context, kv_bytes // memory.kv_per_token)
     tables = positions * memory.position_bytes
-    plan = MemoryPlan(
-        available,
-        memory.weights,
-        memory.buffers + tables,
-        left - tables if kv_bytes is None else kv_bytes,
-        memory.kv_per_token,
-    )
+    kv = left - tables if kv_bytes is None else kv_bytes
+    states = memory.states(max(kv, 0))
+    plan = MemoryPlan(available, memory.weights, memory.buffers + tables, kv, memory.kv_per_token, states=states)
     if plan.kv > left - tables or plan.kv_tokens < LEAST_TOKENS:
         if kv_bytes is None:  # the least that would do
-            plan = replace(plan, kv=LEAST_TOKENS * memory.kv_per_token)
+            least = memory.states(0)
+            plan = replace(plan, kv=LEAST_TOKENS * memory.kv_per_token + least, states=least)
         raise OutOfMemoryError(
             f"The model does not fit into memory:\n{plan}\n"
             "Close other programs, choose a smaller quantisation, or set the KV budget (kv_mib) lower."
@@ -102,10 +112,13 @@ def plan_memory(
 
 def native_memory(file: ModelFile, kv_types: tuple[str, str], threads: int | None = None) -> ModelMemory:
     """What a model takes on the native engine, from its header. Raises UnsupportedModelError."""
+    from models.config import read_config
+    from models.kv_pages import state_bytes
     from models.needs import native_needs
 
-    needs = native_needs(file, kv_types, threads)
-    return ModelMemory(needs.weights, needs.buffers, needs.kv_per_token, needs.position_bytes)
+    needs, config = native_needs(file, kv_types, threads), read_config(file)
+    sizes = needs.weights, needs.buffers, needs.kv_per_token, needs.position_bytes
+    return ModelMemory(*sizes, lambda budget: state_bytes(config, budget))
 
 
 def model_memory(
@@ -117,7 +130,7 @@ def model_memory(
     between texts. Raises RequestError where its heads do not fit the types.
     """
     from gpu_offload.estimate import Estimate
-    from gpu_offload.memory import ModelNeeds, projector_bytes
+    from gpu_offload.memory import ModelNeeds, projector_bytes, state_bytes
     from gpu_offload.options import LlamaOptions
     from models.errors import UnsupportedModelError
     from models.needs import encoder_needs
@@ -132,7 +145,8 @@ def model_memory(
     options = LlamaOptions(context_tokens=_ESTIMATED_TOKENS, type_k=kv_types[0], type_v=kv_types[1])
     sizes = Estimate(ModelNeeds(file), options, ()).in_main_memory()
     beside = projector_bytes(projector) if projector else 0
-    return ModelMemory(sizes.weights, sizes.compute + beside, per_token)
+    states = state_bytes(file)
+    return ModelMemory(sizes.weights, sizes.compute + beside, per_token, states=lambda _: states)
 
 
 def kv_bytes_in_file(file: ModelFile, types: tuple[str, str]) -> int:

@@ -8,6 +8,7 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError, shortened
 from gguf_io.metadata import MetadataArray
 from models import layer_sizes
+from models.delta_sizes import DeltaNetSizes, attending_layers, delta_net_sizes
 from models.errors import UnsupportedModelError
 from models.latents import Latents, read_latents
 from models.layer_sizes import CONVOLUTION, MAX_HEAD_SIZE, MAX_HEADS, Heads, in_each_layer, same_in_all_layers
@@ -22,7 +23,6 @@ MAX_ROPE_BASE = 1e12
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _GATING = "expert_gating_func"
-_BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
 _ROUTER, _EXPERTS, _SHARED_EXPERT = "ffn_gate_inp.weight", "ffn_up_exps.weight", "ffn_up_shexp.weight"
 _FUSED_EXPERTS, _DENSE = "ffn_gate_up_exps.weight", "ffn_up.weight"
 _PER_LAYER_NORM, _STREAMS = "per_layer_proj_norm.weight", "altup_proj.weight"
@@ -62,16 +62,6 @@ class QueryGrowth:
 
     scale: float
     length: int
-
-
-@dataclass(frozen=True)
-class DeltaNetSizes:
-    """Heads of keys (and queries) and of values, values of a head, rows that the convolution before them reads."""
-
-    key_heads: int
-    value_heads: int
-    head_size: int
-    reach: int
 
 
 @dataclass(frozen=True)
@@ -183,9 +173,9 @@ def read_config(file: ModelFile) -> ModelConfig:
     layers = _layers(file)
     kv_heads = layer_sizes.kv_heads(file, kv_key, layers) if kv_key in metadata else (heads,) * layers
     attends = tuple(count > 0 for count in kv_heads)
-    delta_net = _delta_net(file) if any(tensor.endswith(_BETA) for tensor in file.tensors) else None
+    delta_net = delta_net_sizes(file)
     if delta_net:
-        attends = _attending(file, layers)
+        attends = attending_layers(file, layers)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
     latents = read_latents(file)
     if latents:
@@ -268,37 +258,6 @@ def _head_size(file: ModelFile, default: int) -> int:
             f"size. Use --backend llama."
         )
     return size
-
-
-def _delta_net(file: ModelFile) -> DeltaNetSizes:
-    """Sizes of the layers without attention, whose names are those of state-space models."""
-    metadata, name = file.metadata, f"{file.architecture}.ssm"
-    value_heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=MAX_HEADS)
-    key_heads = metadata.get_int(f"{name}.group_count", minimum=1, maximum=MAX_HEADS)
-    size = metadata.get_int(f"{name}.state_size", minimum=2, maximum=MAX_HEAD_SIZE)
-    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=MAX_WIDTH)
-    if value_heads % key_heads or inner != value_heads * size:
-        raise UnsupportedModelError(
-            f"{file.path}: {key_heads} heads of keys and {value_heads} of values, of {size} each, do not make a gated "
-            f"delta network of {inner} values. Use --backend llama."
-        )
-    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
-    return DeltaNetSizes(key_heads, value_heads, size, reach)
-
-
-def _attending(file: ModelFile, layers: int) -> tuple[bool, ...]:
-    """Which layers beside gated delta networks have attention: every fourth, unless the file says otherwise."""
-    metadata, name = file.metadata, file.architecture
-    if f"{name}.{_RECURRENT}" in metadata:
-        blocks = metadata.get_int(f"{name}.block_count", minimum=1, maximum=MAX_LAYERS)
-        recurrent = metadata.get_list(f"{name}.{_RECURRENT}", bool, length=blocks)
-        attends = tuple(not one for one in recurrent[:layers])
-    else:
-        period = metadata.get_int(f"{name}.full_attention_interval", 4, minimum=1, maximum=MAX_LAYERS)
-        attends = tuple((layer + 1) % period == 0 for layer in range(layers))
-    if not any(attends):
-        raise UnsupportedModelError(f"{file.path}: no layer has attention. Use --backend llama.")
-    return attends
 
 
 def _vocabulary(file: ModelFile) -> int:

@@ -14,7 +14,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +25,10 @@ from models.convolution_states import STATE_ROWS, ConvolutionStates, convolution
 from models.delta_states import DeltaStates, slot_bytes, slots_within
 from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
+from models.sequence import LOST, TABLE_STEP, Sequence
 
-_TABLE_STEP = 64
 _GROUP = 8
 """Pages of a group. A longer run is a longer stream, but a first token takes a whole group."""
-
-LOST = -1
-"""The state of a sequence whose last page is to be computed again."""
 
 KVTypes = tuple[KVType, KVType]
 """How keys, and how values, are stored."""
@@ -91,30 +87,11 @@ def _kind(heads: Heads) -> tuple[int, int]:
     return heads.keys, heads.padded
 
 
-@dataclass
-class Sequence:
-    """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
-
-    A page's place is how many places lie between the first page of a layer's head and it: a place is a page of one
-    head, or of all layers of a kind where there are several kinds (PageStore.place_bytes). written: how far its last
-    page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the position
-    behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last row was
-    written otherwise than it should be.
-    """
-
-    length: int = 0
-    table: NDArray[np.generic] = field(default_factory=lambda: aligned_zeros((_TABLE_STEP,), np.int32))
-    written: int = 0
-    state: int = 0
-    table_address: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.table_address = self.table.ctypes.data
-
-    @property
-    def pages(self) -> int:
-        """Pages in use."""
-        return -(-self.length // PAGE_TOKENS)
+def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:
+    """Memory in which so many tokens find room, beside the states that a pool of that size has."""
+    needed = tokens * kv_bytes_per_token(config, types)
+    least = state_bytes(config, 0)
+    return max(needed + least, needed * 4 // 3 + 1) if least else needed
 
 
 class PageStore:
@@ -221,7 +198,7 @@ class PageStore:
                 self.delta.copy(shared, copy, last)
         end = -(-(sequence.length + tokens) // PAGE_TOKENS)
         if end > len(sequence.table):
-            longer = aligned_zeros((2 * end + _TABLE_STEP,), np.int32)
+            longer = aligned_zeros((2 * end + TABLE_STEP,), np.int32)
             longer[: len(sequence.table)] = sequence.table
             sequence.table, sequence.table_address = longer, longer.ctypes.data
         if sequence.written > sequence.length + tokens:
@@ -234,7 +211,7 @@ class PageStore:
     def fork(self, source: Sequence, length: int) -> Sequence:
         """A sequence of the first `length` tokens that shares the source's pages."""
         pages = -(-length // PAGE_TOKENS)
-        table = aligned_zeros((pages + _TABLE_STEP,), np.int32)
+        table = aligned_zeros((pages + TABLE_STEP,), np.int32)
         table[:pages] = source.table[:pages]
         self._references[self._numbers(table[:pages])] += 1
         end = pages * PAGE_TOKENS

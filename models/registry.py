@@ -14,6 +14,7 @@ _NAMES = """
     starcoder2
 """
 _ENCODER_NAMES = "bert gemma-embedding modern-bert nomic-bert"
+_ONLY_WRITING = ("qwen35", "qwen35moe", "qwen3next")  # an encoder has no slots for their states
 
 
 def _load(names: str) -> dict[str, Architecture]:
@@ -24,7 +25,9 @@ def _load(names: str) -> dict[str, Architecture]:
 
 ARCHITECTURES: dict[str, Architecture] = _load(_NAMES)
 """Those that write text."""
-TEXT_ENCODERS: dict[str, Architecture] = ARCHITECTURES | _load(_ENCODER_NAMES)
+TEXT_ENCODERS: dict[str, Architecture] = {
+    name: one for name, one in ARCHITECTURES.items() if name not in _ONLY_WRITING
+} | _load(_ENCODER_NAMES)
 """Those whose states can be pooled: of the former, too."""
 
 

@@ -15,9 +15,9 @@ from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from models.config import ModelConfig
-from models.kv_pages import Sequence
 from models.per_layer_inputs import PerLayerInputs
 from models.rope_tables import Ropes
+from models.sequence import Sequence
 from models.weights import padded
 
 LoadProgress = Callable[[str, float], None]

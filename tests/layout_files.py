@@ -118,6 +118,7 @@ _QWEN35_LAYOUT = Layout(
     },
     tensors={r"\.ssm_dt\.bias$": ".ssm_dt"},
     added={**_VISION, **_MTP},
+    native=True,
 )
 
 LAYOUTS: dict[str, Layout] = {

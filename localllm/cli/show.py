@@ -49,6 +49,7 @@ def _as_object(summary: "ModelSummary", metadata: "Metadata") -> dict[str, objec
         "weights_bytes": memory and memory.weights,
         "buffers_bytes": memory and memory.buffers,
         "kv_bytes_per_token": memory and memory.kv_per_token,
+        "state_bytes": memory and memory.states(0),
         "memory_bytes": summary.memory_bytes(summary.context or 0),
         "metadata": {key: _json_value(value) for key, value in metadata.items()},
     }
@@ -119,6 +120,8 @@ def _memory(summary: "ModelSummary") -> Iterator[tuple[str, str]]:
     keys, values = summary.kv_types
     types = keys if keys == values else f"{keys} and {values}"
     yield "keys and values", f"{human_bytes(memory.kv_per_token)} a token in {types}"
+    if states := memory.states(0):
+        yield "states", human_bytes(states)
     total = summary.memory_bytes(summary.context or 0)
     if total is not None and summary.context:
         yield "together", f"{human_bytes(total)} at {summary.context} tokens"

@@ -181,10 +181,14 @@ def plan_native(
     room: bytes of main memory, None asks the machine; beside: those of a draft model. Raises OutOfMemoryError with the
     sums, and with llama.cpp's where it could have been chosen; UnsupportedModelError.
     """
+    from models.config import read_config
+    from models.kv_pages import bytes_of_tokens, stored_types
+
     memory = native_memory(file, native_kv_types(settings), settings.threads)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
-        budget = kv_tokens * memory.kv_per_token
+        config = read_config(file)
+        budget = bytes_of_tokens(config, stored_types(config, native_kv_types(settings)), kv_tokens)
     context = settings.ctx or file.metadata.get_int(f"{file.architecture}.context_length", 0)
     try:
         return plan_memory(replace(memory, weights=memory.weights + beside), context, budget, room)

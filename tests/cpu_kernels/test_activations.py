@@ -113,6 +113,7 @@ GATES = {
     activations.GATE_CLAMPED: clamped,
     activations.GELU_ALONE: lambda gate, up: gelu_tanh(gate),
     activations.GATE_RELU: lambda gate, up: np.maximum(gate, 0) * up,
+    activations.GATE_SIGMOID: lambda gate, up: up / (1 + np.exp(-gate)),
 }
 
 
@@ -154,7 +155,8 @@ def test_what_is_not_a_number_is_not_hidden_by_a_gate(kind: int, poison: float) 
         rows = {"gate": rows_of(1, seed=8), "up": rows_of(1, seed=9)}
         rows[where][0, 300] = poison
         if (where == "up" and kind == activations.GELU_ALONE) or (
-            poison == np.inf and kind == activations.GATE_CLAMPED
+            poison == np.inf
+            and (kind == activations.GATE_CLAMPED or (where == "gate" and kind == activations.GATE_SIGMOID))
         ):
             continue
         gates, ups, act = aligned_copy(rows["gate"]), aligned_copy(rows["up"]), Activations(K)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.models.delta_models import DELTA_NETS
 from tests.models.gemma_models import GEMMA_MODELS
 from tests.models.latent_models import LATENT_MODELS
 from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
@@ -310,81 +311,7 @@ MODELS["qwen3vlmoe"] = replace(
     architecture="qwen3vlmoe",
     extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
-MODELS |= GEMMA_MODELS | LATENT_MODELS
-_DELTA_NET = {
-    "attn_qkv.weight": "convolved, width",
-    "attn_gate.weight": "delta values, width",
-    "ssm_conv1d.weight": "convolved, delta reach",
-    "ssm_dt.bias": "delta heads",
-    "ssm_a": "delta heads",
-    "ssm_beta.weight": "delta heads, width",
-    "ssm_alpha.weight": "delta heads, width",
-    "ssm_norm.weight": "state",
-    "ssm_out.weight": "width, delta values",
-    "attn_q.weight": "both queries, width",
-    "post_attention_norm.weight": "width",
-}
-_QWEN35 = Synthetic(
-    "qwen35",
-    layers=5,
-    head_norms=True,
-    extra={
-        "rope.dimension_count": 16,
-        "rope.dimension_sections": [3, 3, 2, 0],
-        "ssm.conv_kernel": 4,
-        "ssm.state_size": 32,
-        "ssm.group_count": 4,
-        "ssm.time_step_rank": 4,
-        "ssm.inner_size": 128,
-    },
-    added=_DELTA_NET,
-    dropped=("ffn_norm.weight",),
-)
-MODELS["qwen35"] = _QWEN35
-MODELS["qwen35-odd"] = replace(
-    _QWEN35,
-    layers=4,
-    embedding=328,
-    feed_forward=200,
-    heads=6,
-    head=36,
-    tied=False,
-    extra={
-        **_QWEN35.extra,
-        "attention.recurrent_layers": [False, True, True, False],
-        "rope.dimension_count": 12,
-        "rope.dimension_sections": [2, 2, 2, 0],
-        "ssm.conv_kernel": 3,
-        "ssm.state_size": 40,
-        "ssm.group_count": 2,
-        "ssm.time_step_rank": 6,
-        "ssm.inner_size": 240,
-    },
-)
-_DELTA_EXPERTS = {
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 96,
-    "expert_shared_feed_forward_length": 160,
-}
-MODELS["qwen35moe"] = replace(
-    _QWEN35,
-    architecture="qwen35moe",
-    experts=8,
-    extra={**_QWEN35.extra, **_DELTA_EXPERTS, "ssm.time_step_rank": 8, "ssm.inner_size": 256},
-    added={**_DELTA_NET, **SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
-)
-MODELS["qwen3next"] = replace(
-    MODELS["qwen35moe"],
-    architecture="qwen3next",
-    added={**MODELS["qwen35moe"].added, "ssm_ba.weight": "both of delta heads, width"},
-    dropped=("ffn_norm.weight", "ssm_beta.weight", "ssm_alpha.weight"),
-    extra={key: value for key, value in MODELS["qwen35moe"].extra.items() if key != "rope.dimension_sections"},
-)
-MODELS["qwen3next-fused"] = replace(
-    MODELS["qwen3next"],
-    added={**MODELS["qwen3next"].added, "ssm_in.weight": "all of delta, width"},
-    dropped=(*MODELS["qwen3next"].dropped, "attn_qkv.weight", "attn_gate.weight"),
-)
+MODELS |= GEMMA_MODELS | LATENT_MODELS | DELTA_NETS
 
 
 def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, **extra: Any) -> Synthetic:

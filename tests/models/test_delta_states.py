@@ -1,4 +1,4 @@
-"""What gated delta networks remember: exact after every cut, fork and restore, in few slots or many, and what it costs."""
+"""What gated delta networks remember: exact after every cut, fork and restore, in few slots or many."""
 
 from collections.abc import Iterator
 from pathlib import Path

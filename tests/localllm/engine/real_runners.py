@@ -85,11 +85,13 @@ def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
 
         return LlamaCppRunner(model, LlamaOptions(context_tokens=tokens, max_sequences=24, gpu_layers=0, threads=1))
     from models import NativeRunner
+    from models.config import read_config
+    from models.kv_pages import bytes_of_tokens, stored_types
 
-    runner = NativeRunner(model, kv_bytes=2**20, threads=1)
-    per_token = runner.info.kv_bytes_per_token  # known once it is loaded, for it may pad heads
-    runner.close()
-    return NativeRunner(model, kv_bytes=tokens * per_token, threads=1)
+    config = read_config(model)
+    return NativeRunner(
+        model, kv_bytes=bytes_of_tokens(config, stored_types(config, ("f16", "f16")), tokens), threads=1
+    )
 
 
 Check = Callable[[Sequence[int], Sequence[int]], None]

@@ -13,7 +13,7 @@ from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
 from localllm.engine import backends
 from localllm.engine.backends import choose_backend, for_draft, open_runner, plan_native, plan_request
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import ModelMemory
+from localllm.memory import ModelMemory, native_memory
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError
 from tests.models.architecture_models import MODELS
@@ -186,6 +186,16 @@ def test_the_budget_counts_heads_as_they_are_stored(tmp_path: Path) -> None:
         ):
             assert runner.info.kv_bytes_per_token == per_token
             assert runner.info.pages_total == tokens // runner.info.page_size
+            runner.close()
+
+
+def test_a_pool_of_some_tokens_has_room_for_states_beside_them(tmp_path: Path) -> None:
+    with open_model(write(MODELS["qwen35"], tmp_path / "qwen35.gguf")) as file:
+        settings = Settings(backend="native", kv_mib=64)
+        assert 64 * 2**20 // 8 < native_memory(file, ("f16", "f16")).states(64 * 2**20) <= 64 * 2**20 // 4
+        for tokens in (512, 1024, 100_000):
+            runner = open_runner(file, settings, None, kv_tokens=tokens)[0]
+            assert tokens <= runner.info.pages_total * runner.info.page_size <= 1.5 * tokens + 16
             runner.close()
 
 

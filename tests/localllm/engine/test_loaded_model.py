@@ -77,3 +77,13 @@ def test_the_memory_plan_shows_its_sums() -> None:
         plan_memory(memory, 1024, available=4 * 2**30)
     with pytest.raises(OutOfMemoryError, match=r"KV cache\s+8,192 MiB"):
         plan_memory(replace(memory, weights=2**30), 1024, kv_bytes=2**33, available=2**32)
+
+
+def test_the_memory_plan_counts_states() -> None:
+    """A hybrid model's states are a part of the budget that holds no tokens."""
+    memory = ModelMemory(2**30, 0, 2**14, states=lambda budget: budget // 4)
+    plan = plan_memory(memory, 1024, kv_bytes=2**30, available=4 * 2**30)
+    assert plan.kv_tokens == (2**30 - 2**28) // 2**14
+    assert re.search(r"KV cache\s+1,024 MiB\n\s+states\s+256 MiB", str(plan))
+    with pytest.raises(OutOfMemoryError, match=r"KV cache\s+1,024 MiB\n\s+states\s+1,024 MiB"):
+        plan_memory(replace(memory, states=lambda _: 2**30), 1024, kv_bytes=2**30, available=4 * 2**30)

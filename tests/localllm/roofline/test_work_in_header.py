@@ -27,6 +27,11 @@ SHAPES = (
     "deepseek2",
     "deepseek2-old",
     "deepseek2-odd",
+    "qwen35",
+    "qwen35-odd",
+    "qwen35moe",
+    "qwen3next",
+    "qwen3next-fused",
 )
 
 

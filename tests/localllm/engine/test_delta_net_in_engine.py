@@ -1,0 +1,109 @@
+"""Chats of a model with gated delta networks: what an edit, a fork, a restart and rejected drafts compute again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gguf_io import open_model
+from localllm.engine.disk_cache import DiskCache
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.stream import Completion
+from models import NativeRunner
+from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
+from tests.models.test_convolution_states import Counting
+
+PAGE = 16
+SYSTEM = [(at * 13) % 290 + 3 for at in range(150)]
+QUESTION = [(at * 7) % 290 + 3 for at in range(90)]
+OTHER = [(at * 11) % 290 + 3 for at in range(40)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(MODELS["qwen35"], tmp_path_factory.mktemp("models") / "qwen35.gguf")
+
+
+def opened(path: Path) -> Counting:
+    with open_model(path) as file:
+        runner = Counting(file, kv_bytes=64 << 20)
+    runner.passes = []
+    return runner
+
+
+@pytest.fixture
+def runner(path: Path) -> Iterator[Counting]:
+    runner = opened(path)
+    yield runner
+    runner.close()
+
+
+def answer(engine: Engine, tokens: list[int], most: int = 30) -> Completion:
+    request = GenerationRequest(tuple(tokens), sampling=SamplingParams(temperature=0), max_tokens=most)
+    stream = engine.submit(request)
+    while engine.step():
+        engine.check_integrity()
+    return stream.collect()
+
+
+def greedy(runner: NativeRunner, prompt: list[int], given: list[int]) -> bool:
+    """Whether an answer has the best tokens, computed anew in one pass."""
+    tokens = [*prompt, *given[:-1]]
+    sequence = runner.create_sequence()
+    logits = runner.run(tokens, range(len(tokens)), [sequence] * len(tokens), range(len(prompt) - 1, len(tokens)))
+    runner.free_sequence(sequence)
+    return bool((logits.argmax(axis=1) == given).all())
+
+
+def test_an_edited_chat_computes_a_page_more_at_most(path: Path, runner: Counting) -> None:
+    engine, fresh = Engine(runner, FakeVocabulary()), opened(path)
+    first = answer(engine, SYSTEM + QUESTION)
+    history = [*SYSTEM, *QUESTION, *first.token_ids]
+    turns = {
+        "next turn": (history + OTHER, len(history) - 1),
+        "its last message edited": (history + OTHER[:3] + QUESTION, len(history) + 3),
+        "the first message edited": (SYSTEM + OTHER, len(SYSTEM)),
+        "another answer": (SYSTEM + QUESTION + OTHER, len(SYSTEM + QUESTION)),
+    }
+    for name, (prompt, known) in turns.items():
+        runner.passes.clear()
+        found = answer(engine, prompt, most=2)
+        decoded = len(found.token_ids) - 1
+        assert sum(runner.passes) <= len(prompt) - known + decoded + PAGE, name
+        assert greedy(fresh, prompt, list(found.token_ids)), name
+    engine.close()
+    fresh.close()
+
+
+def test_a_chat_goes_on_after_a_restart(path: Path, tmp_path: Path) -> None:
+    prompt = SYSTEM * 2 + QUESTION
+    runner = opened(path)
+    layout = runner.info.kv_layout
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, layout, 2**28))
+    first = answer(engine, prompt)
+    engine.close()
+    runner.close()
+    again = opened(path)
+    engine = Engine(again, FakeVocabulary(), disk=DiskCache(tmp_path, layout, 2**28))
+    longer = [*prompt, *first.token_ids, *OTHER]
+    found = answer(engine, longer, most=2)
+    assert found.last.counts.cached_disk >= len(prompt)
+    assert sum(again.passes) <= len(longer) - found.last.counts.cached_disk + len(found.token_ids) - 1 + PAGE
+    assert greedy(again, longer, list(found.token_ids))
+    engine.close()
+    again.close()
+
+
+def test_rejected_drafts_are_not_computed_again(path: Path, runner: Counting) -> None:
+    """Prompt lookup drafts from what repeats; every row that is computed is one that was planned."""
+    engine, fresh = Engine(runner, FakeVocabulary()), opened(path)
+    prompt = QUESTION[:40] * 6
+    found = answer(engine, prompt, most=80)
+    assert greedy(fresh, prompt, list(found.token_ids))
+    planned = len(prompt) + len(found.token_ids) - 1 + found.last.counts.drafted - found.last.counts.accepted
+    assert sum(runner.passes) <= planned
+    engine.close()
+    fresh.close()
