@@ -45,7 +45,7 @@ class CallConstraints:
         with self._lock:
             parts = self._compiled.pop(key, None)
         if parts is None:
-            parts = [self._part(form, tools) for form in formats]
+            parts = [self.held(form, tools) for form in formats]
         with self._lock:
             self._compiled[key] = parts
             while len(self._compiled) > KEPT:
@@ -60,7 +60,8 @@ class CallConstraints:
         before = form.openings[0] if reasoning and not form.starts else ""
         return self._compile(form, tools, "", before, reasoning)[0]
 
-    def _part(self, form: CallFormat, tools: Mapping[str, Schema]) -> "HeldPart":
+    def held(self, form: CallFormat, tools: Mapping[str, Schema]) -> "HeldPart":
+        """How one format's sections are held, from after their opening. Raises RequestError."""
         from localllm.engine.constraint import HeldPart
 
         return HeldPart(*self._compile(form, tools, NO_FORCING))
