@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# What the model would write by itself keeps the tokens that it has for it, whatever the tokenizer's cut is.
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
 KEPT = 16  # sets of tools whose constraints stay compiled
 
 
@@ -43,7 +45,7 @@ class CallConstraints:
         with self._lock:
             parts = self._compiled.pop(key, None)
         if parts is None:
-            parts = [self._part(form, tools) for form in formats]
+            parts = [self.held(form, tools) for form in formats]
         with self._lock:
             self._compiled[key] = parts
             while len(self._compiled) > KEPT:
@@ -56,31 +58,37 @@ class CallConstraints:
     def required(self, form: CallFormat, tools: Mapping[str, Schema], reasoning: Marker | None) -> "Constraint":
         """A constraint of an answer that is a section of calls; after reasoning, with the section's opening."""
         before = form.openings[0] if reasoning and not form.starts else ""
-        return self._compile(form, tools, before, reasoning)[0]
+        return self._compile(form, tools, "", before, reasoning)[0]
 
-    def _part(self, form: CallFormat, tools: Mapping[str, Schema]) -> "HeldPart":
+    def held(self, form: CallFormat, tools: Mapping[str, Schema]) -> "HeldPart":
+        """How one format's sections are held, from after their opening. Raises RequestError."""
         from localllm.engine.constraint import HeldPart
 
-        return HeldPart(*self._compile(form, tools))
+        return HeldPart(*self._compile(form, tools, NO_FORCING))
 
     def _compile(
-        self, form: CallFormat, tools: Mapping[str, Schema], before: str = "", after: Marker | None = None
+        self,
+        form: CallFormat,
+        tools: Mapping[str, Schema],
+        options: str,
+        before: str = "",
+        after: Marker | None = None,
     ) -> "tuple[Constraint, bool]":
         try:
-            return self._compiled_once(form, tools, before, after)
+            return self._compiled_once(form, tools, options, before, after)
         except RequestError as error:
             log.warning("arguments of tool calls are held to be objects, and to no schema: %s", error)
-            return self._compiled_once(form, {name: {"type": "object"} for name in tools}, before, after)
+            return self._compiled_once(form, {name: {"type": "object"} for name in tools}, options, before, after)
 
     def _compiled_once(
-        self, form: CallFormat, tools: Mapping[str, Schema], before: str, after: Marker | None
+        self, form: CallFormat, tools: Mapping[str, Schema], options: str, before: str, after: Marker | None
     ) -> "tuple[Constraint, bool]":
         from localllm.engine.constraint import ConstraintKind
         from localllm.engine.constraint.compile import embedded
 
         vocabulary = self._loaded.constraint_vocabulary()
         grammar = CallGrammar(form, tools, vocabulary.pieces, embedded, vocabulary.ends)
-        source = grammar.section(before)
+        source = options + grammar.section(before)
         return self._loaded.constraint(ConstraintKind.LARK, source, after), grammar.ends_answer
 
 

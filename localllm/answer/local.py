@@ -91,7 +91,9 @@ class LocalModel:
         tools = parameters_of(request.chosen_tools or request.tools)
 
         def calls_splitter() -> Splitter:
-            in_call = request.tool_choice is not None and not reasoning and not self.call_formats[0].starts
+            in_call = request.tool_choice is not None and (
+                not reasoning or (self.call_formats[0].starts and prompt.starts_in_reasoning)
+            )
             return answer_splitter(
                 self.template.reasoning_markers,
                 self.call_formats if tools else (),

@@ -63,21 +63,23 @@ class AnswerSplitter:
         starts_in_call: bool = False,
     ) -> None:
         """reasoning: ChatTemplate's markers. formats: how calls are written; of no use without tools, the schemas of
-        arguments by name. starts_in_call: the prompt ends with the first format's opening.
+        arguments by name. starts_in_call: the answer is a call in the first format, whose opening is the
+        prompt's end if the answer does not reason first.
         """
         self._reasoning = list(reasoning)
         self._tools = tools or {}
         forms = formats if self._tools else ()
         self._openings = [(opening, form) for form in forms for opening in form.openings]
         self._section: Marker | None = reasoning[0] if starts_in_reasoning and reasoning else None
-        self._begun = starts_in_call  # whether reasoning can no longer come
+        self._begun = False  # whether reasoning can no longer come
         self._said = False  # whether there was content or a call
         self._held = ""
         self._trims = False  # whether white space that comes next is left out
         self._blank = ""  # white space after content, until it is known what comes
         self.call: CallSection | None = None
-        if starts_in_call:
-            self.call = CallSection(forms[0], self._tools, forms[0].openings[0], from_prompt=True)
+        self._forced = forms[0] if starts_in_call else None  # the format of a call that is all of the answer
+        if self._section is None:
+            self._open_forced()
 
     def push(self, text: str) -> list[AnswerPart]:
         """Add text; return the parts that are certain now, in order."""
@@ -101,6 +103,12 @@ class AnswerSplitter:
     def fork(self) -> Self:
         """A copy in the same state; not within a call."""
         return copy.copy(self)
+
+    def _open_forced(self) -> None:
+        if self._forced is not None:
+            opening = "" if self._forced.starts else self._forced.openings[0]
+            self.call = CallSection(self._forced, self._tools, opening, from_prompt=True)
+            self._forced, self._said, self._begun = None, True, True
 
     def _trimmed(self, text: str) -> str:
         """The text, without white space at its beginning after a marker."""
@@ -127,6 +135,8 @@ class AnswerSplitter:
         self._trims = True
         self._held = self._held[len(closing) :]
         self._section = None
+        if self._forced is not None and self._forced.starts:
+            self._open_forced()
         return True
 
     def _read_call(self, call: CallSection, parts: list[AnswerPart]) -> bool:

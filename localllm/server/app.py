@@ -16,6 +16,7 @@ from localllm.server import operation
 from localllm.server.anthropic import messages
 from localllm.server.errors import ErrorBody, message_of, status_of
 from localllm.server.json_body import ProtocolRoute, what_is_wrong
+from localllm.server.llama_cpp import completion as llama_cpp_completion
 from localllm.server.llama_cpp import routes as llama_cpp
 from localllm.server.metrics import Counting, Metrics
 from localllm.server.ollama import generate, library
@@ -41,6 +42,7 @@ _PROTOCOLS = (
     responses,
     messages,
     llama_cpp,
+    llama_cpp_completion,
 )
 
 

@@ -38,6 +38,7 @@ _BOUNDS = (
 
 
 @router.get("/health")
+@router.get("/v1/health")
 async def health(service: ServiceDep) -> dict[str, Any]:
     """Liveness (status) and readiness (ready: a token has been computed, or the remote server answers)."""
     return await service.models.health()

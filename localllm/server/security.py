@@ -22,7 +22,7 @@ from localllm.server.limits import BODY_SECONDS, DISCARD_SECONDS, DISCARDED_BYTE
 from localllm.server.options import ServerOptions
 
 # Routes that need no API key.
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/v1/health"})
 # Names that are not in the public DNS: RFC 6761, RFC 6762, and ICANN's for private use (host.docker.internal).
 LOCAL_NAMES = (".localhost", ".local", ".internal")
 # Programs of this machine: pages of its own servers, desktop programs, editors and browser extensions.

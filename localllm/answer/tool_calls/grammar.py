@@ -139,7 +139,7 @@ class CallGrammar:
         line = '"\\n"?'
         if not text:
             return f"{opening} {line} {self._json(schema)} {line} {self._literal(closing)} blank?"
-        body = self._raw(schema, closing)
+        body = self._raw(schema, closing, line)
         if nullable:
             body = f'({body} | "null" {line} {self._literal(closing)})'
         return f"{opening} {line} {body} blank?"
@@ -164,13 +164,12 @@ class CallGrammar:
         kind = resolved(schema, self._root).get("type", "object")
         return {"integer": "number"}.get(kind, kind) if isinstance(kind, str) else "object"
 
-    def _raw(self, schema: Any, closing: str) -> str:
-        """A text as it is, and what closes it."""
+    def _raw(self, schema: Any, closing: str, line: str = "") -> str:
+        """A text as it is, and what closes it. line: what may be between them and is no part of the text."""
         schema = resolved(schema, self._root)
         for choice in [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]:
             if is_text(choice, self._root)[0]:
-                return self._raw(choice, closing)
-        line = '"\\n"?'
+                return self._raw(choice, closing, line)
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if values:
             texts = " | ".join(json.dumps(value) for value in values if isinstance(value, str))

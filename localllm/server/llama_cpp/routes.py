@@ -1,24 +1,22 @@
-"""Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /infill and /rerank."""
+"""Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /props, /slots and /rerank."""
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import Field
 
 from gguf_io.interruption import checkpoint
-from localllm.answer.event import Answer, AnswerEvent
-from localllm.answer.request import UNLIMITED, AnswerRequest
-from localllm.engine.request import FinishReason
-from localllm.errors import LocalLLMError
-from localllm.server.answering import answer
+from localllm.answer.request import AnswerRequest
+from localllm.engine.request import SamplingParams
 from localllm.server.bodies import (
     Body,
     Extensions,
     Messages,
     Object,
-    Sampled,
     Tokens,
     Tools,
     keep_alive_s,
@@ -26,32 +24,19 @@ from localllm.server.bodies import (
 )
 from localllm.server.contents import openai_message
 from localllm.server.embeddings import rank_all
-from localllm.server.errors import ApiError, kind_of, known, message_of, status_of
-from localllm.server.json_body import ProtocolRoute
+from localllm.server.errors import ApiError, known
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
-from localllm.server.service import Run, Service, ServiceDep
+from localllm.server.llama_cpp.wire import LlamaCppRoute, model_or_only
+from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import connected, interruptible
-from localllm.server.wire import SSE, SSE_COMMENT, sse, usage
-
-_KINDS = {401: "authentication_error", 404: "not_found_error", 501: "not_supported_error", 503: "unavailable_error"}
-
-
-class LlamaCppRoute(ProtocolRoute):
-    """A route of llama.cpp's server."""
-
-    @staticmethod
-    def error_body(status: int, message: str, _code: str | None = None) -> Object:
-        """An error, as a response or within a stream."""
-        return {"error": {"code": status, "message": message, "type": kind_of(status, _KINDS)}}
-
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
 
 class ModelBody(Body):
-    """A request about a model."""
+    """A request about a model; the only one if it names none."""
 
-    model: str
+    model: str = ""
 
 
 class TokenizeBody(ModelBody):
@@ -74,14 +59,7 @@ class TemplateBody(ModelBody):
 
     messages: Messages
     tools: Tools | None = None
-
-
-class InfillBody(Sampled):
-    """/infill."""
-
-    input_prefix: str = ""
-    input_suffix: str = ""
-    n_predict: Annotated[int, Field(ge=-1, le=MAX_INT)] = -1
+    add_generation_prompt: bool = True
 
 
 class Document(Body):
@@ -118,36 +96,37 @@ async def apply_template(body: TemplateBody, http: Request, service: ServiceDep)
     return await connected(http, _apply_template(body, service))
 
 
-@router.post("/infill")
-async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Response:
-    """Fill in the text between a prefix and a suffix."""
-    request = AnswerRequest(
-        prompt=body.input_prefix,
-        suffix=body.input_suffix,
-        max_tokens=UNLIMITED if body.n_predict < 0 else body.n_predict,
-        **body.request_fields(body.stop),
-    )
-    return await answer(
-        http,
-        service,
-        body,
-        [request],
-        _InfillWriter(),
-        stream=bool(body.stream),
-        progress=body.progress,
-        keep_alive_s=keep_alive_s(body.keep_alive),
-    )
+@router.get("/props")
+async def props(http: Request, service: ServiceDep, model: str = "") -> Object:
+    """A model's properties: template, context, defaults. Loads it if it is not in memory."""
+    return await connected(http, _props(await model_or_only(model, service), service))
+
+
+@router.get("/slots")
+async def slots(service: ServiceDep) -> list[Object]:
+    """The places for answers of the models in memory, and how many are taken."""
+    stats = service.models.engine_stats()
+    found: list[Object] = []
+    for resident in await service.models.resident():
+        name = resident.about.name
+        running = stats[name].running if name in stats else 0
+        for index in range(max(running, 1)):
+            about = {"id": index, "model": name, "n_ctx": resident.context, "is_processing": index < running}
+            found.append({**about, "id": len(found)})
+    return found
 
 
 @router.post("/v1/rerank")
+@router.post("/v1/reranking")
 @router.post("/rerank")
+@router.post("/reranking")
 async def rerank(body: RerankBody, http: Request, service: ServiceDep) -> Object:
     """Rank documents for a query, best first, in Jina's and Cohere's format."""
     return await connected(http, _rerank(body, service))
 
 
 async def _tokenize(body: TokenizeBody, service: Service) -> Object:
-    async with service.lease(body.model) as lease:
+    async with service.lease(await model_or_only(body.model, service)) as lease:
         tokenizer = lease.model.tokenizer
 
         def work() -> Object:
@@ -164,20 +143,46 @@ async def _tokenize(body: TokenizeBody, service: Service) -> Object:
 
 
 async def _detokenize(body: DetokenizeBody, service: Service) -> Object:
-    async with service.lease(body.model) as lease:
+    async with service.lease(await model_or_only(body.model, service)) as lease:
         return {"content": await to_thread.run_sync(lease.model.tokenizer.decode, body.tokens)}
 
 
 async def _apply_template(body: TemplateBody, service: Service) -> Object:
-    request = AnswerRequest(
-        messages=[openai_message(message) for message in body.messages], tools=offered_tools(body.tools)
-    )
-    async with service.lease(body.model) as lease:
+    messages, tools = [openai_message(message) for message in body.messages], offered_tools(body.tools)
+    request = AnswerRequest(messages=messages, tools=tools)
+    async with service.lease(await model_or_only(body.model, service)) as lease:
+        if not body.add_generation_prompt:
+            render = partial(lease.model.template.render, messages, tools=tools or None, add_generation_prompt=False)
+            return {"prompt": await to_thread.run_sync(render)}
         prompt = await to_thread.run_sync(lease.model.prepare, request)
         return {"prompt": known(prompt.text, "the text of a prompt")}
 
 
+async def _props(name: str, service: Service) -> Object:
+    async with service.lease(name) as lease:
+        model, resident = lease.model, await service.models.resident()
+        context = next((one.context for one in resident if one.about.name == model.name), 0)
+        capabilities = await to_thread.run_sync(service.models.capabilities, await service.find(name))
+        tokenizer = model.tokenizer
+
+        def text_of(token: int | None) -> str:
+            return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+        return {
+            "default_generation_settings": {"n_ctx": context, "params": asdict(SamplingParams()) | {"logit_bias": []}},
+            "total_slots": model.most_choices,
+            "model_alias": name,
+            "modalities": {"vision": "vision" in capabilities, "audio": False},
+            "chat_template": model.template.source,
+            "bos_token": text_of(tokenizer.bos_id),
+            "eos_token": text_of(min(tokenizer.eog_ids, default=None)),
+            "build_info": f"localllm {version('localllm')}",
+            "is_sleeping": False,
+        }
+
+
 async def _rerank(body: RerankBody, service: Service) -> Object:
+    body.model = await model_or_only(body.model, service)
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     entry = await service.find(body.model)
     if not await to_thread.run_sync(service.models.ranks, entry):  # before anything is loaded
@@ -202,41 +207,6 @@ async def _rerank(body: RerankBody, service: Service) -> Object:
         ],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-
-
-class _InfillWriter:
-    """See answering.Writer."""
-
-    media_type = SSE
-
-    def begin(self, _run: Run) -> Sequence[bytes]:
-        return ()
-
-    def progress(self, progress: Object) -> bytes:
-        return sse({"content": "", "stop": False, "progress": progress})
-
-    def alive(self) -> bytes:
-        return SSE_COMMENT
-
-    def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
-        if event.content:
-            yield sse({"content": event.content, "stop": False})
-
-    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
-        yield sse({**self.whole(run, answers), "content": ""})
-
-    def error(self, error: LocalLLMError) -> bytes:
-        return sse(LlamaCppRoute.error_body(status_of(error), message_of(error)))
-
-    def whole(self, _run: Run, answers: Sequence[Answer]) -> Any:
-        answer = answers[0]
-        return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer.last])}
-
-
-def _ended(last: AnswerEvent) -> dict[str, str]:
-    if last.stop_string:
-        return {"stop_type": "word", "stopping_word": last.stop_string}
-    return {"stop_type": "limit" if last.finish_reason is FinishReason.LENGTH else "eos", "stopping_word": ""}
 
 
 def _piece(data: bytes) -> str | list[int]:

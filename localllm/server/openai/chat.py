@@ -31,6 +31,7 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
 
 @router.post("/v1/chat/completions")
+@router.post("/chat/completions")
 async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
     request = await to_thread.run_sync(chat_request, body)

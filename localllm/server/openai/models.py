@@ -20,6 +20,7 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
 
 @router.get("/v1/models")
+@router.get("/models")
 async def models(service: ServiceDep) -> Object:
     """List the models that requests may name."""
     listed = await to_thread.run_sync(service.listed)
@@ -34,6 +35,7 @@ async def model(model: str, service: ServiceDep) -> Object:
 
 
 @router.post("/v1/embeddings")
+@router.post("/embeddings")
 async def embeddings(body: EmbeddingsBody, request: Request, service: ServiceDep) -> Object:
     """Embed texts or lists of token ids."""
     return await connected(request, _embed(body, service))

@@ -29,13 +29,15 @@ SCRIPTS = {
     "plain": "<think>\nWhat is asked for?\n</think>\n\nThe answer is forty-two.",
     "0": f"I will look.\n\n{call('read', path='notes.txt')}\n{call('list_all', path='.')}",
     "1": call("run", input="print the notes, please"),
-    "2": call("box__open", lid="the left one, of wood"),
+    "2": call("box__open", path="the left one, of wood"),
     "3": "All of it has been done.",
 }
 HI = [{"role": "user", "content": "Hi"}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"path": {"type": "string"}}}
 READ = {"name": "read", "description": "Read a file.", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}
+LIST = {**READ, "name": "list_all"}
 FUNCTION = {"type": "function", "name": "read", "description": "Read.", "parameters": SCHEMA, "strict": False}
+FUNCTIONS: Any = [{**FUNCTION, "name": name} for name in ("read", "list_all", "box__open")]
 BILLING = "x-anthropic-billing-header: cc_version=1; cch={};"
 
 
@@ -82,7 +84,7 @@ def claudes(cch: str, content: Any = "Hi") -> dict[str, Any]:
             {"role": "user", "content": content},
             {"role": "system", "content": "The user has opened notes.txt."},
         ],
-        "tools": [READ, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
+        "tools": [READ, LIST, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
         "thinking": {"type": "adaptive"},
         "output_config": {"effort": "high"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -116,7 +118,8 @@ def test_a_model_that_cannot_think_answers_a_wish_to_think(server: Server) -> No
 def test_the_first_call_alone_where_parallel_ones_are_not_wanted(http: httpx.Client) -> None:
     body = claudes("a") | {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
     assert [block["type"] for block in posted(http, "/v1/messages", **body)["content"]] == ["text", "tool_use"]
-    chat = {"messages": HI, "tools": [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]}
+    functions = [{"name": name, "parameters": SCHEMA} for name in ("read", "list_all")]
+    chat = {"messages": HI, "tools": [{"type": "function", "function": function} for function in functions]}
     for parallel, calls in ((True, 2), (False, 1)):
         (choice,) = posted(http, "/v1/chat/completions", **chat, parallel_tool_calls=parallel)["choices"]
         assert len(choice["message"]["tool_calls"]) == calls and choice["finish_reason"] == "tool_calls"
@@ -240,7 +243,7 @@ def test_reasoning_as_a_summary(gpt: openai.OpenAI) -> None:
 
 
 def test_items_that_are_named_only(gpt: openai.OpenAI) -> None:
-    tools: Any = [FUNCTION]
+    tools = FUNCTIONS
     first = gpt.responses.create(model="scripted", input="Hi", tools=tools)
     calls = [item for item in first.output if item.type == "function_call"]
     results: Any = [{"type": "function_call_output", "call_id": one.call_id, "output": "x"} for one in calls]
@@ -257,8 +260,9 @@ def test_items_that_are_named_only(gpt: openai.OpenAI) -> None:
 
 
 def test_older_and_newer_forms_of_tools_in_chats(http: httpx.Client) -> None:
-    path, function = "/v1/chat/completions", {"name": "read", "parameters": SCHEMA}
-    (choice,) = posted(http, path, messages=HI, functions=[function], function_call="auto")["choices"]
+    path = "/v1/chat/completions"
+    functions = [{"name": name, "parameters": SCHEMA} for name in ("read", "list_all")]
+    (choice,) = posted(http, path, messages=HI, functions=functions, function_call="auto")["choices"]
     assert choice["finish_reason"] == "function_call" and choice["message"]["function_call"]["name"] == "read"
     result = {"role": "function", "name": "read", "content": "It is empty."}
     asked = {"role": "assistant", "content": None, "function_call": {"name": "read", "arguments": "{bad"}}

@@ -31,9 +31,9 @@ def test_a_long_answer_is_read_in_one_go(piece: str) -> None:
     text = filled(piece)
     tools = {"f": {"type": "object"}}
     splitters: list[tuple[str, Callable[[], Any]]] = [
-        ("<tool_call>", lambda: AnswerSplitter([("<think>", "</think>")], FORMATS, tools)),
+        ("<tool_call>", lambda: AnswerSplitter([("<think>", "</think>")], FORMATS[-8:], tools)),
         ('<tool_call>{"name": "f", "arguments": {', lambda: AnswerSplitter([], FORMATS[-8:], tools)),
-        ("<｜DSML｜tool_calls>", lambda: AnswerSplitter([], FORMATS, tools)),  # noqa: RUF001
+        ("<｜DSML｜tool_calls>", lambda: AnswerSplitter([], FORMATS[:6], tools)),  # noqa: RUF001
         ("to=functions.f<|message|>", lambda: HarmonySplitter(tools, False)),
     ]
     for opening, make in splitters:

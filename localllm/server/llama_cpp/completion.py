@@ -1,0 +1,272 @@
+"""llama-server's /completion and /infill: a text to continue, or a gap to fill."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from anyio import to_thread
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.request import UNLIMITED, AnswerRequest
+from localllm.engine.request import FinishReason, SamplingParams
+from localllm.errors import LocalLLMError
+from localllm.server.answering import answer
+from localllm.server.bodies import Body, Limit, Number, Object, Sampled, Tokens, keep_alive_s
+from localllm.server.errors import ApiError, message_of, status_of
+from localllm.server.limits import MAX_INT, MAX_PROMPTS, MAX_TOP_LOGPROBS
+from localllm.server.llama_cpp.wire import LlamaCppRoute, model_or_only
+from localllm.server.service import Run, ServiceDep
+from localllm.server.wire import SSE, SSE_COMMENT, logprob_entries, sse, usage
+
+router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
+
+# Sampling parameters that only this protocol names as llama.cpp does; the engine checks their values.
+_SAMPLING = (
+    *("dynatemp_range", "dynatemp_exponent", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold"),
+    *("min_keep", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+_DEFAULTS = SamplingParams()
+
+
+class Predicted(Sampled):
+    """What both routes have. n_predict: most tokens; -1 as many as fit. cache_prompt has no effect: prefixes are always
+    reused."""
+
+    n_predict: Limit = UNLIMITED
+    cache_prompt: bool = True
+    ignore_eos: bool = False
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    dynatemp_range: Number | None = None
+    dynatemp_exponent: Number | None = None
+    typical_p: Number | None = None
+    top_n_sigma: Number | None = None
+    xtc_probability: Number | None = None
+    xtc_threshold: Number | None = None
+    min_keep: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    repeat_last_n: Limit | None = None
+    dry_multiplier: Number | None = None
+    dry_base: Number | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
+    dry_penalty_last_n: Limit | None = None
+    dry_sequence_breakers: Annotated[list[str], Field(max_length=64)] | None = None
+    mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
+    mirostat_tau: Number | None = None
+    mirostat_eta: Number | None = None
+
+    def answer_fields(self) -> Object:
+        """The fields of an AnswerRequest. Raises ApiError 400."""
+        fields = self.request_fields(self.stop, self.n_probs or None)
+        own = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if breakers := own.get("dry_sequence_breakers"):
+            own["dry_sequence_breakers"] = tuple(breakers)
+        fields["sampling"] |= own
+        most = self.n_predict if self.max_tokens is None else self.max_tokens
+        return fields | {"defaults": _DEFAULTS, "max_tokens": most, "ignore_eos": self.ignore_eos}
+
+
+class CompletionBody(Predicted):
+    """/completion. prompt: text, token ids, or both mixed; several prompts in a list are answered one after the other.
+
+    grammar (GBNF) or json_schema hold the answer. return_tokens: tell the ids of the answer's tokens.
+    """
+
+    prompt: str | Tokens | Annotated[list[str | int | list[str | int]], Field(max_length=MAX_PROMPTS)] = ""
+    grammar: str | None = None
+    json_schema: Object | None = None
+    return_tokens: bool = False
+    response_fields: Literal[None] = None
+
+
+class Extra(Body):
+    """A text from elsewhere in a repository."""
+
+    filename: str = ""
+    text: str
+
+
+class InfillBody(Predicted):
+    """/infill. input_extra: texts from other files, which go before the prefix. prompt: text after the prefix."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: Annotated[list[Extra], Field(max_length=MAX_PROMPTS)] | None = None
+    prompt: str = ""
+
+
+@router.post("/completion")
+@router.post("/completions")
+async def completion(body: CompletionBody, http: Request, service: ServiceDep) -> Response:
+    """Continue one or several prompts."""
+    if body.grammar and body.json_schema is not None:
+        raise ApiError(400, "grammar and json_schema exclude each other; send one of them")
+    held: Object = {"grammar": ("gbnf", body.grammar)} if body.grammar else {"format": body.json_schema}
+    fields = body.answer_fields() | held
+    body.model = await model_or_only(body.model, service)
+    prompts = _prompts(body.prompt)
+    if any(isinstance(prompt, list) for prompt in prompts):
+        async with service.lease(body.model) as lease:
+            prompts = [await to_thread.run_sync(_encoded, prompt, lease.model.tokenizer) for prompt in prompts]
+    requests = [AnswerRequest(prompt=prompt, **fields) for prompt in prompts]
+    return await _answered(body, requests, _CompletionWriter(body, len(requests) > 1), http, service)
+
+
+@router.post("/infill")
+async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Response:
+    """Fill in the text between a prefix and a suffix."""
+    extra = "".join(f"{one.filename}\n{one.text}\n\n" for one in body.input_extra or ())
+    request = AnswerRequest(
+        prompt=f"{extra}{body.input_prefix}{body.prompt}", suffix=body.input_suffix, **body.answer_fields()
+    )
+    body.model = await model_or_only(body.model, service)
+    return await _answered(body, [request], _InfillWriter(), http, service)
+
+
+async def _answered(
+    body: Predicted, requests: Sequence[AnswerRequest], writer: "_InfillWriter", http: Request, service: ServiceDep
+) -> Response:
+    return await answer(
+        http,
+        service,
+        body,
+        requests,
+        writer,
+        stream=bool(body.stream),
+        progress=body.progress,
+        keep_alive_s=keep_alive_s(body.keep_alive),
+    )
+
+
+def _prompts(given: Any) -> list[Any]:
+    """The prompts of a body. Text mixed with ids is one prompt; a list of texts or of lists is several."""
+    if isinstance(given, str) or (given and any(isinstance(one, int) for one in given)):
+        return [given]
+    if not given:
+        raise ApiError(400, "prompt is empty")
+    return list(given)
+
+
+def _encoded(prompt: Any, tokenizer: Any) -> Any:
+    """A prompt of text and ids as ids."""
+    if isinstance(prompt, str):
+        return prompt
+    found: list[int] = []
+    for at, one in enumerate(prompt):
+        found += [one] if isinstance(one, int) else tokenizer.encode(one, add_special=at == 0, parse_special=True)
+    return found
+
+
+class _InfillWriter:
+    """See answering.Writer."""
+
+    media_type = SSE
+
+    def begin(self, _run: Run) -> Sequence[bytes]:
+        return ()
+
+    def progress(self, progress: Object) -> bytes:
+        return sse({"content": "", "stop": False, "progress": progress})
+
+    def alive(self) -> bytes:
+        return SSE_COMMENT
+
+    def event(self, _run: Run, _index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+        if event.content:
+            yield sse({"content": event.content, "stop": False})
+
+    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+        yield sse({**self.whole(run, answers), "content": ""})
+
+    def error(self, error: LocalLLMError) -> bytes:
+        return sse(LlamaCppRoute.error_body(status_of(error), message_of(error)))
+
+    def whole(self, _run: Run, answers: Sequence[Answer]) -> Any:
+        answer = answers[0]
+        return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer.last])}
+
+
+class _CompletionWriter(_InfillWriter):
+    """See answering.Writer."""
+
+    def __init__(self, body: CompletionBody, several: bool) -> None:
+        self._body = body
+        self._several = several
+
+    def event(self, _run: Run, index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+        if event.content or event.logprobs:
+            counts = event.counts
+            yield sse(
+                {
+                    "index": index,
+                    "content": event.content,
+                    "tokens": list(event.token_ids),
+                    "stop": False,
+                    "id_slot": -1,
+                    "tokens_predicted": counts.generated,
+                    "tokens_evaluated": counts.prompt,
+                    **_probabilities(event),
+                }
+            )
+
+    def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
+        for index, one in enumerate(answers):
+            yield sse({**self._one(run, index, one), "content": "", "tokens": []})
+
+    def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
+        found = [self._one(run, index, one) for index, one in enumerate(answers)]
+        return found if self._several else found[0]
+
+    def _one(self, run: Run, index: int, answer: Answer) -> Object:
+        last, counts, body = answer.last, answer.last.counts, self._body
+        settings = {
+            "n_predict": body.n_predict,
+            "seed": last.seed,
+            "stop": body.stop or [],
+            "stream": bool(body.stream),
+        }
+        return {
+            "index": index,
+            "content": answer.content,
+            "tokens": answer.token_ids if body.return_tokens else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": body.model,
+            "tokens_predicted": counts.generated,
+            "tokens_evaluated": counts.prompt,
+            "tokens_cached": counts.prompt + counts.generated,
+            "generation_settings": settings,
+            "prompt": run.prompt(index).text or "",
+            "has_new_line": "\n" in answer.content,
+            "truncated": bool(counts.dropped_tokens),
+            **_ended(last),
+            "timings": _timings(last),
+            **_probabilities(answer),
+        }
+
+
+def _probabilities(part: AnswerEvent | Answer) -> Object:
+    return {"completion_probabilities": logprob_entries(part.logprobs)} if part.logprobs else {}
+
+
+def _timings(last: AnswerEvent) -> Object:
+    """Milliseconds and tokens a second; prompt_n counts the tokens that were computed."""
+    counts, times = last.counts, last.timings
+    read, read_ms, made_ms = counts.prompt - counts.cached, times.prefill_s * 1000, times.decode_s * 1000
+    return {
+        "cache_n": counts.cached,
+        "prompt_n": read,
+        "prompt_ms": read_ms,
+        "prompt_per_token_ms": read_ms / max(read, 1),
+        "prompt_per_second": 1000 * read / read_ms if read_ms else 0.0,
+        "predicted_n": counts.generated,
+        "predicted_ms": made_ms,
+        "predicted_per_token_ms": made_ms / max(counts.generated, 1),
+        "predicted_per_second": 1000 * counts.generated / made_ms if made_ms else 0.0,
+    }
+
+
+def _ended(last: AnswerEvent) -> dict[str, str]:
+    if last.stop_string:
+        return {"stop_type": "word", "stopping_word": last.stop_string}
+    return {"stop_type": "limit" if last.finish_reason is FinishReason.LENGTH else "eos", "stopping_word": ""}

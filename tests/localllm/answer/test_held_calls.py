@@ -1,0 +1,143 @@
+"""Calls that a model opens by itself: held from their marker on, in an engine that drafts or does not."""
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from localllm.answer.call_constraints import CallConstraints
+from localllm.answer.event import AnswerPart
+from localllm.answer.splitting import AnswerSplitter
+from localllm.answer.tool_calls import CallFormat
+from localllm.answer.tool_calls.formats import FORMATS
+from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, LazyConstraint, compile_constraint
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.sampling import Sampler
+from localllm.engine.speculation import DraftLength
+from localllm.engine.stream import Completion
+from tests.fakes.byte_vocabulary import END, ByteVocabulary
+from tests.fakes.fake_runner import FakeRunner
+
+# Some tokens begin before a marker ends, and go on after it in ways that are no call.
+VOCABULARY = ByteVocabulary((b"call>x", b"call>\n", b"_call>[", b'{"name', b"<tool"))
+CONSTRAINTS = ConstraintVocabulary(VOCABULARY)
+LOADED: Any = SimpleNamespace(
+    constraint_vocabulary=lambda: CONSTRAINTS,
+    constraint=lambda kind, source, after: compile_constraint(ConstraintKind(kind), source, CONSTRAINTS, after),
+)
+TOOLS = {
+    "look": {
+        "type": "object",
+        "properties": {"at": {"enum": ["sun", "moon"]}, "times": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["at"],
+    }
+}
+PROMPT = tuple(VOCABULARY.encode("Look! "))
+MARKER = b"Yes.<tool_call>"
+
+
+def form(opening: str, contains: str) -> CallFormat:
+    return next(row for row in FORMATS if row.openings[0] == opening and contains in str(row.call))
+
+
+FORMS = [form("<tool_call>", '"arguments"'), form("<tool_call>", "<function=")]
+
+
+def opens_a_call(history: list[int], logits: NDArray[np.float32]) -> None:
+    """Make a model write the marker, and then as it likes, with a liking for ends."""
+    written = b"".join(VOCABULARY.tokens[token] for token in history[len(PROMPT) :])
+    if len(written) < len(MARKER) and MARKER.startswith(written):
+        likely = [
+            token
+            for token, data in enumerate(VOCABULARY.tokens)
+            if data and (MARKER.startswith(written + data) or (written + data).startswith(MARKER))
+        ]
+        logits[likely] += 50
+    else:
+        logits[[byte + 1 for byte in b'"}<']] += 3
+
+
+def constraint(one: CallFormat) -> LazyConstraint:
+    return CallConstraints(LOADED).lazy([one], TOOLS, lambda: AnswerSplitter([], [one], TOOLS))
+
+
+def requests(one: CallFormat) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            PROMPT, SamplingParams(seed=seed, temperature=1.5), max_tokens=150, constraint=constraint(one)
+        )
+        for seed in range(12)
+    ]
+
+
+def answers(wanted: Sequence[GenerationRequest]) -> list[Completion]:
+    runner = FakeRunner(pages=2000, vocab_size=VOCABULARY.vocab_size, bias=opens_a_call)
+    engine = Engine(runner, VOCABULARY)
+    streams = [engine.submit(request) for request in wanted]
+    while engine.step():
+        engine.check_integrity()
+    return [stream.collect() for stream in streams]
+
+
+def parts_of(one: CallFormat, text: str) -> list[AnswerPart]:
+    splitter = AnswerSplitter([], [one], TOOLS)
+    return [*splitter.push(text), *splitter.flush()]
+
+
+@pytest.mark.parametrize("one", FORMS, ids=["json", "tags"])
+def test_calls_are_held_from_their_marker_on(one: CallFormat) -> None:
+    found = [parts_of(one, done.text) for done in answers(requests(one))]
+    calls = [call for parts in found for part in parts for call in part.tool_calls]
+    assert len(calls) >= len(found) - 2, "all but those that are cut off"
+    assert all(call.name == "look" and call.arguments["at"] in ("sun", "moon") for call in calls)
+    assert all(call.arguments.keys() <= {"at", "times"} for call in calls)
+    assert any(parts[-1].text.strip() and not parts[-1].tool_calls for parts in found), "text after calls is free"
+
+
+@pytest.mark.parametrize("one", FORMS, ids=["json", "tags"])
+def test_drafts_change_nothing(one: CallFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftLength, "choose", lambda *_: 0)
+    plain = [done.token_ids for done in answers(requests(one))]
+    monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, 6), 0))
+    drafted = answers(requests(one))
+    assert [done.token_ids for done in drafted] == plain
+    assert sum(done.last.counts.accepted for done in drafted) > 0
+    alone = [answers([request])[0].token_ids for request in requests(one)[:4]]
+    assert alone == plain[:4], "and so does a batch"
+
+
+def test_no_mask_is_made_outside_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[bool] = []
+    sample = Sampler.sample
+
+    def count(sampler: Sampler, logits: Any, allowed: Any = None, banned: Any = None) -> Any:
+        masks.append(allowed is not None)
+        return sample(sampler, logits, allowed, banned)
+
+    monkeypatch.setattr(Sampler, "sample", count)
+    (done,) = answers(requests(FORMS[0])[:1])
+    assert b"".join(VOCABULARY.tokens[token] for token in done.token_ids).startswith(MARKER)
+    assert not any(masks[: len(VOCABULARY.encode("Yes."))]) and any(masks)
+
+
+def test_a_valid_call_keeps_its_tokens() -> None:
+    """A call that needs no holding is written as the model writes it, token by token."""
+    text = '<tool_call>\n{"name": "look", "arguments": {"at": "sun", "times": 3}}\n</tool_call> Done.'
+    tokens = [*(byte + 1 for byte in text.encode()), END]
+
+    def writes(history: list[int], logits: NDArray[np.float32]) -> None:
+        logits[tokens[min(len(history) - len(PROMPT), len(tokens) - 1)]] += 1000
+
+    engine = Engine(FakeRunner(pages=200, vocab_size=VOCABULARY.vocab_size, bias=writes), VOCABULARY)
+    stream = engine.submit(GenerationRequest(PROMPT, SamplingParams(temperature=0), constraint=constraint(FORMS[0])))
+    while engine.step():
+        pass
+    done = stream.collect()
+    assert done.token_ids == tuple(tokens)
+    (call,) = [call for part in parts_of(FORMS[0], done.text) for call in part.tool_calls]
+    assert json.dumps(call.arguments) == '{"at": "sun", "times": 3}'
