@@ -15,6 +15,7 @@ cache of any size would have to compute. llama-server gets the same requests.
 
 import argparse
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -176,6 +177,7 @@ def ask(server: Server, body: Body) -> tuple[int, int, bool]:
     """A prompt's tokens, those that were computed, and whether it was refused."""
     response = httpx.post(f"{server.url}/v1/messages", json={**body, "model": server.model}, timeout=3600)
     if response.status_code != httpx.codes.OK:
+        sys.stderr.write(f"{server.name} refuses: {response.text[:500]}\n")
         return 0, 0, True
     usage = response.json()["usage"]
     known = usage.get("cache_read_input_tokens", 0)
