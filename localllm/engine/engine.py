@@ -88,6 +88,9 @@ class Engine:
         self._clock = clock
         self.runner = runner
         self.context = min(context_limit or info.max_context, info.max_context)
+        self.most_tokens = min(
+            self.context, max(info.pages_total - 1, 1) * info.page_size
+        )  # a page is left for copying
         self._vocabulary = vocabulary
         self._adapters = adapters
         self._draft_model = draft_model
@@ -116,12 +119,6 @@ class Engine:
     def start(self) -> None:
         """Begin to serve."""
         self._thread.start()
-
-    @property
-    def most_tokens(self) -> int:
-        """The longest sequence that context and memory allow."""
-        info = self.runner.info
-        return min(self.context, max(info.pages_total - 1, 1) * info.page_size)  # a page is left for copying
 
     def submit(self, request: GenerationRequest) -> GenerationStream:
         """Queue a request and return its events at once.
