@@ -1,21 +1,29 @@
 """Sessions of coding agents replayed: how many tokens are computed, beside those that are new, and what llama.cpp does.
 
     agents.py MODEL.gguf [--turns 40] [--system 2500] [--tools 24] [--compact 9000] [--kv-mib 160] [--threads 2]
-        [--llama-server PROGRAM] [--seed 0]
+        [--llama-server PROGRAM | --peer PYTHON] [--seed 0]
 
 A session has the shape of the real ones, in words of its own: a system text of several blocks, the first of which
 changes with every request and says nothing; tools with schemas; turns with one call or several at once and their
 results; sub-agents with a system text of their own, two at a time; a compaction whenever the conversation has more than
-so many tokens, which starts again from a summary; other chats in between, which fill the cache; and a restart of the
-server in the middle. Requests go to /v1/messages, one token is generated for each.
+so many tokens, which starts again from a summary; other chats in between, which fill the cache; a restart of the server
+in the middle; and a second session of the same program in the last quarter. Requests go to /v1/messages, one token is
+generated for each.
 
 New are the tokens behind the longest beginning that any earlier prompt had, without the block that says nothing: what a
-cache of any size would have to compute. llama-server gets the same requests.
+cache of any size would have to compute. The peer gets the same: llama-server, or llama-cpp-python's server by the
+interpreter that --peer names, to whose /v1/chat/completions the same conversation goes, with the block that changes,
+and whose log says how many tokens it computes.
 """
 
 import argparse
+import json
+import os
 import random
+import re
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +35,7 @@ from typing import Any
 import httpx
 
 from benchmarks.engine_tools import table
-from benchmarks.servers import Server, llama_server, localllm
+from benchmarks.servers import Server, llama_cpp, llama_server, localllm
 from gguf_io import load_chat_template, load_tokenizer, open_model
 from localllm.answer.rendering import RenderedChat
 from localllm.engine.prefix_cache import common_prefix
@@ -36,6 +44,7 @@ from localllm.server.anthropic.requests import BILLING, CountBody, conversation
 NOUNS = ("file", "test", "module", "function", "branch", "error", "value", "report", "line", "build", "field", "folder")
 VERBS = ("read", "check", "change", "explain", "move", "keep", "compare", "split", "join", "name", "count", "open")
 CONTEXT = 32768
+ONE_BY_ONE = threading.Lock()
 Body = dict[str, Any]
 
 
@@ -75,6 +84,7 @@ class Agent:
     words: Words
     system: str
     tools: list[Body]
+    version: int = 0
     messages: list[Body] = field(default_factory=list)
 
     def ask(self, text: str) -> None:
@@ -100,7 +110,7 @@ class Agent:
         self.messages = [{"role": "user", "content": f"What was done so far: {self.words.text(150)}"}]
 
     def body(self) -> Body:
-        header = f"{BILLING} version={self.words.number(1, 10**9)}; {self.words.text(self.words.number(1, 6))}"
+        header = f"{BILLING} version=1.{self.version:03x}; cch={self.words.number(0, 16**5):05x};"
         blocks = [
             {"type": "text", "text": text} for text in (header, "You are an agent that works on code.", self.system)
         ]
@@ -111,14 +121,14 @@ def session(arguments: argparse.Namespace, length: Callable[[Body], int]) -> Ite
     """The steps of a session. length: tokens of a body's prompt."""
     words = Words(arguments.seed)
     tools = [words.tool(f"tool_{at}") for at in range(arguments.tools)]
-    agent = Agent(words, words.text(arguments.system), tools)
+    agent = Agent(words, words.text(arguments.system), tools, words.number(0, 4095))
     helper = words.text(arguments.system // 3)
     agent.ask(words.text(30))
     for turn in range(1, arguments.turns + 1):
         yield Step("turn", [agent.body()])
         agent.work(words.number(2, 3) if turn % 4 == 0 else 1)
         if turn % 8 == 0:
-            helpers = [Agent(words, helper, tools[: len(tools) // 2]) for _ in range(2)]
+            helpers = [Agent(words, helper, tools[: len(tools) // 2], agent.version) for _ in range(2)]
             for one in helpers:
                 one.ask(words.text(60))
             for _ in range(3):
@@ -135,6 +145,9 @@ def session(arguments: argparse.Namespace, length: Callable[[Body], int]) -> Ite
             agent.compact()
         if turn == arguments.turns // 2:
             yield Step("restart")
+        if turn == arguments.turns * 3 // 4:
+            agent = Agent(words, agent.system, tools, words.number(0, 4095))
+            agent.ask(words.text(30))
 
 
 class Prompts:
@@ -174,12 +187,40 @@ class Tally:
 
 def ask(server: Server, body: Body) -> tuple[int, int, bool]:
     """A prompt's tokens, those that were computed, and whether it was refused."""
+    if server.name == "llama-cpp-python":
+        return ask_in_chat(server, body)
     response = httpx.post(f"{server.url}/v1/messages", json={**body, "model": server.model}, timeout=3600)
     if response.status_code != httpx.codes.OK:
+        sys.stderr.write(f"{server.name} refuses: {response.text[:500]}\n")
         return 0, 0, True
     usage = response.json()["usage"]
     known = usage.get("cache_read_input_tokens", 0)
     return usage["input_tokens"] + known, usage["input_tokens"], False
+
+
+def ask_in_chat(server: Server, body: Body) -> tuple[int, int, bool]:
+    """The same for llama-cpp-python's server, which answers one request after the other."""
+    # A blank before the block that changes keeps it in the text, as for any server that does not know it.
+    shown = {**body, "system": [{**block, "text": f" {block['text']}"} for block in body.get("system", ())]}
+    asked = conversation(CountBody(model="m", **{key: value for key, value in shown.items() if key != "max_tokens"}))
+    for message in asked["messages"]:
+        for called in message.get("tool_calls", ()):
+            called["function"]["arguments"] = json.dumps(called["function"]["arguments"])
+    request = {"model": server.model, "max_tokens": 1, "messages": asked["messages"], "tools": asked["tools"] or None}
+    with ONE_BY_ONE:
+        before = os.fstat(server.log.fileno()).st_size
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=request, timeout=3600)
+        if response.status_code != httpx.codes.OK:
+            sys.stderr.write(f"{server.name} refuses: {response.text[:500]}\n")
+            return 0, 0, True
+        prompt = response.json()["usage"]["prompt_tokens"]
+        told = re.findall(rb"prefix-match hit, remaining (\d+) prompt tokens", _log(server, before))
+    return prompt, int(told[-1]) if told else prompt, False
+
+
+def _log(server: Server, start: int) -> bytes:
+    """What a server has logged from a place on; its own position in the file stays as it is."""
+    return os.pread(server.log.fileno(), os.fstat(server.log.fileno()).st_size - start, start)
 
 
 def replay(
@@ -240,6 +281,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--llama-server", metavar="PROGRAM")
+    parser.add_argument("--peer", metavar="PYTHON")
     arguments = parser.parse_args()
     prompts = Prompts(arguments.model)
     steps = list(session(arguments, lambda body: len(prompts.tokens(body))))
@@ -253,14 +295,14 @@ def main() -> None:
                 lambda: localllm(arguments.model, arguments.threads, arguments.kv_mib, home=Path(home)),
             ),
         )
-    if arguments.llama_server:
+    threads, program, python = arguments.threads, arguments.llama_server, arguments.peer
+    if program:
+        report("llama-server", replay(steps, new, lambda: llama_server(program, arguments.model, threads, CONTEXT, 2)))
+    elif python:
+        talks = ("--verbose", "true")
         report(
-            "llama-server",
-            replay(
-                steps,
-                new,
-                lambda: llama_server(arguments.llama_server, arguments.model, arguments.threads, CONTEXT, slots=2),
-            ),
+            "llama-cpp-python",
+            replay(steps, new, lambda: llama_cpp(python, arguments.model, threads, CONTEXT, talks)),
         )
 
 

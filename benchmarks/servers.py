@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -21,12 +22,13 @@ STOP_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that listens, and its process. model: the name to ask it for."""
+    """A server that listens, its process and what it logs. model: the name to ask it for."""
 
     name: str
     url: str
     model: str
     process: subprocess.Popen[bytes]
+    log: IO[bytes]
 
 
 @contextlib.contextmanager
@@ -70,12 +72,14 @@ def llama_server(program: str, model: Path, threads: int, context: int, slots: i
 
 
 @contextlib.contextmanager
-def llama_cpp(python: str, model: Path, threads: int, context: int) -> Iterator[Server]:
+def llama_cpp(
+    python: str, model: Path, threads: int, context: int, flags: Sequence[str] = ("--verbose", "false")
+) -> Iterator[Server]:
     """llama-cpp-python's own server of the same file. python: an interpreter that has it with its `server` extra."""
     command = [python, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", str(context)]
     command += ["--n_threads", str(threads), "--n_threads_batch", str(threads), "--n_gpu_layers", "0"]
     # By default a request ends the one before it, and attention is computed as llama.cpp does not do by default.
-    command += ["--interrupt_requests", "false", "--flash_attn", "true", "--verbose", "false"]
+    command += ["--interrupt_requests", "false", "--flash_attn", "true", *flags]
     with _running("llama-cpp-python", command, {}, "/v1/models", "peer") as server:
         yield server
 
@@ -91,7 +95,7 @@ def _running(name: str, command: list[str], variables: dict[str, str], path: str
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(process, url + path)
-            yield Server(name, url, model, process)
+            yield Server(name, url, model, process, log)
         except BaseException:
             log.seek(0)
             sys.stderr.write(log.read()[-40_000:].decode(errors="replace"))

@@ -108,7 +108,9 @@ def served_model(
         status.show(f"loading {name}")
         server.ask("POST", "/api/generate", {"model": name, "stream": False}, LOAD_S)
         status.clear()
-        about = next(row for row in server.ask("GET", "/api/ps")["models"] if row["name"] == name)
+        rows = server.ask("GET", "/api/ps")["models"]
+        about = next((row for row in rows if row["name"] in (name, f"{name}:latest")), rows[0])  # the one used last
+        name = about["name"]
         note(f"{name} is served at {server.url}, with a context of {about['context_length']:,} tokens")
         yield server, Endpoint(server.url, name, about["context_length"], server.key or NO_KEY), not running
 

@@ -88,6 +88,9 @@ class Engine:
         self._clock = clock
         self.runner = runner
         self.context = min(context_limit or info.max_context, info.max_context)
+        self.most_tokens = min(
+            self.context, max(info.pages_total - 1, 1) * info.page_size
+        )  # a page is left for copying
         self._vocabulary = vocabulary
         self._adapters = adapters
         self._draft_model = draft_model
@@ -226,10 +229,8 @@ class Engine:
     def _context_of(self, request: GenerationRequest) -> tuple[int, str]:
         """The longest sequence that a request may have, and what would allow a longer one."""
         allowed = min(self.context, request.context_limit or self.context)
-        # A page is left for copying.
-        in_memory = max(self.runner.info.pages_total - 1, 1) * self.runner.info.page_size
-        if in_memory < allowed:
-            return in_memory, "load the model with more memory for keys and values (kv_mib)"
+        if self.most_tokens < allowed:
+            return self.most_tokens, "load the model with more memory for keys and values (kv_mib)"
         if allowed < self.context:
             return allowed, "raise the request's own limit (num_ctx)"
         return allowed, "load a model with more context (--ctx, as far as the model was made for it)"

@@ -104,7 +104,7 @@ def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:
         about,
         left,
         max(about.size + used, backend.device_bytes),  # clients show device_bytes as a share of it
-        engine.context,
+        engine.most_tokens,
         device_bytes=backend.device_bytes,
         more={
             "backend": backend.name,

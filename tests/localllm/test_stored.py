@@ -39,8 +39,10 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
         "chats": kept(home / "localllm/sessions.db"),
         "changes": kept(home / "localllm/changes.db"),
         "speeds": kept(home / "localllm/speeds.json"),
+        "agents": kept(home / "localllm/agents/claude/request.json"),
         "settings": kept(home / "localllm/config.toml"),
     }
+    trunk = kept(home / "localllm/kv" / ("0f" * 16) / f"{'3' * 32}.trunk")
     strange = [kept(home / "compiled/localllm-kernels/mine/photo"), kept(home / "localllm/kv/notes")]
     strange += [
         kept(home / "compiled/localllm-kernels" / ("cd" * 12) / "photo"),
@@ -53,7 +55,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     told = CliRunner().invoke(app, ["cache", "--free", "kernels", "--free", "kv"])
     assert told.exit_code == 0 and "KiB" in told.stderr and "kernels: freed" in told.stderr
     gone = {what for what, path in places.items() if not path.exists()}
-    assert gone == {"kernels", "kv"}
+    assert gone == {"kernels", "kv"} and not trunk.exists()
     assert all(path.exists() for path in [*strange, outside])
 
 

@@ -158,6 +158,7 @@ class Work:
             context_limit=self.one_of(None, int(self.chance.integers(12, 100))),
             context_policy=ContextPolicy.ROLLING if rolling else ContextPolicy.REFUSE,
             constraint=constraint,
+            trunk=self.one_of(0, 0, len(prompt) // 2, len(prompt) - 1),
         )
         in_memory = (self.runner.info.pages_total - 1) * self.runner.info.page_size
         context = min(request.context_limit or in_memory, in_memory)

@@ -1,0 +1,187 @@
+"""localllm launch and warm, with a program that does what coding agents do: it sends a prompt, it shows an answer."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gguf_io import open_model
+from localllm.agents.programs import PROGRAMS, Endpoint
+from localllm.agents.recording import Recording, tokens_of
+from localllm.errors import RequestError
+from localllm.roofline.work import attention_operations, windows
+from models.config import read_config
+from tests.fakes.ports import free_port
+from tests.fakes.scripted_model import call, write_scripted_model
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
+
+AT = Endpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
+LIMIT_S = 300
+# Its first request is one for a title, as agents send it.
+AGENT = """\
+#!{python}
+import json, os, sys, urllib.error, urllib.request
+def ask(**body):
+    body |= {{"model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 64}}
+    body |= {{"messages": [{{"role": "user", "content": sys.argv[-1]}}]}}
+    request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", json.dumps(body).encode())
+    try:
+        return json.load(urllib.request.urlopen(request))
+    except urllib.error.HTTPError as error:
+        print("refused", error.code)
+        return {{"content": []}}
+ask(system="Find a title.")
+tool = {{"name": "read", "description": "Read a file. " * 40, "input_schema": {{"type": "object", "properties": {{}}}}}}
+answer = ask(system="You are an agent. " * 200, tools=[tool])
+print(answer["content"], "ANTHROPIC_API_KEY" in os.environ)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a program in bin/, and nothing else."""
+    program = tmp_path / "home" / "bin" / "claude"
+    program.parent.mkdir(parents=True)
+    program.write_text(AGENT.format(python=sys.executable))
+    program.chmod(0o755)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def localllm(home: Path, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    model = write_scripted_model(tmp_path / "scripted.gguf", {"plain": "A title.", "0": call("read", path="a.txt")})
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "PATH": os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"]),
+        "ANTHROPIC_API_KEY": "of somebody",
+        "LOCALLLM_KV_MIB": "64",
+        "LOCALLLM_THREADS": "1",
+    }
+
+    def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        words = [sys.executable, "-m", "localllm", command, *arguments[:1], "--model", str(model)]
+        words += ["--port", str(free_port()), *arguments[1:]]
+        return subprocess.run(
+            words, env=environment, cwd=home, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_program_runs_and_its_prompt_is_warm_afterwards(
+    localllm: Callable[..., "subprocess.CompletedProcess[str]"], home: Path
+) -> None:
+    warmed = localllm("warm", "claude")
+    assert warmed.returncode == 0, warmed.stderr
+    tokens, known = map(_number, re.findall(r"([\d,]+) tokens, ([\d,]+) of them known", warmed.stderr)[0])
+    assert tokens > 4000 and known == 0 and "on disk" in warmed.stderr
+
+    done = localllm("launch", "claude", "--", "Change the notes.")
+    assert done.returncode == 7, done.stderr
+    assert "'name': 'read'" in done.stdout and done.stdout.endswith("False\n")
+    assert f"has about {tokens:,} tokens" in done.stderr and "on disk already: system text and tools" in done.stderr
+    url = re.findall(r"ANTHROPIC_BASE_URL=(\S+)", done.stderr)[0]
+    assert done.stderr.endswith(" claude 'Change the notes.'\n")
+    with pytest.raises(httpx.TransportError):  # the server ended with the program
+        httpx.get(url)
+
+    again = localllm("warm", "claude")
+    assert _number(re.findall(r"([\d,]+) of them known", again.stderr)[0]) >= tokens - 300
+    assert {path.name for path in home.iterdir()} <= {"bin", ".cache", ".local", ".config"}
+    private = [path for path in (home / ".local").rglob("*") if path.is_dir() and path.parent.name == "agents"]
+    assert private and all(stat.S_IMODE(path.stat().st_mode) == 0o700 for path in private)
+
+
+@pytest.mark.slow
+def test_what_cannot_work_is_refused(localllm: Callable[..., "subprocess.CompletedProcess[str]"]) -> None:
+    short = localllm("launch", "claude", "--ctx", "4096")
+    assert short.returncode == 2 and "needs a context of 32,768; scripted has 4,096 here" in short.stderr
+    absent = localllm("launch", "codex")
+    assert absent.returncode == 2 and "Install it with `npm install --global @openai/codex`" in absent.stderr
+    unknown = localllm("launch", "emacs")
+    assert unknown.returncode == 2 and "choose one of claude, codex, opencode, cn, aider, cline" in unknown.stderr
+
+
+@pytest.mark.slow
+def test_a_configuration_is_written_only_where_there_is_none(
+    localllm: Callable[..., "subprocess.CompletedProcess[str]"], home: Path
+) -> None:
+    assert localllm("launch", "claude", "--write").returncode == 0
+    path = home / ".claude" / "settings.json"
+    written = json.loads(path.read_text())
+    assert written["env"]["ANTHROPIC_MODEL"] == "scripted"
+    path.write_text("{}")
+    refused = localllm("launch", "claude", "--write")
+    assert refused.returncode == 2 and "exists and is yours" in refused.stderr
+    assert path.read_text() == "{}"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_programs_are_given(name: str, tmp_path: Path) -> None:
+    made = PROGRAMS[name].set_up(AT, tmp_path)
+    told = json.dumps([dict(made.environment), made.arguments, {str(path): text for path, text in made.files.items()}])
+    assert AT.url in told and AT.model in told and AT.key in told
+    assert all(path.is_relative_to(tmp_path) for path in made.files)
+    assert "Hello" in PROGRAMS[name].asked("Hello")
+
+
+def test_codex_gets_settings_that_are_toml() -> None:
+    made = PROGRAMS["codex"].set_up(AT, Path())
+    settings = tomllib.loads("\n".join(made.arguments[1::2]))
+    assert settings["model"] == AT.model and settings["model_context_window"] == AT.context
+    assert settings["model_providers"]["localllm"]["base_url"] == f"{AT.url}/v1"
+    own_file = PROGRAMS["codex"].own_file
+    assert own_file is not None and tomllib.loads(own_file(AT)[1]) == settings
+
+
+def test_a_recorded_request_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "first.json"
+    Recording("/v1/responses", {"input": "Hi", "stream": True}).write(path)
+    body = Recording.read(path).for_model("m")
+    assert body == {"input": "Hi", "stream": False, "model": "m", "max_output_tokens": 1}
+    for content in ("", "[]", '{"path": "/etc", "body": {}}', '{"path": "/api/chat", "body": 3}'):
+        path.write_text(content)
+        with pytest.raises(RequestError, match=r"first\.json"):
+            Recording.read(path)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"input_tokens": 3, "cache_read_input_tokens": 7, "output_tokens": 1},
+        {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 7}},
+        {"input_tokens": 10, "input_tokens_details": {"cached_tokens": 7}},
+    ],
+)
+def test_tokens_in_every_protocol(usage: dict[str, object]) -> None:
+    assert tokens_of(usage) == (10, 7)
+
+
+def test_operations_of_attention(tmp_path: Path) -> None:
+    """Counted one by one: each row has two products with each token that it sees, in each head and layer."""
+    for name, window in (("llama", None), ("gemma2", 40)):
+        with open_model(write(MODELS[name], tmp_path / f"{name}.gguf")) as file:
+            config, tokens = read_config(file), 100
+            counted = sum(
+                4 * config.heads * config.head_size * min(row + 0.5, look)
+                for look in windows(file)
+                for row in range(tokens)
+            )
+            assert window is None or window in windows(file)
+            assert attention_operations(file, tokens) == pytest.approx(counted, rel=0.02)
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
