@@ -101,9 +101,9 @@ class Family:
     """architecture: by GGUF's name. keys: those of the family alone, without the architecture's prefix.
 
     permuted: heads turn in halves and are stored to turn in neighbours. shifted_norms: norms lack the one that is added
-    to them. activations: what the engine computes for this architecture. renamed: beginnings and parts of names that
-    gguf's table has otherwise. rope: of which kind of layers the usual base is. rotary: the share of a head that turns,
-    where the configuration does not say.
+    to them. activations: what the engine computes for this architecture. renamed: patterns of names that gguf's table
+    has otherwise, and what they become. rope: of which kind of layers the usual base is. rotary: the share of a head
+    that turns, where the configuration does not say. window_is_context: every layer has the window that is stated.
     """
 
     architecture: str
@@ -233,9 +233,12 @@ def _cohere2(config: Config) -> Keys:
     }
 
 
+_MIXTRAL = ((r"model\.layers\.(\d+)\.block_sparse_moe\.experts\.", r"layers.\1.feed_forward.experts."),)
+
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", permuted=True),
     "mistral": Family("llama", permuted=True, window_is_context=True),
+    "mixtral": Family("llama", _experts, permuted=True, renamed=_MIXTRAL, window_is_context=True),
     "qwen2": Family("qwen2", _no_windows),
     "qwen3": Family("qwen3", _no_windows),
     "qwen2_moe": Family("qwen2moe", _qwen2_moe),

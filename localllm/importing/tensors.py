@@ -80,6 +80,8 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
             left += 1
             continue
         plain, expert = _of_expert(plain)
+        for pattern, new_name in family.renamed:
+            plain = re.sub(pattern, new_name, plain)
         new = names.get_name(plain, try_suffixes=(".weight", ".bias"))
         if new is None:
             raise CheckpointError(

@@ -49,6 +49,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_USUAL, "model_type": "llama"},
     "llama-rope": {**_USUAL, "model_type": "llama", "rope_parameters": _LLAMA3, "attention_bias": True},
     "mistral": {**_USUAL, "model_type": "mistral", **_HEADS, "sliding_window": None},
+    "mixtral": {
+        **_USUAL,
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    },
     "qwen2": {**_USUAL, "model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {**_USUAL, "model_type": "qwen3", **_HEADS},
     "qwen3-yarn": {
