@@ -1,28 +1,46 @@
-"""localllm create: a model of one's own from a Modelfile."""
+"""localllm create: a model of one's own from a Modelfile, or from a folder of safetensors."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.cli.options import Debug
-from localllm.cli.terminal import note
+from localllm.cli.terminal import StatusLine, note
 from localllm.files import user_path
+
+if TYPE_CHECKING:
+    from localllm.library.entry import LibraryModel
+    from localllm.library.own_store import OwnStore
+    from localllm.settings import Settings
+
+_USUAL_FILE = Path("Modelfile")
 
 
 def create(
     name: Annotated[str, typer.Argument(help="The new model's name.", show_default=False)],
-    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="The Modelfile.")] = Path("Modelfile"),
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="The Modelfile; by default ./Modelfile.")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="MODEL", help="A folder of safetensors, or any model, in place of FROM."),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--quantize", "-q", metavar="TYPE", help="Quantise on the way: Q8_0, Q4_K_M, ...")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Make a model of your own from another. With its own system text, parameters, template, messages, adapters.
 
-    FROM takes a name, a path or a URL, and pulls what is not here. The weights are not copied.
+    FROM takes a name, a path or a URL, and pulls what is not here; the weights are not copied. It also takes a folder
+    of safetensors with config.json and tokenizer.json, as Hugging Face has them, and makes a GGUF file of the store of
+    it.
+    With --from no Modelfile is needed.
     """
     from localllm.cli.prompt import read_text
-    from localllm.cli.pull import obtain
     from localllm.library.create import create as create_model
-    from localllm.library.modelfile import parse_modelfile
+    from localllm.library.modelfile import Modelfile, parse_modelfile
     from localllm.library.names import ModelName
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
@@ -30,13 +48,40 @@ def create(
 
     settings = load_settings({})
     target = ModelName.parse(name)
-    recipe = parse_modelfile(read_text(file).replace("\r\n", "\n"))
-    recipe.adapters = [_beside(file, adapter) for adapter in recipe.adapters]
-    create_model(OwnStore(own_store(settings)), target, recipe, obtain(_beside(file, recipe.source), settings))
+    recipe = Modelfile()
+    if file is not None or source is None:
+        file = file or _USUAL_FILE
+        recipe = parse_modelfile(read_text(file).replace("\r\n", "\n"), source)
+        recipe.adapters = [_beside(file, adapter) for adapter in recipe.adapters]
+    base = source if source is not None else _beside(file or _USUAL_FILE, recipe.source)
+    store = OwnStore(own_store(settings))
+    create_model(store, target, recipe, _base(store, base, kind, settings))
     note(f'{target} is here. Try: localllm run {target} "Hello"')
+
+
+def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings") -> "LibraryModel":
+    """The model that a source stands for: imported, or obtained, and quantised where that is asked for."""
+    from localllm.cli.pull import obtain
+    from localllm.importing.convert import imported_model
+    from localllm.quality.quantize import quantized_model
+
+    folder = user_path(source)
+    imports = (folder / "config.json").is_file()
+    base = None if imports else obtain(source, settings)
+    with StatusLine() as status:
+
+        def show(what: str, share: float) -> None:
+            status.show(f"{what}: {share:.0%}")
+
+        if base is None:
+            made = imported_model(store, folder, kind, show, note)
+        else:
+            made = base if kind is None else quantized_model(store, base, kind, show)
+        status.clear()
+        return made
 
 
 def _beside(file: Path, source: str) -> str:
     """A path in a Modelfile is relative to it."""
     beside = file.parent / user_path(source)
-    return str(beside) if beside.is_file() else source
+    return str(beside) if beside.is_file() or (beside / "config.json").is_file() else source

@@ -66,8 +66,8 @@ class Modelfile:
     messages: list[dict[str, str]] = field(default_factory=list)
 
 
-def parse_modelfile(text: str) -> Modelfile:
-    """Read a recipe. Raises LibraryError naming the line."""
+def parse_modelfile(text: str, source: str | None = None) -> Modelfile:
+    """Read a recipe. source: stands in for its FROM, if it is given. Raises LibraryError naming the line."""
     if len(text) > MAX_MODELFILE_CHARS:
         raise LibraryError(f"The Modelfile has {len(text)} characters, more than {MAX_MODELFILE_CHARS}.")
     recipe = Modelfile()
@@ -81,6 +81,7 @@ def parse_modelfile(text: str) -> Modelfile:
             _apply(recipe, match[1].upper(), match[2].strip())
         except LibraryError as error:
             raise LibraryError(f"Modelfile, line {number}: {error}") from None
+    recipe.source = source or recipe.source
     if not recipe.source:
         raise LibraryError("The Modelfile has no FROM. Name a model or a GGUF file.")
     return recipe

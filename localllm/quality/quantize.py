@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from math import prod
 from pathlib import Path
@@ -95,26 +95,37 @@ def quantized_model(store: OwnStore, base: LibraryModel, kind: str, progress: Pr
             f"Quantising {base.name} may take {size >> 20} MiB, and {free >> 20} MiB of the disk are free. "
             f"Remove a model. {ELSEWHERE}"
         )
-    store.prepare()
-    made = store.temporary(".gguf")
-    try:
-        quantize(base.path, made, kind, progress)
-        with made.open("rb") as made_file:
-            digest = f"sha256:{hashlib.file_digest(made_file, 'sha256').hexdigest()}"
-        layer = Layer("model", digest, made.stat().st_size)
-        made.replace(store.blobs / blob_name(layer.digest))
-    finally:
-        made.unlink(missing_ok=True)
-    sync_folder(store.blobs)
+    layer = store_model(store, lambda made: quantize(base.path, made, kind, progress))
     rest = () if base.manifest is None else tuple(one for one in base.manifest.layers if one.kind != "model")
     path = store.blobs / blob_name(layer.digest)
     manifest = Manifest((layer, *rest), projector_link=base.manifest.projector_link if base.manifest else None)
     return LibraryModel(base.names, Source.OWN, path, manifest, blobs=base.blobs or store.blobs)
 
 
+def store_model(store: OwnStore, write: Callable[[Path], None]) -> Layer:
+    """Have a model file written to a path that does not exist, and make it a blob of the store."""
+    store.prepare()
+    made = store.temporary(".gguf")
+    try:
+        write(made)
+        with made.open("rb") as file:
+            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        layer = Layer("model", digest, made.stat().st_size)
+        made.replace(store.blobs / blob_name(layer.digest))
+    finally:
+        made.unlink(missing_ok=True)
+    sync_folder(store.blobs)
+    return layer
+
+
 def quantizes(tensor: TensorInfo) -> bool:
     """Whether a tensor is a matrix that quantised files hold in blocks; norms, biases and routers keep their type."""
-    return tensor.name.endswith("weight") and len(tensor.shape) >= 2 and not tensor.name.endswith(_NEVER)
+    return is_matrix(tensor.name, tensor.shape)
+
+
+def is_matrix(name: str, shape: Sequence[int]) -> bool:
+    """The same by name and shape."""
+    return name.endswith("weight") and len(shape) >= 2 and not name.endswith(_NEVER)
 
 
 def _write(file: ModelFile, target: Path, kind: str, progress: Progress) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from gguf_io import open_model
 from gpu_offload.memory import projector_bytes
-from localllm.engine.backends import choose_backend, plan_request
+from localllm.engine.backends import choose_backend, loaded_projector, plan_request
 from localllm.engine.projectors import projector_of
 from localllm.errors import RequestError
+from localllm.library.summary import summarize
 from localllm.settings import Settings
 from tests.gpu_offload.projector_files import write_projector
 from tests.oracle import llama_oracle
@@ -52,5 +53,12 @@ def test_a_projector_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_p
         assert choose_backend(file, Settings(mmproj="none", gpu_layers=0)).backend == "native"
         with pytest.raises(RequestError, match="mmproj"):
             choose_backend(file, Settings(backend="native", mmproj=str(beside)))
+        assert loaded_projector(file, Settings()) == beside
+        assert loaded_projector(file, Settings(backend="native")) is None
+        assert loaded_projector(file, Settings(mmproj="none")) is None
+        with pytest.raises(RequestError, match="projector not found"):
+            loaded_projector(file, Settings(), [tmp_path / "gone.gguf"])
+        shown = summarize(file, projector=beside).memory_bytes(512)
+        assert shown is not None and shown > projector_bytes(beside) + file.weights_bytes
     request = plan_request(Settings(), beside)
     assert (request.base.mmproj, request.projector_bytes) == (beside, projector_bytes(beside))

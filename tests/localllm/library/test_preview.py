@@ -163,6 +163,9 @@ def test_every_quantisation_of_a_repository(server: ModelServer, home: Path) -> 
     ]
     with pytest.raises(LibraryError, match="no repository of Hugging Face"):
         list(every_preview("qwen3:0.6b"))
+    with previewed("hf.co/user/Made-GGUF:Q4_K_M") as one:  # where a plan looks for what shows images to a model
+        (beside,) = one.path.parent.glob("mmproj*.gguf")
+        assert beside.stat().st_size == len(projector)
 
 
 def hostile(change: Callable[[bytes], bytes]) -> Callable[[Path], bytes]:

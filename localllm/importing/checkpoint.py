@@ -1,0 +1,228 @@
+"""A folder of safetensors files, read within bounds: its configuration and its tensors.
+
+Format: https://huggingface.co/docs/safetensors (8 bytes with the header's length, little-endian; a JSON object of
+names, dtypes, shapes and offsets; the values). Read here and not by the safetensors library, because NumPy has neither
+BF16 nor FP8. Links that lead out of the folder are followed only as the Hugging Face cache makes them.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.errors import reason
+from localllm.importing.errors import CheckpointError
+from localllm.text import shortened
+
+MAX_JSON_BYTES = 128 << 20  # tokenizer.json of large vocabularies has 30 MiB
+MAX_HEADER_BYTES = 100 << 20
+MAX_FILES, MAX_TENSORS, MAX_DIMENSIONS = 1024, 1 << 18, 4
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Values in a file. shape: rows last but one, as NumPy has it; start, stop: bytes of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+    start: int
+    stop: int
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Rows and values of a row, with all but the last dimension taken together."""
+        return prod(self.shape[:-1]), (self.shape[-1] if self.shape else 1)
+
+    def raw(self) -> NDArray[Any]:
+        """The values as they are stored, mapped: BF16 as uint16, FP8 as uint8; rows x values of a row."""
+        kind = _DTYPES[self.dtype].stored
+        mapped = np.memmap(self.path, np.uint8, "r", self.start, (self.stop - self.start,))
+        return np.asarray(mapped).view(kind).reshape(self.row_shape)
+
+    def floats(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """What stored values stand for."""
+        return _DTYPES[self.dtype].floats(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dtype:
+    stored: type[np.generic]
+    floats: Callable[[NDArray[Any]], NDArray[np.float32]]
+
+
+def _bfloat16(raw: NDArray[Any]) -> NDArray[np.float32]:
+    return (raw.astype(np.uint32) << 16).view(np.float32)
+
+
+def _float8(exponents: int, infinite: bool) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
+    """E4M3 has one NaN and no infinities, E5M2 has both, as IEEE 754 would."""
+    mantissa = 7 - exponents
+    codes = np.arange(256)
+    exponent, fraction = (codes >> mantissa) & ((1 << exponents) - 1), codes & ((1 << mantissa) - 1)
+    bias = (1 << (exponents - 1)) - 1
+    small = fraction * 2.0 ** (1 - bias - mantissa)
+    usual = (1 + fraction / (1 << mantissa)) * 2.0 ** (exponent.astype(float) - bias)
+    values = np.where(exponent == 0, small, usual)
+    last = exponent == (1 << exponents) - 1
+    if infinite:
+        values = np.where(last, np.where(fraction == 0, np.inf, np.nan), values)
+    else:
+        values = np.where(last & (fraction == (1 << mantissa) - 1), np.nan, values)
+    table = np.where(codes >> 7, -values, values).astype(np.float32)
+    return lambda raw: np.asarray(table[raw], np.float32)
+
+
+def _as_float(raw: NDArray[Any]) -> NDArray[np.float32]:
+    return raw.astype(np.float32)
+
+
+_DTYPES = {
+    "F32": _Dtype(np.float32, _as_float),
+    "F16": _Dtype(np.float16, _as_float),
+    "BF16": _Dtype(np.uint16, _bfloat16),
+    "F64": _Dtype(np.float64, _as_float),
+    "F8_E4M3": _Dtype(np.uint8, _float8(4, False)),
+    "F8_E5M2": _Dtype(np.uint8, _float8(5, True)),
+    "I32": _Dtype(np.int32, _as_float),
+    "I64": _Dtype(np.int64, _as_float),
+}
+
+
+class Checkpoint:
+    """A folder's configuration and tensors. config: of the text model, where a model has several parts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read headers alone. Raises CheckpointError."""
+        self.folder = folder
+        self.whole_config = self.json("config.json")
+        text = self.whole_config.get("text_config")
+        self.config: dict[str, Any] = {**self.whole_config, **text} if isinstance(text, dict) else self.whole_config
+        self.tensors: dict[str, StoredTensor] = {}
+        for path in self._files():
+            for tensor in _read_header(path):
+                if tensor.name in self.tensors:
+                    raise CheckpointError(f"{path}: the tensor {shortened(tensor.name)} is in another file too.")
+                self.tensors[tensor.name] = tensor
+        if not self.tensors:
+            raise CheckpointError(f"{folder}: there are no tensors. Download the folder again.")
+
+    @property
+    def model_type(self) -> str:
+        """The family's name: of the text model, where a model has several parts."""
+        found = self.config.get("model_type")
+        if not isinstance(found, str):
+            raise CheckpointError(f"{self.folder / 'config.json'}: model_type is missing. Download the folder again.")
+        return found
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A file's object. Raises CheckpointError where it is missing, too large or none."""
+        found = self.optional_json(name)
+        if found is None:
+            raise CheckpointError(f"{self.folder}: there is no {name}. A folder as Hugging Face has them is needed.")
+        return found
+
+    def optional_json(self, name: str) -> dict[str, Any] | None:
+        """A file's object, None where it is missing. Raises CheckpointError."""
+        text = self.optional_text(name)
+        if text is None:
+            return None
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.folder / name}: is not JSON: {shortened(str(error))}.") from error
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.folder / name}: holds no object. Download the folder again.")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """A text file, None where it is missing. Raises CheckpointError."""
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        try:
+            with checked(path, self.folder).open("rb") as file:
+                data = file.read(min(path.stat().st_size, MAX_JSON_BYTES) + 1)  # as much is set aside at once
+            if len(data) > MAX_JSON_BYTES:
+                raise CheckpointError(f"{path}: has more than {MAX_JSON_BYTES >> 20} MiB.")
+            return data.decode()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {reason(error)}.") from error
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path}: is not UTF-8 text.") from error
+
+    def _files(self) -> list[Path]:
+        """The safetensors files that the index names, or the only one."""
+        index = self.optional_json(_INDEX)
+        if index is None:
+            names = {_SINGLE}
+        else:
+            weights = index.get("weight_map")
+            if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+                raise CheckpointError(f"{self.folder / _INDEX}: has no weight_map. Download the folder again.")
+            names = set(weights.values())
+        if len(names) > MAX_FILES:
+            raise CheckpointError(f"{self.folder / _INDEX}: names more than {MAX_FILES} files.")
+        return [self._file(name) for name in sorted(names)]
+
+    def _file(self, name: str) -> Path:
+        path = self.folder / name
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{self.folder / _INDEX}: {shortened(name)!r} is no safetensors file beside it.")
+        if not path.is_file():
+            hint = "" if list(self.folder.glob("*.safetensors")) else " Files of other formats are not imported."
+            raise CheckpointError(f"{path}: the file is missing. Download the folder again.{hint}")
+        return checked(path, self.folder)
+
+
+def checked(path: Path, folder: Path) -> Path:
+    """The path, if it leads to a file of the folder, or to a blob of the Hugging Face cache that the folder is in.
+
+    Raises CheckpointError.
+    """
+    real, home = path.resolve(), folder.resolve()
+    cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not (real.is_relative_to(home) or real.is_relative_to(cache)):
+        raise CheckpointError(f"{path}: leads out of the folder, to {real}. Put the file itself there.")
+    return path
+
+
+def _read_header(path: Path) -> list[StoredTensor]:
+    """The tensors of a file, whose places are checked against its size. Raises CheckpointError."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise CheckpointError(f"{path}: is no safetensors file, or is not whole. Download it again.")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {reason(error)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its header is not JSON: {shortened(str(error))}. Download it again.") from error
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise CheckpointError(f"{path}: its header is no table of tensors. Download it again.")
+    entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+    return [_tensor(path, name, entry, 8 + length, size) for name, entry in entries]
+
+
+def _tensor(path: Path, name: str, entry: Any, first: int, size: int) -> StoredTensor:
+    try:
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        whole = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path}: {shortened(name)}: its entry is damaged. Download it again.") from error
+    if dtype not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise CheckpointError(f"{path}: {shortened(name)} has the type {shortened(dtype)!r}. Imported are {known}.")
+    expected = prod(shape) * np.dtype(_DTYPES[dtype].stored).itemsize if whole else -1
+    if not whole or len(shape) > MAX_DIMENSIONS or stop - start != expected or first + stop > size or 0 in shape:
+        raise CheckpointError(f"{path}: {shortened(name)}: its size does not fit the file. Download it again.")
+    return StoredTensor(name, dtype, shape, path, first + start, first + stop)

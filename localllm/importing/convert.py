@@ -1,0 +1,158 @@
+"""A folder of safetensors becomes one GGUF file: headers first, then tensor by tensor, quantised on the way."""
+
+from collections.abc import Callable
+from contextlib import closing
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_io import open_model
+from localllm.importing.checkpoint import Checkpoint
+from localllm.importing.errors import CheckpointError
+from localllm.importing.families import Config, find_family, model_keys
+from localllm.importing.tensors import NewTensor, new_tensors, scale_block
+from localllm.importing.vocabulary import vocabulary_keys
+from localllm.library.entry import LibraryModel, Source
+from localllm.library.errors import LibraryError
+from localllm.library.manifest import Manifest, blob_name
+from localllm.library.own_store import ELSEWHERE, OwnStore, free_bytes
+from localllm.quality.quantize import LLAMA_TYPES, TYPES, Progress, is_matrix, quantize, store_model
+from models.needs import native_needs
+
+_EXACT = {"F32": "F32", "F16": "F16"}  # what stored values become unless they are quantised; BF16 otherwise
+_ALWAYS_FLOAT = ("shortconv.conv.weight",)
+
+
+def imported_model(
+    store: OwnStore, folder: Path, kind: str | None, progress: Progress, tell: Callable[[str], None]
+) -> LibraryModel:
+    """A folder's model as a blob of localllm's store.
+
+    Raises what import_folder raises, UnsupportedModelError for a model that the native engine would refuse,
+    LibraryError for a full disk.
+    """
+    checkpoint = Checkpoint(folder)
+    size = sum(tensor.stop - tensor.start for tensor in checkpoint.tensors.values())
+    if (free := free_bytes(store.root)) < size:
+        raise LibraryError(
+            f"Importing {folder} may take {size >> 20} MiB, and {free >> 20} MiB of the disk are free. "
+            f"Remove a model. {ELSEWHERE}"
+        )
+
+    def write(made: Path) -> None:
+        import_folder(folder, made, kind, progress, tell)
+        with open_model(made) as file:
+            native_needs(file)  # which refuses what is missing, or of another shape
+
+    layer = store_model(store, write)
+    path = store.blobs / blob_name(layer.digest)
+    return LibraryModel((folder.resolve().name,), Source.OWN, path, Manifest((layer,)), blobs=store.blobs)
+
+
+def import_folder(
+    folder: Path, target: Path, kind: str | None, progress: Progress, tell: Callable[[str], None]
+) -> None:
+    """Write a folder's model to `target`, which does not exist, matrices in the format `kind` or as they are stored.
+
+    Of memory, the largest tensor in its new format and some MiB are used. tell hears what is left out. Raises
+    CheckpointError for what cannot be imported, before anything is written; what quantize raises; OSError.
+    """
+    kind = kind.upper() if kind else None
+    if kind is not None and kind not in TYPES:
+        raise CheckpointError(f"There is no type {kind}. There are {', '.join(TYPES)}.")
+    if kind not in LLAMA_TYPES:
+        _write(folder, target, kind, progress, tell)
+        return
+    whole = target.with_name(f"{target.stem}-whole{target.suffix}")
+    try:
+        _write(folder, whole, None, progress, tell)
+        quantize(whole, target, kind, progress)
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _write(folder: Path, target: Path, kind: str | None, progress: Progress, tell: Callable[[str], None]) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+
+    checkpoint = Checkpoint(folder)
+    where = str(folder / "config.json")
+    family, config = find_family(checkpoint.model_type, where), Config(checkpoint.config, where)
+    block = scale_block(config)
+    keys, factors = model_keys(family, config)
+    tensors, notes = new_tensors(checkpoint, family, config)
+    vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size"))
+    for note in notes:
+        tell(note)
+    kinds = {tensor.name: _kind(tensor, kind) for tensor in tensors}
+    with closing(GGUFWriter(target, family.architecture)) as writer:
+        writer.add_name(folder.resolve().name)
+        writer.add_quantization_version(2)
+        matrices = {kinds[tensor.name] for tensor in tensors if is_matrix(tensor.name, tensor.shape)}
+        main = kind or (matrices.pop() if len(matrices) == 1 else "F16")
+        writer.add_file_type(LlamaFileType.ALL_F32 if main == "F32" else LlamaFileType[f"MOSTLY_{main}"])
+        for key, value in keys.items():
+            _add(writer, f"{family.architecture}.{key}", value)
+        for key, value in vocabulary.items():
+            _add(writer, key, value)
+        for name, values in factors.items():
+            writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
+        for tensor in tensors:
+            block_type = GGMLQuantizationType[kinds[tensor.name]]
+            shape = (*tensor.shape[:-1], _row_bytes(block_type, tensor.shape[-1]))
+            writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), prod(shape), block_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for values in factors.values():
+            writer.write_tensor_data(values)
+        for done, tensor in enumerate(tensors):
+            progress("importing", done / len(tensors))
+            writer.write_tensor_data(_blocks(tensor, kinds[tensor.name], block))
+    progress("importing", 1.0)
+
+
+def _kind(tensor: NewTensor, kind: str | None) -> str:
+    """The format of a tensor: norms, biases, routers and convolutions are floats, whatever matrices become."""
+    if not is_matrix(tensor.name, tensor.shape) or tensor.name.endswith(_ALWAYS_FLOAT):
+        return "F32"
+    if kind is None:
+        return _EXACT.get(tensor.parts[0].tensor.dtype, "BF16")
+    return "F16" if kind == "Q8_0" and tensor.shape[-1] % 32 else kind
+
+
+def _blocks(tensor: NewTensor, kind: str, block: int) -> NDArray[np.uint8]:
+    from gguf import GGMLQuantizationType, quants
+
+    block_type = GGMLQuantizationType[kind]
+    width = tensor.shape[-1]
+    out = np.empty((prod(tensor.shape) // width, _row_bytes(block_type, width)), np.uint8)
+    first = 0
+    for rows in tensor.rows(block):
+        packed = quants.quantize(rows.reshape(-1, width), block_type)
+        out[first : first + len(packed)] = np.ascontiguousarray(packed).view(np.uint8)
+        first += len(packed)
+    return out
+
+
+def _row_bytes(block_type: Any, items: int) -> int:
+    from gguf import GGML_QUANT_SIZES
+
+    block, size = GGML_QUANT_SIZES[block_type]
+    return int(items // block * size)
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    """Write a key in the type that its value has."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)

@@ -1,0 +1,7 @@
+"""What a folder of safetensors can be refused for."""
+
+from localllm.errors import LocalLLMError
+
+
+class CheckpointError(LocalLLMError):
+    """A folder that cannot be imported. Says which file, what was wrong with it, and what to do."""

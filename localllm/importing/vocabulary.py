@@ -1,0 +1,180 @@
+# ruff: noqa: RUF001 - look-alike characters are borders that are to be tried
+"""A tokenizer as Hugging Face has it, in the keys of GGUF: tokens, merges or scores, special ids, the chat template.
+
+Which of GGUF's named ways to cut text a byte-level tokenizer has is found out by cutting: the one of
+gguf_io.tokenizer.pretokenizers that cuts a text full of borders as the tokenizer's own rules do.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from gguf_io.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from localllm.importing.checkpoint import Checkpoint
+from localllm.importing.errors import CheckpointError
+from localllm.text import shortened
+
+_log = logging.getLogger(__name__)
+
+MAX_TOKENS = 1 << 22
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
+# Borders between letters of many scripts, digits, signs, spaces, lines, contractions and capitals.
+_PROBE = (
+    "Hello, world!  It's 12345678 o'clock,\n\n\tand WE'LL see...  \r\n  3.14159 x=y_z; naïve café déjà-vu ÀÉÎ "
+    "camelCaseWord HTTPServer don'T I'D 你好，世界。 こんにちは テスト 안녕하세요 Привет مرحبا 😀🚀 e\u0301 สวัสดี "
+    "1,000,000 v1.2.3 /usr/bin <tag> #hash @user $5 100% a\u00a0b   end   \n \n  x"
+)
+
+
+def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
+    """The keys of a folder's tokenizer, for a model that knows `size` tokens.
+
+    Raises CheckpointError for a tokenizer that is missing, damaged, or of a kind that GGUF has no words for.
+    """
+    content = checkpoint.json("tokenizer.json")
+    config = checkpoint.optional_json("tokenizer_config.json") or {}
+    where = str(checkpoint.folder / "tokenizer.json")
+    try:
+        keys = _keys(content, config, size, where)
+        keys |= _special(checkpoint, content, config, keys["tokenizer.ggml.tokens"])
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise CheckpointError(f"{where}: is damaged ({shortened(repr(error))}). Download the folder again.") from error
+    template = _template(checkpoint, config)
+    return keys | ({"tokenizer.chat_template": template} if template else {})
+
+
+def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, where: str) -> dict[str, Any]:
+    model = content["model"]
+    if model.get("type") != "BPE":
+        raise CheckpointError(
+            f"{where}: a tokenizer of the kind {shortened(str(model.get('type')))!r} is not imported; BPE is."
+        )
+    added = content.get("added_tokens") or []
+    ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
+    if not 0 < size <= MAX_TOKENS or any(type(index) is not int or index < 0 for index in ids.values()):
+        raise CheckpointError(f"{where}: its token ids are unusable. Download the folder again.")
+    if (most := max(ids.values(), default=0)) >= size:
+        raise CheckpointError(f"{where}: has a token {most}, and the model's vocabulary is {size}.")
+    tokens = [f"[PAD{index}]" for index in range(size)]
+    kinds = [UNUSED] * size
+    for text, index in ids.items():
+        tokens[index], kinds[index] = text, NORMAL
+    for token in added:
+        kinds[token["id"]] = CONTROL if token.get("special") else USER_DEFINED
+    pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    if model.get("byte_fallback"):
+        return keys | _sentence_pieces(content, config, tokens, kinds, pairs, ids, model.get("unk_token"))
+    if any(" " in part for pair in pairs for part in pair):
+        raise CheckpointError(f"{where}: its merges have spaces in them. Get the model as GGUF instead.")
+    pre = _pre_tokenizer(content, where, bool(model.get("ignore_merges")))
+    merges = [f"{left} {right}" for left, right in pairs]
+    return keys | {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+def _sentence_pieces(
+    content: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tokens: list[str],
+    kinds: list[int],
+    pairs: list[tuple[str, ...]],
+    ids: Mapping[str, int],
+    unknown: str | None,
+) -> dict[str, Any]:
+    """SentencePiece's tokenizer, which merges what has the highest score: the earlier a merge, the higher."""
+    scores = [-1e6] * len(tokens)
+    for rank, (left, right) in reversed(list(enumerate(pairs))):
+        if left + right in ids:
+            scores[ids[left + right]] = -float(rank)
+    for index, text in enumerate(tokens):
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            kinds[index] = BYTE
+    if unknown is not None and unknown in ids:
+        kinds[ids[unknown]] = UNKNOWN
+    cutter, normalizer = content.get("pre_tokenizer") or {}, content.get("normalizer") or {}
+    steps = [cutter, normalizer, *normalizer.get("normalizers", [])]
+    prepends = any(step.get("type") == "Prepend" for step in steps) or any(
+        step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never" for step in steps
+    )
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.add_space_prefix": prepends,
+    }
+
+
+def _pre_tokenizer(content: Mapping[str, Any], where: str, ignores_merges: bool) -> str:
+    """The name of the way in which a byte-level tokenizer cuts text. Raises CheckpointError for an unknown one."""
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+    rest = ("truncation", "padding", "post_processor", "decoder", "normalizer")
+    empty: dict[str, Any] = {"version": "1.0", "added_tokens": [], **dict.fromkeys(rest)}
+    empty["model"] = {"type": "BPE", "vocab": {}, "merges": []}
+    try:
+        own = Tokenizer.from_str(json.dumps({**empty, "pre_tokenizer": content.get("pre_tokenizer")})).pre_tokenizer
+        expected = [piece for piece, _ in own.pre_tokenize_str(_PROBE)]
+    except Exception as error:  # the library raises no narrower class
+        raise CheckpointError(f"{where}: its pre-tokenizer cannot be used: {shortened(str(error))}.") from error
+
+    def cuts_alike(way: PreTokenizer) -> bool:
+        steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in way.patterns]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        return [piece for piece, _ in pre_tokenizers.Sequence(steps).pre_tokenize_str(_PROBE)] == expected
+
+    for name, way in PRE_TOKENIZERS.items():
+        if way.byte_level and way.ignore_merges == ignores_merges and not way.whole_newlines and cuts_alike(way):
+            return name
+    raise CheckpointError(f"{where}: cuts text in a way that has no name in GGUF. Get the model as GGUF instead.")
+
+
+def _special(
+    checkpoint: Checkpoint, content: Mapping[str, Any], config: Mapping[str, Any], tokens: list[str]
+) -> dict[str, Any]:
+    """Ids of special tokens, and which are added to a text."""
+    ids = {text: index for index, text in enumerate(tokens)}
+    keys: dict[str, Any] = {}
+    for role, name in _ROLES.items():
+        token = config.get(f"{role}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        stated = checkpoint.config.get(f"{role}_token_id")
+        stated = stated[0] if isinstance(stated, list) and stated else stated
+        if text in ids:
+            keys[f"tokenizer.ggml.{name}_token_id"] = ids[text]
+        elif type(stated) is int and 0 <= stated < len(tokens):
+            keys[f"tokenizer.ggml.{name}_token_id"] = stated
+    first, last = _frame(content.get("post_processor") or {})
+    bos, eos = (keys.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos"))
+    adds_bos = config.get("add_bos_token") if first is None else True
+    adds_eos = config.get("add_eos_token") if last is None else True
+    keys["tokenizer.ggml.add_bos_token"] = bool(adds_bos) and bos is not None
+    keys["tokenizer.ggml.add_eos_token"] = bool(adds_eos) and eos is not None
+    if first is not None and ids.get(first) != bos:
+        keys["tokenizer.ggml.bos_token_id"] = ids[first]
+    if last is not None and ids.get(last) != eos:
+        raise CheckpointError(f"{checkpoint.folder / 'tokenizer.json'}: puts {shortened(last)} behind a text, not eos.")
+    return keys
+
+
+def _frame(processor: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The tokens that a template puts before and behind a text, None for none."""
+    for step in processor.get("processors", [processor]):
+        if step.get("type") == "TemplateProcessing":
+            names = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
+            return names[0], names[-1] if len(names) > 1 else None
+    return None, None
+
+
+def _template(checkpoint: Checkpoint, config: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, or in the tokenizer's configuration; of several, the default one."""
+    found = checkpoint.optional_text("chat_template.jinja") or config.get("chat_template")
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

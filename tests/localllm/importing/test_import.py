@@ -1,0 +1,281 @@
+"""Folders of safetensors as GGUF: logits beside transformers', values, tokenizers, memory, and the command."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from gguf_io import load_tokenizer, open_model
+from localllm.cli.main import main
+from localllm.importing import tensors
+from localllm.importing.convert import import_folder
+from localllm.library.lookup import find
+from localllm.settings import load_settings
+from models import NativeRunner
+from tests.gguf_io.tokenizer_files import sample_texts
+from tests.localllm.importing.tiny_models import (
+    TOKENS,
+    VOCABULARY,
+    bfloat16,
+    values_of,
+    write_safetensors,
+    write_weights,
+)
+from tests.oracle import llama_oracle
+
+GOLDENS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "goldens.json").read_text())
+# Keys and values in f16, and products in another order; what is misplaced is off by the logits' whole spread.
+TOLERANCE = 0.005
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+def byte_level(pattern: pre_tokenizers.PreTokenizer | None = None) -> Tokenizer:
+    """A byte-level tokenizer of VOCABULARY tokens at most, the first three special."""
+    tokenizer = Tokenizer(models.BPE())
+    steps = [pattern] if pattern else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not steps)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 5,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sample_texts(1, 200), trainer)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def usual_tokenizer() -> Tokenizer:
+    return byte_level()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, usual_tokenizer: Tokenizer) -> Callable[..., Path]:
+    """A function that writes a family's tiny model and returns its folder."""
+
+    def write(name: str = "qwen3", **changes: Any) -> Path:
+        made = tmp_path / name
+        made.mkdir()
+        config = {**GOLDENS[name]["config"], **changes}
+        (made / "config.json").write_text(json.dumps(config))
+        usual_tokenizer.save(str(made / "tokenizer.json"))
+        (made / "tokenizer_config.json").write_text(
+            json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"})
+        )
+        write_weights(made, GOLDENS[name]["shapes"])
+        return made
+
+    return write
+
+
+@pytest.mark.parametrize("name", sorted(GOLDENS))
+def test_logits_equal_those_of_transformers(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
+    import_folder(folder(name), tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        runner = NativeRunner(file, kv_bytes=8 << 20, threads=1)
+    try:
+        sequence = runner.create_sequence()
+        last = len(TOKENS) - 1
+        found = runner.run(TOKENS, range(len(TOKENS)), [sequence] * len(TOKENS), [last])[0]
+    finally:
+        runner.close()
+    expected = np.array(GOLDENS[name]["logits"])
+    assert np.sqrt(((found - expected) ** 2).mean()) < TOLERANCE * expected.std()
+
+
+def test_matrices_are_quantised_on_the_way(folder: Callable[..., Path], tmp_path: Path) -> None:
+    import_folder(folder("qwen3_moe"), tmp_path / "made.gguf", "q8_0", quiet, quiet)
+    shapes = GOLDENS["qwen3_moe"]["shapes"]
+    name = "model.layers.1.mlp.experts.{}.down_proj.weight"
+    values = np.stack([values_of(name.format(i), tuple(shapes[name.format(i)])) for i in range(4)])
+    with open_model(tmp_path / "made.gguf") as file:
+        expected = quants.quantize(values, GGMLQuantizationType.Q8_0)
+        assert bytes(file.data("blk.1.ffn_down_exps.weight")) == expected.tobytes()
+        kinds = {name: tensor.type.name for name, tensor in file.tensors.items()}
+    assert {kinds[name] for name in kinds if name.endswith("_norm.weight")} == {"F32"}
+    assert kinds["blk.0.ffn_gate_inp.weight"] == "F32"
+    assert kinds["token_embd.weight"] == kinds["blk.0.attn_q.weight"] == "Q8_0"
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_formats_that_llama_cpp_makes(folder: Callable[..., Path], tmp_path: Path) -> None:
+    import_folder(folder(), tmp_path / "made.gguf", "Q4_0", quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        assert file.tensors["blk.0.attn_q.weight"].type.name == "Q4_0"
+    assert sorted(path.name for path in tmp_path.glob("*.gguf")) == ["made.gguf"]
+
+
+@pytest.mark.parametrize(("dtype", "codes", "values"), [
+    ("F8_E4M3", [0x38, 0x7E, 0x01, 0xB8, 0x00, 0x41], [1.0, 448.0, 2.0**-9, -1.0, 0.0, 2.25]),
+    ("F8_E5M2", [0x3C, 0x5B, 0x01, 0xBC, 0x00, 0x41], [1.0, 224.0, 2.0**-16, -1.0, 0.0, 2.5]),
+])  # fmt: skip
+@pytest.mark.parametrize("scales", ["one", "row", "block"])
+def test_fp8_is_multiplied_by_its_scales(
+    dtype: str, codes: list[int], values: list[float], scales: str, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The codes are of the formats' definition (Micikevicius et al., 2022)."""
+    made = folder(quantization_config={"quant_method": "fp8", "weight_block_size": [16, 16]})
+    name = "model.layers.0.mlp.up_proj.weight"
+    stored = {
+        key: ("BF16", bfloat16(values_of(key, tuple(shape)))) for key, shape in GOLDENS["qwen3"]["shapes"].items()
+    }
+    rows, k = GOLDENS["qwen3"]["shapes"][name]
+    stored[name] = dtype, np.resize(np.array(codes, np.uint8), (rows, k))
+    random = np.random.default_rng(1)
+    grid = {"one": (1,), "row": (rows, 1), "block": (rows // 16, k // 16)}[scales]
+    factors = random.uniform(0.5, 2.0, grid).astype(np.float32)
+    stored[name + ("_scale_inv" if scales == "block" else "_scale")] = "F32", factors
+    write_safetensors(made / "model.safetensors", stored)
+    import_folder(made, tmp_path / "made.gguf", "F16", quiet, quiet)
+    whole = np.resize(np.array(values, np.float32), (rows, k))
+    wide = np.kron(factors, np.ones((16, 16))) if scales == "block" else np.broadcast_to(factors, (rows, k))
+    with open_model(tmp_path / "made.gguf") as file:
+        found = file.dequantize("blk.0.ffn_up.weight")
+    assert found == pytest.approx(whole * wide, rel=1e-3, abs=1e-7)
+
+
+def test_several_files_and_parts_that_are_not_used(folder: Callable[..., Path], tmp_path: Path) -> None:
+    made, said = folder(), []
+    shapes = GOLDENS["qwen3"]["shapes"]
+    stored = {key: ("BF16", bfloat16(values_of(key, tuple(shape)))) for key, shape in shapes.items()}
+    (made / "model.safetensors").unlink()
+    halves = dict(list(stored.items())[:9]), dict(list(stored.items())[9:])
+    halves[1]["visual.patch_embed.weight"] = "BF16", np.zeros((4, 4), np.uint16)
+    weights = {}
+    for number, half in enumerate(halves):
+        write_safetensors(made / f"part-{number}.safetensors", half)
+        weights |= dict.fromkeys(half, f"part-{number}.safetensors")
+    (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    import_folder(made, tmp_path / "made.gguf", None, quiet, said.append)
+    assert said == ["1 tensors of other parts (images, sound, drafts) are left out"]
+    with open_model(tmp_path / "made.gguf") as file:
+        assert np.array_equal(file.dequantize("output.weight"), values_of("lm_head.weight", (VOCABULARY, 64)))
+
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+
+
+@pytest.mark.parametrize(("pattern", "pre"), [(LLAMA3, "dbrx"), (QWEN2, "qwen2"), (None, "gpt-2")])
+def test_byte_level_tokenizers(pattern: str | None, pre: str, folder: Callable[..., Path], tmp_path: Path) -> None:
+    from tokenizers import Regex
+
+    made = folder()
+    tokenizer = byte_level(pre_tokenizers.Split(Regex(pattern), "isolated") if pattern else None)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(made / "tokenizer.json"))
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        found = load_tokenizer(file)
+        assert file.metadata.get_str("tokenizer.ggml.pre") == pre
+        assert file.metadata.get_str("tokenizer.chat_template") == "{{ messages }}"
+        assert file.metadata.get_int("tokenizer.ggml.eos_token_id") == 2
+    for text in sample_texts(2, 100):
+        if any(special in text for special in ("<s>", "</s>", "<pad>")):
+            continue  # which is text to us, where nobody says otherwise
+        assert list(found.encode(text)) == tokenizer.encode(text).ids
+
+
+def test_sentence_pieces(folder: Callable[..., Path], tmp_path: Path) -> None:
+    made = folder()
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False,
+        initial_alphabet=["\u2581", *"etaoinshrdl"], limit_alphabet=16,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(["the rain in spain stays mainly on the plain", "no one told the other"], trainer)
+    content = json.loads(tokenizer.to_str())
+    for byte in bytes_:
+        content["model"]["vocab"][byte] = len(content["model"]["vocab"])
+    (made / "tokenizer.json").write_text(json.dumps(content))
+    config = json.loads((made / "config.json").read_text())
+    config["vocab_size"] = size = len(content["model"]["vocab"]) + 7
+    (made / "config.json").write_text(json.dumps(config))
+    shapes = {**GOLDENS["qwen3"]["shapes"], "model.embed_tokens.weight": [size, 64], "lm_head.weight": [size, 64]}
+    write_weights(made, shapes)
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    expected = Tokenizer.from_str(json.dumps(content))
+    with open_model(tmp_path / "made.gguf") as file:
+        found = load_tokenizer(file)
+    for text in ("the rain on the plain", "Zażółć the 日本 plain", "  two  spaces", "no one told"):
+        assert list(found.encode(text)) == expected.encode(text, add_special_tokens=False).ids
+
+
+def test_memory_stays_below_the_largest_tensor_and_a_bound(
+    folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, width = 12, 512
+    made = folder(num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width)
+    plain = GOLDENS["qwen3"]["shapes"]
+    sizes = {64: width, 96: 4 * width}
+    shapes = {
+        name.replace("layers.0", f"layers.{layer}"): [sizes.get(size, size) for size in shape]
+        if "_norm" not in name or len(shape) > 1 else [sizes.get(shape[0], shape[0])]
+        for layer in range(layers)
+        for name, shape in plain.items()
+        if "layers.1" not in name
+    }  # fmt: skip
+    for name in shapes:
+        if "q_norm" in name or "k_norm" in name:
+            shapes[name] = [32]
+        elif name.endswith(("k_proj.weight", "v_proj.weight")):
+            shapes[name] = [64, width]
+    write_weights(made, shapes)
+    monkeypatch.setattr(tensors, "_PIECE", 1 << 16)
+    whole = (made / "model.safetensors").stat().st_size
+    largest = 4 * width * width * 2
+    tracemalloc.start()
+    try:
+        import_folder(made, tmp_path / "made.gguf", "F16", quiet, quiet)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    bound = 12 << 20  # tables, the tokenizer, and a few copies of a piece
+    assert largest + bound < whole // 2
+    assert peak < largest + bound
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["localllm", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    code = ended.value.code
+    return code if isinstance(code, int) else 0
+
+
+def test_the_command_and_the_modelfile(
+    folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = folder()
+    monkeypatch.setenv("LOCALLLM_MODEL_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    before = {path: path.read_bytes() for path in made.iterdir()}
+    assert call(monkeypatch, "create", "first", "--from", str(made), "--quantize", "Q8_0") == 0
+    recipe = tmp_path / "Modelfile"
+    recipe.write_text("FROM ./qwen3\nSYSTEM Be short.\n")
+    assert call(monkeypatch, "create", "second", "-f", str(recipe)) == 0
+    settings = load_settings({})
+    for name, kind in (("first", "Q8_0"), ("second", "BF16")):
+        found = find(name, settings)
+        with open_model(found.path) as file:
+            assert file.tensors["blk.0.ffn_up.weight"].type.name == kind
+    assert find("second", settings).defaults().system == "Be short."
+    assert {path: path.read_bytes() for path in made.iterdir()} == before
