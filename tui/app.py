@@ -24,6 +24,7 @@ from tui.parameters import Parameters
 from tui.screens.chat import ChatScreen
 from tui.sessions import SessionStore
 from tui.terminal import surviving
+from tui.web import in_browser
 from tui.widgets.prompt import Prompt
 
 # The end of the session, of the terminal or of the machine. Windows' loop cannot take signals.
@@ -146,7 +147,8 @@ class ChatApp(App[None]):
 
     def get_driver_class(self) -> type[Driver]:
         """Textual's choice, made to outlive its terminal."""
-        return surviving(super().get_driver_class())
+        driver = super().get_driver_class()
+        return driver if in_browser() else surviving(driver)
 
     def leave_without_terminal(self) -> None:
         """Leave as if the system had sent SIGHUP: the terminal has gone."""
