@@ -17,6 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import platformdirs
+
+from cpu_kernels.kernel_cache import CACHE_VARIABLE
 from localllm.documents.embeddings import MeaningSearch
 from localllm.documents.index import DocumentIndex
 from localllm.documents.search import find_excerpts
@@ -108,10 +111,10 @@ def indexing(root: Path, rare: list[str], embeddings: Path | None) -> None:
 def asking(root: Path, rare: list[str], model: Path) -> None:
     """Ask in new processes; prints the times to the first token."""
     questions = [
-        ("first", f"What is {rare[0]}?"),
-        ("the same again", f"What is {rare[0]}?"),
-        ("other words, same excerpts", f"Tell me: {rare[0]}, what is it?"),
-        ("another subject", f"What is {rare[1]}?"),
+        ("first", f"What is {rare[0]} {word(700)} {word(800)}?"),
+        ("the same again", f"What is {rare[0]} {word(700)} {word(800)}?"),
+        ("the same excerpts", f"Explain briefly {word(800)} {rare[0]} {word(700)}!"),
+        ("some of them", f"What is {word(700)} {rare[1]}?"),
     ]
     rows: list[tuple[object, ...]] = [("question", "prompt", "cached", "TTFT s")]
     for what, question in questions:
@@ -132,6 +135,8 @@ def main() -> None:
     parser.add_argument("--embeddings", type=Path)
     parser.add_argument("--model", type=Path)
     given = parser.parse_args()
+    # The compiled kernels stay from run to run; keys and values do not.
+    os.environ.setdefault(CACHE_VARIABLE, platformdirs.user_cache_dir("localllm"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_DATA_HOME"] = os.environ["XDG_CACHE_HOME"] = str(Path(folder, "own"))
         root = Path(folder, "documents")

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from textual.message import Message
+
 from localllm.answer.event import AnswerEvent, AnswerStream, merged
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
@@ -24,6 +26,10 @@ FLUSH_S = 1 / 25
 SAVE_EVERY_S = 1.0
 MOST_TITLE_WORDS = 8  # five are asked for
 POLL_S = 0.1  # of an answer that is not shown
+
+
+class Answered(Message):
+    """An answer has ended, by itself or not."""
 
 
 async def follow(

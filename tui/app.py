@@ -17,6 +17,7 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from localllm.errors import LocalLLMError
+from localllm.text import harmless
 from tui.backend import Backend
 from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
@@ -24,6 +25,7 @@ from tui.parameters import Parameters
 from tui.screens.chat import ChatScreen
 from tui.sessions import SessionStore
 from tui.terminal import surviving
+from tui.web import in_browser
 from tui.widgets.prompt import Prompt
 
 # The end of the session, of the terminal or of the machine. Windows' loop cannot take signals.
@@ -122,6 +124,7 @@ class ChatApp(App[None]):
         )
         self._chat.prompt.text = typed
         self._interrupted = -LEAVE_S
+        self._named = False  # whether the terminal's title is ours
         self.set_keymap(self.keys)
 
     def begin_with(self, resume: bool, system: str | None) -> None:
@@ -146,7 +149,8 @@ class ChatApp(App[None]):
 
     def get_driver_class(self) -> type[Driver]:
         """Textual's choice, made to outlive its terminal."""
-        return surviving(super().get_driver_class())
+        driver = super().get_driver_class()
+        return driver if in_browser() else surviving(driver)
 
     def leave_without_terminal(self) -> None:
         """Leave as if the system had sent SIGHUP: the terminal has gone."""
@@ -192,6 +196,39 @@ class ChatApp(App[None]):
             await command.run(self._chat, argument)
         except LocalLLMError as error:
             self._chat.show_error(str(error))
+
+    def on_answered(self) -> None:
+        """Tell a user who has left the terminal: by its bell, a notification (OSC 9) and a mark in its title."""
+        try:
+            if self.app_focus or self.store.remembered("notify") == "off":
+                return
+            title = " ".join(harmless(self._chat.conversation.title).split())
+        except LocalLLMError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
+        self.bell()
+        self._tell_terminal(f"\x1b]9;localllm has answered: {title}\a")
+        self._name_terminal(f"\u2714 {title}")
+
+    def watch_app_focus(self, focus: bool) -> None:
+        """The user is back, or has left."""
+        if focus:
+            self._name_terminal(None)
+
+    def _name_terminal(self, title: str | None) -> None:
+        """Give the terminal a title, or the one back that it had (XTWINOPS 22 and 23)."""
+        if (title is None) == (not self._named):
+            return
+        self._tell_terminal("\x1b[23;2t" if title is None else f"\x1b[22;2t\x1b]2;{title}\a")
+        self._named = title is not None
+
+    def _tell_terminal(self, sequence: str) -> None:
+        if self._driver is not None:
+            self._driver.write(sequence)
+
+    def on_unmount(self) -> None:
+        """Leave the terminal's title as it was."""
+        self._name_terminal(None)
 
     def on_prompt_sent(self, event: Prompt.Sent) -> None:
         """Run a command, or ask the model."""

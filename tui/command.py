@@ -48,18 +48,26 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     resume: Annotated[bool, typer.Option("--continue", help="Go on with the chat used last.")] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
+    web: Annotated[bool, typer.Option("--web", help="Chat in a browser of this machine.")] = False,
     debug: Debug = False,
 ) -> None:
     """Chat in the terminal; sessions are kept."""
     import sys
 
+    from tui.web import in_browser, serve_chat
+
     flags = computing_flags(given) | {"remote": remote}
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
+    if web:
+        words = sys.argv[1:]
+        serve_chat([word for word in words[words.index("chat") + 1 :] if word != "--web"])
+        return
+    if not in_browser():
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
 
-    from tui.terminal import go_on_watched
+        from tui.terminal import go_on_watched
 
-    go_on_watched()
+        go_on_watched()
     from tui.start import run_chat
 
     raise typer.Exit(run_chat(model, flags, sessions, host, resume, system))

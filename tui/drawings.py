@@ -15,6 +15,8 @@ MUTED = "$foreground 60%"
 _HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$accent"))
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
+_WIDE = 48  # columns of a box
+
 Piece = tuple[str, str]
 
 
@@ -33,15 +35,21 @@ def schedule(steps: Sequence[StepRecord], width: int, height: int = 4) -> Conten
     return Content.assemble(*lines, *_schedule_legend(shown))
 
 
+def height_for(width: int) -> int:
+    """Rows of a drawing: fewer where two boxes share 80 columns, so that more of them are seen."""
+    return 4 if width >= _WIDE else 2
+
+
 def _schedule_legend(steps: Sequence[StepRecord]) -> list[Piece]:
     if not steps:
         return [("Nothing has been computed yet.", MUTED)]
-    last = steps[-1]
+    last, most = steps[-1], max(step.prefill + step.decode + step.drafted for step in steps)
     return [
-        ("█ prefill  ", PREFILL),
-        ("█ decode  ", DECODE),
-        ("█ with drafts\n", DRAFTED),
-        (f"last step: {last.prefill} prefill, {last.decode} decode, {last.drafted} drafted", MUTED),
+        ("█ prefill ", PREFILL),
+        ("█ decode ", DECODE),
+        ("█ drafts", DRAFTED),
+        (f" · highest {most} rows\n", MUTED),
+        (f"last: {last.prefill} prefill, {last.decode} decode, {last.drafted} drafted", MUTED),
         (f" in {human_seconds(last.seconds)}", MUTED),
     ]
 
@@ -61,13 +69,11 @@ def pages(snapshot: EngineSnapshot, width: int, height: int = 4) -> Content:
     counts = [int((holders == 1).sum()), int((holders == 2).sum()), int((holders > 2).sum())]
     free = snapshot.pages_total - sum(counts)
     legend = [
-        (f"{sign} {count} {what}  ", style)
-        for (sign, style), count, what in zip(
-            _HELD, (free, *counts), ("free", "held once", "twice", "more"), strict=True
-        )
+        (f"{sign} {count} {what} ", style)
+        for (sign, style), count, what in zip(_HELD, (free, *counts), ("free", "once", "twice", "more"), strict=True)
     ]
     size = f"{snapshot.page_size} tokens a page" if snapshot.page_size > 1 else "1 token a page"
-    note = f"\n{size} · one cell is {per_cell} page{'s' if per_cell > 1 else ''}"
+    note = f"\nby holders · {size} · {per_cell} page{'s' if per_cell > 1 else ''} a cell"
     return Content.assemble(*lines, *legend, (note, MUTED))
 
 

@@ -18,6 +18,7 @@ from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
 from tui.sessions import SessionStore
 from tui.terminal import light_background
+from tui.web import in_browser
 
 
 def run_chat(
@@ -34,7 +35,7 @@ def run_chat(
     that answers in place of an engine in here. resume, system: see ChatApp.begin_with. Raises SessionError where
     sessions cannot be kept, SettingsError for wrong settings or keys, RequestError for a terminal that draws nothing.
     """
-    if os.environ.get("TERM") == "dumb":
+    if os.environ.get("TERM") == "dumb" and not in_browser():
         raise RequestError(
             "The chat needs a terminal that it can draw on, but TERM is dumb. `localllm run` answers in plain lines. "
             "If the terminal can do more, set TERM, for example TERM=xterm-256color."
@@ -56,9 +57,11 @@ def run_chat(
         elsewhere = host or settings.remote
         remembered_as = f"model at {elsewhere}" if elsewhere else "model"
         # With 16 colours or none, the terminal's own colours are the only good ones.
-        plain = bool(os.environ.get("NO_COLOR")) or Console(force_terminal=True).color_system == "standard"
+        few = not in_browser() and Console(force_terminal=True).color_system == "standard"
+        plain = few or bool(os.environ.get("NO_COLOR"))
         chosen = store.remembered("theme")
-        light, typed = (False, "") if chosen and not plain else light_background()
+        known = (chosen and not plain) or in_browser()
+        light, typed = (False, "") if known else light_background()
         parameters = Parameters.from_settings(settings)
         app = ChatApp(backend, store, model or "", parameters, keys, remembered_as, light, plain, typed)
         app.begin_with(resume, system)

@@ -39,7 +39,7 @@ def test_the_summary_stands_for_the_oldest_turns(make_app: MakeApp) -> None:
             await say(pilot, "/compact")
             await until(pilot, chat.conversation.summed)
             await until(pilot, lambda: not chat.busy)
-            assert "this summary of 4 words" in chat.transcript.views[1]._summary.title  # type: ignore[attr-defined]
+            assert "a summary of 4 words" in chat.transcript.views[1]._summary.title  # type: ignore[attr-defined]
             await ask(pilot, "question 4")
             await say(pilot, "/compact undo")
             await until(pilot, lambda: chat.conversation.summed() is None)

@@ -31,19 +31,19 @@ def test_the_schedule_has_a_column_a_step() -> None:
     lines = str(drawings.schedule(SNAPSHOT.steps, 10, 2)).splitlines()
     assert lines[0].rstrip() == "█"  # 31 rows fill both lines, log2(32) = 5
     assert lines[1] == "█▃"  # log2(2) / 5 of two lines is 0.4 of a cell
-    assert "last step: 0 prefill, 1 decode, 0 drafted in 10 ms" in lines[3]
+    assert "last: 0 prefill, 1 decode, 0 drafted in 10 ms" in lines[3]
 
 
 def test_the_page_map_shows_where_pages_lie_and_how_many_hold_them() -> None:
     text = str(drawings.pages(SNAPSHOT, 20, 2))
-    assert "· 93 free  ░ 4 held once  ▒ 2 twice  █ 1 more" in text
+    assert "· 93 free ░ 4 once ▒ 2 twice █ 1 more" in text
     assert text.splitlines()[:2] == ["█▒▒·░░░░············", "·" * 20]
 
 
 def test_a_cell_of_the_page_map_stands_for_neighbours() -> None:
     text = str(drawings.pages(SNAPSHOT, 2, 2))
     assert text.splitlines()[:2] == ["█▒", "░░"]  # two pages a cell
-    assert "one cell is 2 pages" in text
+    assert "2 pages a cell" in text
     assert drawings.pages(replace(SNAPSHOT, page_holders=np.zeros(0, np.int32)), 2, 2).plain.startswith("··\n··\n")
 
 

@@ -123,6 +123,16 @@ async def inspect(chat: ChatScreen, _argument: str) -> None:
     chat.app.push_screen(InspectorScreen(chat.backend.inspect, chat.latency, note_rivals))
 
 
+async def notify(chat: ChatScreen, argument: str) -> None:
+    """Say whether an answer that ends while the terminal is not looked at is told by its bell and a notification."""
+    store = chat.conversation.store
+    if argument not in ("", "on", "off"):
+        raise RequestError("/notify on or /notify off.")
+    if argument:
+        store.remember("notify", argument)
+    chat.notify(f"Notifications are {store.remembered('notify') or 'on'}, where the terminal tells what it shows.")
+
+
 async def theme(chat: ChatScreen, argument: str) -> None:
     """Change the colours, by name or from a list."""
     if not argument:

@@ -20,7 +20,7 @@ from textual.worker import Worker
 from localllm.answer.event import AnswerStream
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from tui.answering import FLUSH_S, follow, make_title, note_end
+from tui.answering import FLUSH_S, Answered, follow, make_title, note_end
 from tui.attachments import MissingFileError
 from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
@@ -69,7 +69,7 @@ class ChatScreen(Screen[None]):
         self.backend = backend
         self.keys = keys or {}
         self.transcript = Transcript(conversation.variant, conversation.checker)
-        self.prompt = Prompt(commands)
+        self.prompt = Prompt(commands, backend.count_tokens)
         self.notice = Notice()
         self.status_line = StatusLine()
         self.title_bar = TitleBar()
@@ -237,6 +237,7 @@ class ChatScreen(Screen[None]):
     async def answer(self, view: AnswerView | None = None) -> None:
         """Let the model answer what is shown and call tools; with a view, continue its cut answer."""
         message = await self.tools.answer(self._answer_once, view, self.stopping)
+        self.post_message(Answered())
         info = self.info
         if message and message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
             self.run_worker(self._make_title(), exclusive=True, group="title")

@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import ItemGrid, Vertical, VerticalScroll
 from textual.content import Content
+from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
@@ -26,6 +27,9 @@ PICTURES = {
     "choices": "Tokens",
 }
 NO_ENGINE = "No engine runs in this process: no model is loaded yet, or a server answers."
+
+
+WIDE = 112  # columns for two boxes in which nothing is wrapped
 
 
 class InspectorScreen(Screen[None]):
@@ -48,7 +52,7 @@ class InspectorScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """One box for each picture; two columns where there is room."""
-        with VerticalScroll(), ItemGrid(min_column_width=56, stretch_height=True):
+        with VerticalScroll(), ItemGrid(min_column_width=36, stretch_height=True):
             for name, title in PICTURES.items():
                 with Vertical(classes="picture") as box:
                     box.border_title = title
@@ -58,6 +62,10 @@ class InspectorScreen(Screen[None]):
     def on_mount(self) -> None:
         """Draw what the chat has measured, and look into the engine."""
         self.run_worker(self._watch())
+
+    def on_resize(self, event: Resize) -> None:
+        """Two columns from 80 columns on, wider ones where there is room."""
+        self.query_one(ItemGrid).min_column_width = 36 if event.size.width < WIDE else 56
 
     async def _watch(self) -> None:
         while self.is_current:
@@ -74,8 +82,8 @@ class InspectorScreen(Screen[None]):
             await asyncio.sleep(REFRESH_S)
 
     def _draw_engine(self, snapshot: EngineSnapshot) -> None:
-        self._draw("schedule", lambda width: drawings.schedule(snapshot.steps, width))
-        self._draw("pages", lambda width: drawings.pages(snapshot, width))
+        self._draw("schedule", lambda width: drawings.schedule(snapshot.steps, width, drawings.height_for(width)))
+        self._draw("pages", lambda width: drawings.pages(snapshot, width, drawings.height_for(width)))
         self._draw("tree", lambda _: drawings.tree(snapshot.prefixes))
         self._draw("requests", lambda _: drawings.requests(snapshot))
 

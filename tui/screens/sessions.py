@@ -16,6 +16,8 @@ from localllm.errors import LocalLLMError
 from localllm.text import harmless
 from tui.sessions import SessionStore, SessionSummary
 
+AROUND = 24  # characters of a message shown before what was found; twice as many behind it
+
 
 class SessionsScreen(ModalScreen[int | None]):
     """Returns the id of the session to open, or None."""
@@ -135,14 +137,31 @@ class SessionsScreen(ModalScreen[int | None]):
             return
         entries = self._entries
         entries.clear_options()
-        entries.add_options(Option(_row(session)) for session in self._sessions)
+        entries.add_options(Option(_row(session, self._search)) for session in self._sessions)
+        if self._search and not self._sessions:
+            entries.add_option(Option("Nothing found.", disabled=True))
         entries.highlighted = 0 if self._sessions else None
 
 
-def _row(session: SessionSummary) -> Content:
+def snippet(text: str, search: str) -> tuple[str, str, str]:
+    """One line of a text around what was searched for: before it, itself, behind it."""
+    line = " ".join(text.split())
+    at = line.casefold().find(" ".join(search.split()).casefold())
+    if at < 0:  # it lay across a line's end
+        return line[: 2 * AROUND], "", ""
+    end = at + len(" ".join(search.split()))
+    before = line[max(at - AROUND, 0) : at]
+    return ("…" if at > AROUND else "") + before, line[at:end], line[end : end + 2 * AROUND]
+
+
+def _row(session: SessionSummary, search: str = "") -> Content:
     messages = "1 message" if session.messages == 1 else f"{session.messages} messages"
     detail = f"{_age(time.time() - session.updated)} · {messages} · {session.model.rpartition('/')[2]}"
-    return Content.assemble((harmless(session.title), "bold"), "\n", (harmless(detail), "$foreground 60%"))
+    row = Content.assemble((harmless(session.title), "bold"), "\n", (harmless(detail), "$foreground 60%"))
+    if not session.found:
+        return row
+    before, itself, behind = map(harmless, snippet(session.found, search))
+    return Content.assemble(row, "\n", before, (itself, "bold $accent"), behind)
 
 
 def _age(seconds: float) -> str:

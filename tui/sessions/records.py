@@ -112,7 +112,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A session as a list shows it, which leaves parameters out. updated is seconds since the epoch."""
+    """A session as a list shows it, which leaves parameters out. updated is seconds since the epoch.
+
+    found: the first message that has what was searched for, "" where the title alone has it.
+    """
 
     id: int
     title: str
@@ -121,6 +124,7 @@ class SessionSummary:
     messages: int
     titled: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
+    found: str = ""
 
 
 def _check(value: object, kind: Any) -> None:

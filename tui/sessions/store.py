@@ -76,7 +76,13 @@ class SessionStore:
             (pattern, limit),
         )
         with self._explained():
-            return [_summary(row) for row in rows]
+            found = [_summary(row) for row in rows]
+        return [replace(session, found=self._first_with(pattern, session.id)) for session in found] if search else found
+
+    def _first_with(self, pattern: str, session_id: int) -> str:
+        sql = "SELECT content FROM message WHERE session_id = ? AND content LIKE ? ESCAPE '\\' ORDER BY id LIMIT 1"
+        rows = self._rows(sql, (session_id, pattern))
+        return str(rows[0]["content"]) if rows else ""
 
     def summary(self, session_id: int) -> SessionSummary:
         """One session, with its parameters."""

@@ -98,7 +98,7 @@ class AnswerView(MessageView):
         self._error = Static("", classes="error", markup=False)
         self._end = Static("", classes="figures")
         words = len(message.summary.split())
-        title = f"Up to here the model reads this summary of {words} words · /compact undo"
+        title = f"Up to here: a summary of {words} words · /compact undo"
         self._summary = Collapsible(Static(harmless(message.summary), markup=False), title=title, classes="thinking")
         self._summary.display = bool(message.summary)
 

@@ -1,8 +1,9 @@
 """Where the user writes: a field that grows with its lines, with a history and completions."""
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from textual.widgets.option_list import Option
 
 from localllm.text import harmless
 from tui.attachments import matching_paths, mention_of
+from tui.background import in_thread
 from tui.sessions import Attachment
 from tui.status import MUTED
 
@@ -23,6 +25,8 @@ PASTED_LINES = 12
 PASTED_CHARS = 2000
 
 MOST_SHOWN = 8
+COUNTED_CHARS = 200  # of a text whose tokens are shown while it is written
+PAUSE_S = 0.3  # in the typing, before they are counted
 
 Suggestion = tuple[str, str, str]
 """A slash command: its name, what may follow it, and what it does."""
@@ -114,8 +118,10 @@ class Prompt(TextArea):
 
         text: str
 
-    def __init__(self, commands: Sequence[Suggestion] = ()) -> None:
-        """commands: offered while a line begins with a slash."""
+    def __init__(
+        self, commands: Sequence[Suggestion] = (), count_tokens: Callable[[str], int | None] = lambda _text: None
+    ) -> None:
+        """commands: offered while a line begins with a slash. count_tokens: of a long text, shown on the border."""
         super().__init__(
             id="prompt",
             show_line_numbers=False,
@@ -126,6 +132,7 @@ class Prompt(TextArea):
         self.sent: list[str] = []
         self.pasted: dict[str, Attachment] = {}  # long texts by the names that stand for them
         self.completion = Completion(commands)
+        self._count_tokens = count_tokens
         self._place: int | None = None
         self._draft = ""
         self._written = False
@@ -162,6 +169,16 @@ class Prompt(TextArea):
             self.refresh_bindings()
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
+        if len(self.text) >= COUNTED_CHARS:
+            self.run_worker(self._count(self.text), exclusive=True, group="count")
+        else:
+            self.border_subtitle = None
+
+    async def _count(self, text: str) -> None:
+        await asyncio.sleep(PAUSE_S)
+        count = await in_thread(lambda: self._count_tokens(text))
+        if count is not None and self.text == text:
+            self.border_subtitle = f"{count} tokens"
 
     def action_send(self) -> None:
         """Hand the text over. What is written from now on is the next prompt's; the screen may give this one back."""

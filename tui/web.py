@@ -1,0 +1,135 @@
+"""localllm chat --web: the terminal chat in a browser of this machine, drawn by textual-serve.
+
+The page is served on 127.0.0.1 alone. Other users of the machine reach that address too, and so do web pages through
+the browser: a token that is good for one visit becomes a cookie, which every request needs, and the Host and Origin
+headers are checked. The page may load nothing from elsewhere.
+"""
+
+import asyncio
+import hmac
+import importlib.util
+import os
+import secrets
+import shlex
+import signal
+import socket
+import sys
+import webbrowser
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from localllm.cli.terminal import answer, note
+from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+COOKIE = "localllm_chat"
+EARLIER_S = 10.0  # for the chat of a page that is loaded again to end
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self' {socket}; font-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+_Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
+
+
+def in_browser() -> bool:
+    """Whether this process draws for textual-serve, and not on a terminal."""
+    return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
+
+
+def serve_chat(arguments: Sequence[str], open_browser: bool = True) -> None:
+    """Serve the chat with these arguments until Ctrl-C. Raises RequestError where the extra is missing."""
+    if importlib.util.find_spec("textual_serve") is None:
+        install = f"{sys.executable} -m pip install textual-serve"
+        raise RequestError(f"The chat in a browser needs the extra web: {install}")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        asyncio.run(_serve(listening, arguments, open_browser))
+
+
+async def _serve(listening: socket.socket, arguments: Sequence[str], open_browser: bool) -> None:
+    from aiohttp import web
+    from textual_serve.server import Server
+
+    port = listening.getsockname()[1]
+    # exec, so that the end of the page ends the chat and not its shell alone.
+    command = "exec " + shlex.join([sys.executable, "-m", "localllm", "chat", *arguments])
+    server = Server(command, host="127.0.0.1", port=port, title="localllm")
+    gate = Gate(port)
+    site = await server._make_app()
+    site.on_startup.clear()  # it greets in its own name
+
+    @web.middleware
+    async def checked(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        return await gate.check(request, handler)
+
+    site.middlewares.append(checked)
+    runner = web.AppRunner(site, access_log=None)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listening).start()
+        address = f"http://127.0.0.1:{port}/?token={gate.token}"
+        answer(f"{address}\n")
+        note("The address opens the chat once, in one browser. Ctrl-C ends it.")
+        if open_browser:
+            webbrowser.open(address)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+class Gate:
+    """Checks Host, Origin and cookie of each request, and lets one chat run at a time. token: good for one visit."""
+
+    def __init__(self, port: int) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self._cookie = secrets.token_urlsafe(32)
+        self._host = f"127.0.0.1:{port}"
+        self._policy = _POLICY.format(socket=f"ws://{self._host}")
+        self._chat = asyncio.Lock()
+
+    async def check(self, request: "web.Request", handler: _Handler) -> "web.StreamResponse":
+        """aiohttp's middleware: refuse a request, turn a token into a cookie, or pass it on."""
+        from aiohttp import web
+
+        if request.headers.get("Host") != self._host:
+            raise web.HTTPForbidden(text="This Host is not allowed.")
+        if request.headers.get("Origin", f"http://{self._host}") != f"http://{self._host}":
+            raise web.HTTPForbidden(text="This Origin is not allowed.")
+        if (given := request.query.get("token")) is not None:
+            return self._first_visit(given)
+        if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._cookie.encode()):
+            raise web.HTTPForbidden(text="Open the address that `localllm chat --web` has printed; it works once.")
+        if request.path.endswith("/ws"):
+            return await self._one_chat(request, handler)
+        response = await handler(request)
+        response.headers["Content-Security-Policy"] = self._policy
+        response.headers["Referrer-Policy"] = "no-referrer"
+        return response
+
+    def _first_visit(self, given: str) -> "web.StreamResponse":
+        from aiohttp import web
+
+        if not self.token or not hmac.compare_digest(given.encode(), self.token.encode()):
+            raise web.HTTPForbidden(text="This address has been used. Start `localllm chat --web` again.")
+        self.token = ""
+        response = web.HTTPFound("/")
+        response.set_cookie(COOKIE, self._cookie, httponly=True, samesite="Strict", path="/")
+        return response
+
+    async def _one_chat(self, request: "web.Request", handler: _Handler) -> "web.StreamResponse":
+        """Each chat loads a model of its own, so there is one; a page that is loaded again waits for its end."""
+        from aiohttp import web
+
+        try:
+            async with asyncio.timeout(EARLIER_S):
+                await self._chat.acquire()
+        except TimeoutError as error:
+            raise web.HTTPConflict(text="The chat is open in another tab.") from error
+        try:
+            return await handler(request)
+        finally:
+            self._chat.release()
