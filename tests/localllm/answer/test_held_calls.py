@@ -69,9 +69,9 @@ def constraint(one: CallFormat) -> LazyConstraint:
 def requests(one: CallFormat) -> list[GenerationRequest]:
     return [
         GenerationRequest(
-            PROMPT, SamplingParams(seed=seed, temperature=1.5), max_tokens=150, constraint=constraint(one)
+            PROMPT, SamplingParams(seed=seed, temperature=1.5), max_tokens=110, constraint=constraint(one)
         )
-        for seed in range(12)
+        for seed in range(6)
     ]
 
 
