@@ -35,7 +35,7 @@ from localllm.roofline.limits import LimitProbes, Limits
 from localllm.roofline.work import ModelWork, looks
 from models import NativeRunner
 from models.config import read_config
-from models.kv_pages import bytes_of_tokens, stored_types
+from models.kv_layout import bytes_of_tokens, stored_types
 
 # Seconds after which llama.cpp's threads, and ours, no longer spin for more work.
 _SETTLED = 0.7

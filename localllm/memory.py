@@ -113,7 +113,7 @@ def plan_memory(
 def native_memory(file: ModelFile, kv_types: tuple[str, str], threads: int | None = None) -> ModelMemory:
     """What a model takes on the native engine, from its header. Raises UnsupportedModelError."""
     from models.config import read_config
-    from models.kv_pages import state_bytes
+    from models.kv_layout import state_bytes
     from models.needs import native_needs
 
     needs, config = native_needs(file, kv_types, threads), read_config(file)

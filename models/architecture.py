@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from models.config import ModelConfig, RopeScaling
+from models.config import ModelConfig
 from models.errors import UnsupportedModelError
+from models.rope_config import RopeScaling
 
 Factor = Callable[[ModelConfig], float]
 

@@ -1,11 +1,10 @@
 """The sizes and constants of a model, read from a GGUF's metadata and checked before anything is allocated."""
 
-import math
 from dataclasses import dataclass
 
 from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
-from gguf_io.errors import ModelFileError, shortened
+from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from models import layer_sizes
 from models.delta_sizes import DeltaNetSizes, attending_layers, delta_net_sizes
@@ -13,13 +12,21 @@ from models.errors import UnsupportedModelError
 from models.latents import Latents, read_latents
 from models.layer_sizes import CONVOLUTION, MAX_HEAD_SIZE, MAX_HEADS, Heads, in_each_layer, same_in_all_layers
 from models.refusals import refuse_unread
+from models.rope_config import (
+    MAX_CONTEXT,
+    QueryGrowth,
+    RopeScaling,
+    query_growth,
+    rope_base,
+    rope_scaling,
+    stated_number,
+    window_rope_base,
+)
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_EXPERTS = 1024
 MAX_VOCABULARY = 1 << 22
-MAX_CONTEXT = 1 << 24
-MAX_ROPE_BASE = 1e12
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _GATING = "expert_gating_func"
@@ -31,22 +38,6 @@ MAX_CONVOLUTION = PAGE_TOKENS + 1
 
 
 @dataclass(frozen=True)
-class RopeScaling:
-    """How rotation is stretched beyond the trained context. kind: none, linear, yarn or longrope (factor tensors).
-
-    log_multiplier: how much of YaRN's sharpening the model has learnt to do without, 0 for none.
-    """
-
-    kind: str
-    factor: float
-    original_context: int
-    attention_factor: float
-    beta_fast: float
-    beta_slow: float
-    log_multiplier: float
-
-
-@dataclass(frozen=True)
 class StatedFactors:
     """Factors that a file states, None where it does not. What they mean is the architecture's affair."""
 
@@ -54,14 +45,6 @@ class StatedFactors:
     residual: float | None
     attention: float | None
     logits: float | None
-
-
-@dataclass(frozen=True)
-class QueryGrowth:
-    """Queries are multiplied by 1 + scale * log(1 + floor(position / length))."""
-
-    scale: float
-    length: int
 
 
 @dataclass(frozen=True)
@@ -192,7 +175,7 @@ def read_config(file: ModelFile) -> ModelConfig:
     experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
     dense = dense_layers or not experts or first + _DENSE in file.tensors
     widths = in_each_layer(file, f"{name}.feed_forward_length", MAX_WIDTH, layers)[:layers] if dense else ()
-    scaling = _rope_scaling(file, context)
+    scaling = rope_scaling(file, context)
     used = _experts_used(file, experts)
     groups, groups_used = _expert_groups(file, experts, used)
     return ModelConfig(
@@ -221,18 +204,18 @@ def read_config(file: ModelFile) -> ModelConfig:
         context=context,
         epsilon=_epsilon(file),
         rope_size=rope_size,
-        rope_base=_rope_base(file, head_size, scaling),
+        rope_base=rope_base(file, head_size, scaling),
         rope_scaling=scaling,
         rope_finetuned=metadata.get_bool(f"{name}.rope.scaling.finetuned", True),
-        window_rope_base=_window_rope_base(file, scaling),
-        query_growth=_query_growth(file, scaling.original_context),
+        window_rope_base=window_rope_base(file, scaling),
+        query_growth=query_growth(file, scaling.original_context),
         window=_window(file),
         window_pattern=_window_pattern(file),
         factors=StatedFactors(
-            embedding=_optional(file, "embedding_scale"),
-            residual=_optional(file, "residual_scale"),
-            attention=_optional(file, "attention.scale"),
-            logits=_optional(file, "logit_scale"),
+            embedding=stated_number(file, "embedding_scale"),
+            residual=stated_number(file, "residual_scale"),
+            attention=stated_number(file, "attention.scale"),
+            logits=stated_number(file, "logit_scale"),
         ),
         experts=experts,
         experts_used=used,
@@ -240,9 +223,9 @@ def read_config(file: ModelFile) -> ModelConfig:
         expert_groups_used=groups_used,
         gating=metadata.get_int(f"{name}.{_GATING}") if f"{name}.{_GATING}" in metadata else None,
         normalise_experts=metadata.get_bool(f"{name}.expert_weights_norm", False),
-        expert_scale=_optional(file, "expert_weights_scale"),
-        attention_cap=_optional(file, "attn_logit_softcapping"),
-        logit_cap=_optional(file, "final_logit_softcapping"),
+        expert_scale=stated_number(file, "expert_weights_scale"),
+        attention_cap=stated_number(file, "attn_logit_softcapping"),
+        logit_cap=stated_number(file, "final_logit_softcapping"),
         causal=metadata.get_bool(f"{name}.attention.causal", True) if f"{name}.attention.causal" in metadata else None,
     )
 
@@ -379,64 +362,3 @@ def _window_pattern(file: ModelFile) -> int | tuple[bool, ...] | None:
         return file.metadata.get_int(key, maximum=MAX_LAYERS)
     layers = file.metadata.get_int(f"{file.architecture}.block_count", minimum=1, maximum=MAX_LAYERS)
     return tuple(file.metadata.get_list(key, bool, length=layers))
-
-
-def _rope_base(file: ModelFile, head_size: int, scaling: RopeScaling) -> float:
-    """The base of the rotation; Hunyuan's files raise it by an NTK-aware `alpha`."""
-    metadata, key = file.metadata, f"{file.architecture}.rope.freq_base"
-    base = metadata.get_float(key, 10_000.0, minimum=1.0, maximum=MAX_ROPE_BASE)
-    alpha = metadata.get_float(f"{file.architecture}.rope.scaling.alpha", 0.0, minimum=0.0, maximum=1e6)
-    if alpha:
-        base = base * alpha ** (head_size / (head_size - 2)) if head_size > 2 else math.inf
-    return _checked_base(file, key, base, scaling)
-
-
-def _window_rope_base(file: ModelFile, scaling: RopeScaling) -> float | None:
-    base = _optional(file, "rope.freq_base_swa", MAX_ROPE_BASE)
-    return None if base is None else _checked_base(file, f"{file.architecture}.rope.freq_base_swa", base, scaling)
-
-
-def _checked_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) -> float:
-    """The base, if it is usable: YaRN divides by its logarithm."""
-    if not math.isfinite(base) or base < 1.0 or (base == 1.0 and scaling.kind == "yarn"):
-        raise ModelFileError(
-            f"{file.path}: {key}: the rotation's base is {base:g}, which cannot be computed with. "
-            "Get another edition of the model."
-        )
-    return base
-
-
-def _query_growth(file: ModelFile, length: int) -> QueryGrowth | None:
-    scale = _optional(file, "attention.temperature_scale")
-    return QueryGrowth(scale, length) if scale else None
-
-
-def _rope_scaling(file: ModelFile, context: int) -> RopeScaling:
-    metadata, prefix = file.metadata, f"{file.architecture}.rope.scaling"
-    kind = metadata.get_str(f"{prefix}.type", "none")
-    factor = metadata.get_float(
-        f"{prefix}.factor",
-        metadata.get_float(f"{file.architecture}.rope.scale_linear", 1.0, minimum=0.0, maximum=1e6),
-        minimum=0.0,
-        maximum=1e6,
-    )
-    if f"{prefix}.type" not in metadata and factor not in (0.0, 1.0):
-        kind = "linear"
-    if kind not in ("none", "linear", "yarn", "longrope"):
-        raise UnsupportedModelError(
-            f"{file.path}: {prefix}.type is '{shortened(kind)}', which the native engine does not support."
-        )
-    return RopeScaling(
-        kind=kind,
-        factor=factor or 1.0,
-        original_context=metadata.get_int(f"{prefix}.original_context_length", context, minimum=1, maximum=MAX_CONTEXT),
-        attention_factor=metadata.get_float(f"{prefix}.attn_factor", 1.0, minimum=0.0, maximum=100.0),
-        beta_fast=metadata.get_float(f"{prefix}.yarn_beta_fast", 32.0, minimum=1e-6, maximum=1e6),
-        beta_slow=metadata.get_float(f"{prefix}.yarn_beta_slow", 1.0, minimum=1e-6, maximum=1e6),
-        log_multiplier=metadata.get_float(f"{prefix}.yarn_log_multiplier", 0.0, minimum=0.0, maximum=100.0),
-    )
-
-
-def _optional(file: ModelFile, key: str, maximum: float = 1e6) -> float | None:
-    key = f"{file.architecture}.{key}"
-    return file.metadata.get_float(key, minimum=0.0, maximum=maximum) if key in file.metadata else None

@@ -18,80 +18,22 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, Plane, key_layout, value_layout
+from cpu_kernels.kv_types import PAGE_TOKENS, Plane
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
 from models.convolution_states import STATE_ROWS, ConvolutionStates, convolution_sizes
-from models.delta_states import DeltaStates, slot_bytes, slots_within
-from models.errors import UnsupportedModelError
+from models.delta_states import DeltaStates, slots_within
+from models.kv_layout import KVTypes, kv_bytes_per_token, page_bytes, page_layouts, state_bytes
 from models.layer_sizes import Heads
 from models.sequence import LOST, TABLE_STEP, Sequence
 
 _GROUP = 8
 """Pages of a group. A longer run is a longer stream, but a first token takes a whole group."""
 
-KVTypes = tuple[KVType, KVType]
-"""How keys, and how values, are stored."""
-
-
-def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
-    """The types of keys and of values by name.
-
-    Raises UnsupportedModelError where there is no such type, or the model's heads do not fit it.
-    """
-    types = _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
-    if config.latents and types[0] is not types[1]:
-        raise UnsupportedModelError(
-            f"This model stores keys and values as one: it cannot have keys in {types[0]} and values in {types[1]}. "
-            "Give both the same type."
-        )
-    return types
-
-
-def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
-    """Bytes that one token's keys and values take over all layers, heads padded as they are stored.
-
-    Included is a token's share of what its page keeps for short convolutions. States of delta networks are not: see
-    state_bytes.
-    """
-    return _page_bytes(config, types) // PAGE_TOKENS
-
-
-def state_bytes(config: ModelConfig, budget: int) -> int:
-    """Bytes that states of delta networks take of the memory for keys and values, whatever the number of tokens."""
-    return slots_within(config, budget) * slot_bytes(config)
-
-
-def _layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, ...]:
-    """Of keys and of values; of latents, which are both, one."""
-    keys = key_layout(types[0], heads.padded)
-    return (keys,) if heads.latent else (keys, value_layout(types[1], heads.padded))
-
-
-def layer_bytes_per_token(heads: Heads, types: KVTypes) -> int:
-    """Bytes that one token's keys and values take in a layer of these heads."""
-    return heads.keys * sum(layout.page_bytes for layout in _layouts(heads, types)) // PAGE_TOKENS
-
-
-def _page_bytes(config: ModelConfig, types: KVTypes) -> int:
-    """Bytes of a page over all layers that store keys and values, of what it keeps for convolutions, and of token ids
-    where rows need others.
-    """
-    of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(heads, types) for heads in config.kv_heads_of_layers)
-    sizes = convolution_sizes(config)
-    return of_heads + (sizes.page_bytes if sizes else 0) + (0 if all(config.attends) else 4 * PAGE_TOKENS)
-
 
 def _kind(heads: Heads) -> tuple[int, int]:
     """What layers must have in common for their pages to lie in one array."""
     return heads.keys, heads.padded
-
-
-def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:
-    """Memory in which so many tokens find room, beside the states that a pool of that size has."""
-    needed = tokens * kv_bytes_per_token(config, types)
-    least = state_bytes(config, 0)
-    return max(needed + least, needed * 4 // 3 + 1) if least else needed
 
 
 class PageStore:
@@ -102,10 +44,10 @@ class PageStore:
         self.types = types
         self.bytes_per_token = kv_bytes_per_token(config, types)
         slots = slots_within(config, budget_bytes)
-        self.total = max(1, (budget_bytes - state_bytes(config, budget_bytes)) // _page_bytes(config, types))
+        self.total = max(1, (budget_bytes - state_bytes(config, budget_bytes)) // page_bytes(config, types))
         stored = config.kv_heads_of_layers
         counts = Counter(map(_kind, stored))
-        layouts = {_kind(heads): _layouts(heads, types) for heads in stored}
+        layouts = {_kind(heads): page_layouts(heads, types) for heads in stored}
         self._group = _GROUP if len(counts) == 1 else 1
         self._group_places = len(stored) * stored[0].keys * _GROUP if len(counts) == 1 else 1
         groups = -(-self.total // self._group)
@@ -436,20 +378,3 @@ def _places(config: ModelConfig) -> list[tuple[tuple[int, int], int]]:
         found.append((kind, counts[kind]))
         counts[kind] += config.attends[layer]
     return found
-
-
-def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
-    """The type of that name. Raises UnsupportedModelError where there is none, or the model's heads do not fit it."""
-    names = [kind.value for kind in KVType]
-    if name not in names:
-        raise UnsupportedModelError(
-            f"The native engine cannot store {what} as {name!r}. There are: {', '.join(names)}."
-        )
-    kind = KVType(name)
-    size = next((heads.size for heads in config.layer_heads if heads.size % SCALED_TOGETHER), 0)
-    if kind is KVType.Q8_0 and size:
-        raise UnsupportedModelError(
-            f"{what} of heads of {size} numbers cannot be stored as {name}, which takes "
-            f"{SCALED_TOGETHER} together. Store them as f16."
-        )
-    return kind

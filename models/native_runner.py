@@ -18,7 +18,8 @@ from gguf_io.runner_info import RunnerInfo
 from models.architecture import Architecture
 from models.config import read_config
 from models.decoder import DecoderRecorder
-from models.kv_pages import PageStore, stored_types
+from models.kv_layout import stored_types
+from models.kv_pages import PageStore
 from models.recording import Recording
 from models.refusals import refusal
 from models.registry import find_architecture

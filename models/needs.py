@@ -17,7 +17,8 @@ from cpu_kernels.records import Act, Form, Op
 from gguf_io import ModelFile
 from models.config import read_config
 from models.decoder import DecoderRecorder
-from models.kv_pages import PageStore, stored_types
+from models.kv_layout import stored_types
+from models.kv_pages import PageStore
 from models.native_runner import MAX_ROWS
 from models.pooling_head import PoolingHead
 from models.recording import Recording

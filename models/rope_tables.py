@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import Step
 from models.architecture import Architecture
-from models.config import ModelConfig, QueryGrowth, RopeScaling
+from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.layer_sizes import Heads
+from models.rope_config import QueryGrowth, RopeScaling
 from models.weights import WeightLoader
 
 _FIRST_POSITIONS = 4096

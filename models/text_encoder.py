@@ -15,7 +15,8 @@ from gguf_io import ModelFile
 from gguf_io.pooling import Pooling, pooling_of
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
-from models.kv_pages import PageStore, kv_bytes_per_token
+from models.kv_layout import kv_bytes_per_token
+from models.kv_pages import PageStore
 from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture

@@ -182,7 +182,7 @@ def plan_native(
     sums, and with llama.cpp's where it could have been chosen; UnsupportedModelError.
     """
     from models.config import read_config
-    from models.kv_pages import bytes_of_tokens, stored_types
+    from models.kv_layout import bytes_of_tokens, stored_types
 
     memory = native_memory(file, native_kv_types(settings), settings.threads)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20

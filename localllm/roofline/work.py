@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cpu_kernels.recorded_step import Products
 from gguf_io import ModelFile
 from models.config import read_config
-from models.kv_pages import layer_bytes_per_token, stored_types
+from models.kv_layout import layer_bytes_per_token, stored_types
 from models.needs import NativeNeeds, native_needs
 from models.registry import find_architecture
 from models.weights import padded

@@ -13,7 +13,8 @@ from models.architecture import (
     stated_expert_scale,
     stated_gating,
 )
-from models.config import ModelConfig, RopeScaling
+from models.config import ModelConfig
+from models.rope_config import RopeScaling
 from models.rope_tables import magnitude
 
 # GLM 4.7 Flash, whose first files state no gating: its layers and its vocabulary.

@@ -6,7 +6,7 @@ OLMo 3 gives three of four layers a window, whose rotation is not scaled.
 from dataclasses import replace
 
 from models.architecture import Architecture, Norms, RopePairs, Rotation, windows
-from models.config import RopeScaling
+from models.rope_config import RopeScaling
 
 
 def _window_scaling(scaling: RopeScaling) -> RopeScaling:

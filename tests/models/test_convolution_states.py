@@ -12,7 +12,7 @@ from gguf_io import open_model
 from gguf_io.errors import LocalLLMError
 from models import NativeRunner
 from models.config import read_config
-from models.kv_pages import kv_bytes_per_token, stored_types
+from models.kv_layout import kv_bytes_per_token, stored_types
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import shapes, write
 from tests.models.test_determinism import extend, tokens_of, whole

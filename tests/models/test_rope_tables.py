@@ -4,7 +4,7 @@ import numpy as np
 import psutil
 import pytest
 
-from models.config import QueryGrowth
+from models.rope_config import QueryGrowth
 from models.rope_tables import RopeTable
 
 RADIANS = np.exp(-np.arange(24) / 5.0)
