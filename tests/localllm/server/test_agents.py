@@ -11,16 +11,12 @@ import anthropic
 import httpx
 import openai
 import pytest
-from fastapi import Request
 from gguf import GGUFReader, GGUFWriter, PoolingType
 
 from gpu_offload.errors import LlamaCppMissingError
-from localllm.answer.request import AnswerRequest
 from localllm.errors import LocalLLMError, ModelFileError, RequestError
 from localllm.server.catalog import CatalogEntry, generates
 from localllm.server.errors import ApiError, message_of, status_of
-from localllm.server.keys import NAMESPACE
-from localllm.server.service import for_user_of
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 from tests.waiting import PATIENCE_S
@@ -377,32 +373,6 @@ def test_too_many_texts_to_embed_are_counted(http: httpx.Client) -> None:
     if answer.status_code != 501:  # without llama.cpp
         assert answer.status_code == 400
         assert "3000 texts; at most 2048" in answer.json()["error"]["message"]
-
-
-def test_requests_that_let_others_go_first() -> None:
-    from localllm.server.openai.chat import chat_request
-    from localllm.server.openai.schema import ChatBody
-
-    for tier, background in (("flex", True), ("auto", False), (None, False)):
-        body = ChatBody(model="m", messages=HI, service_tier=tier)  # type: ignore[arg-type]
-        assert chat_request(body).background == background
-    assert chat_request(ChatBody(model="m", messages=HI, priority=5)).priority == 5  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("header", "background"), [("u=7", True), ("i, u=7;x", True), ("u=3, i", False), (None, False)]
-)
-def test_a_header_says_which_requests_let_others_go_first(header: str | None, background: bool) -> None:
-    headers = [(b"priority", header.encode())] if header else []
-    (request,) = for_user_of(Request({"type": "http", "headers": headers}), [AnswerRequest(prompt="hi", priority=-1)])
-    assert (request.background, request.priority) == (background, -1)
-
-
-def test_no_user_of_several_goes_before_the_others() -> None:
-    http = Request({"type": "http", "headers": [], NAMESPACE: "0123"})
-    assert for_user_of(http, [AnswerRequest(prompt="hi", priority=1)])[0].namespace == "0123"
-    with pytest.raises(ApiError, match="several users"):
-        for_user_of(http, [AnswerRequest(prompt="hi", priority=-1)])
 
 
 def test_a_long_conversation(http: httpx.Client) -> None:
