@@ -153,8 +153,7 @@ class Stage:
 
     def temporary(self) -> list[Path]:
         """Files that are being written, or were left."""
-        found = [*self.home.rglob(".localllm-*"), *self.home.rglob("*.unfinished"), *self.home.rglob("*.tmp")]
-        return sorted(found)
+        return sorted({*self.home.rglob(".localllm-*"), *self.home.rglob("*.unfinished"), *self.home.rglob("*.tmp")})
 
 
 def line_of(text: str) -> str:
