@@ -17,6 +17,7 @@ from localllm.memory import RESERVE_BYTES
 from localllm.roofline.expected import ExpectedSpeed, expected_speed
 from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
+from localllm.text import human_bytes
 
 # A longest context is told in steps of so many tokens.
 CONTEXT_STEP = 1024
@@ -56,9 +57,13 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
             request = replace(request, kv_types=native_kv_types(settings), spare=False, copies=False)
         try:
             made = make_plan(file, devices, room, replace(request, dry_run=choice is not None and not native))
-            longest = _longest_context(file, devices, room - RESERVE_BYTES if native else room, request)
+            # What stays in the file takes none of the memory that a context may have.
+            own_room = room - RESERVE_BYTES + file.weights_bytes - file.loaded_bytes
+            longest = _longest_context(file, devices, own_room if native else room, request)
         except ValueError as error:
             raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
+    if native:
+        made = _without_looked_up(made, file)
     kept = kept_limits(settings.threads) if native else None
     return Advice(
         plan=replace(made, notes=(*file.notes, *made.notes)),
@@ -79,6 +84,16 @@ def best_of(advices: Sequence[Advice | None]) -> int | None:
     fitting = [(number, advice) for number, advice in enumerate(advices) if advice is not None and advice.plan.fits]
     ranked = [(min(advice.bits, MOST_USEFUL_BITS), -advice.bits, -number) for number, advice in fitting]
     return -max(ranked)[2] if ranked else None
+
+
+def _without_looked_up(made: Plan, file: ModelFile) -> Plan:
+    """The plan for the native engine, which leaves a table of second embeddings in the file."""
+    table = file.weights_bytes - file.loaded_bytes
+    if not table:
+        return made
+    main = replace(made.uses[0], weights=made.uses[0].weights - table)
+    note = f"{human_bytes(table)} of the weights stay in the file and are read row by row"
+    return replace(made, uses=(main, *made.uses[1:]), notes=(*made.notes, note))
 
 
 def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, request: PlanRequest) -> int:
