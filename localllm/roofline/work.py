@@ -1,7 +1,7 @@
 """How much reading and computing a token takes, whoever does it how fast."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpu_kernels.formats.conversions import native_form
@@ -11,7 +11,6 @@ from gguf_io import ModelFile, TensorInfo
 from models.config import ModelConfig, read_config
 from models.errors import UnsupportedModelError
 from models.kv_pages import layer_bytes_per_token, stored_types
-from models.layer_sizes import Heads
 from models.registry import find_architecture
 from models.weights import padded
 
@@ -89,62 +88,66 @@ def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) 
     row, narrowed = Products(), Products()
     for name, tensor in file.tensors.items():
         match = _LAYER.fullmatch(name)
-        if not match or int(match[1]) >= config.layers or _is_unused(config, int(match[1]), match[2]):
+        if not match or int(match[1]) >= config.layers:
             continue
-        products = _products(tensor, match[2], config, config.layer_heads[int(match[1])])
-        if config.narrows and int(match[1]) > config.last_stored:
+        layer, part = int(match[1]), match[2]
+        products = _products(tensor, part, _rows(tensor, part, config, layer), config)
+        if part == "attn_k" and f"blk.{layer}.attn_v.weight" not in file.tensors:
+            products += products  # the same weights make keys and values
+        if config.narrows and layer > config.last_stored:
             narrowed += products
         else:
             row += products
     output = file.tensors.get("output.weight", file.tensors.get("token_embd.weight"))
     if output is None:
         raise UnsupportedModelError(f"{file.path}: the tensor token_embd.weight is missing. Get another edition.")
-    heads = config.layer_heads[0]
-    logits = _products(output, "output", config, heads) + narrowed
+    row += _beside_layers(file, config, wanted=False)
+    logits = _products(output, "output", [output.shape[0]], config) + narrowed
+    return ModelWork(row, logits + _beside_layers(file, config, wanted=True), looks(file, kv_types))
+
+
+def _beside_layers(file: ModelFile, config: ModelConfig, *, wanted: bool) -> Products:
+    """The products with matrices that serve all layers: of all rows, or of the wanted ones alone."""
+    total = Products()
     projection = file.tensors.get("per_layer_model_proj.weight")
     if projection is not None:
-        of_all = (config.last_stored + 1) / config.layers if config.narrows else 1.0
-        products = _products(projection, "projection", config, heads)
-        row += _share(products, of_all)
-        logits += _share(products, 1.0 - of_all)
-    return ModelWork(row, logits, looks(file, kv_types))
+        of_all = config.last_stored + 1 if config.narrows else config.layers
+        layers = config.layers - of_all if wanted else of_all
+        total += _products(projection, "projection", [layers * padded(config.per_layer_width)], config)
+    # Streams are spread from all rows, and merged for those that are left.
+    merged = wanted == config.narrows
+    for name, counts in (("altup_proj.weight", not wanted), ("altup_unembd_proj.weight", merged)):
+        tensor = file.tensors.get(name)
+        if tensor is not None and counts:
+            total += _products(tensor, "streams", [config.embedding] * tensor.shape[0], config)
+    return total
 
 
-def _share(products: Products, share: float) -> Products:
-    return Products(
-        int(products.weight_bytes * share),
-        int(products.int8_operations * share),
-        int(products.float_operations * share),
-    )
-
-
-def _is_unused(config: ModelConfig, layer: int, part: str) -> bool:
-    """Whether a layer has a tensor for keys and values that it takes from another layer."""
-    return part in ("attn_k", "attn_v") and config.kv_layers[layer] != layer
-
-
-def _products(tensor: TensorInfo, part: str, config: ModelConfig, heads: Heads) -> Products:
-    """The products of one row with a layer's tensor, as it is packed; none where it is no matrix."""
-    shape = (1, *tensor.shape) if part == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
-    if len(shape) < 2:
+def _products(tensor: TensorInfo, part: str, rows: Sequence[int], config: ModelConfig) -> Products:
+    """The products of one row with a tensor's matrices of so many rows, as they are packed; none without any."""
+    if not rows:
         return Products()
     try:
         packed = native_form(tensor.type.name).weight_format
     except ValueError as error:
         raise UnsupportedModelError(f"{tensor.name}: {error}. The llama.cpp backend may take it.") from error
-    k, matrices = shape[-1], config.experts_used if part.endswith("_exps") else 1
-    rows = matrices * sum(padded(rows) for rows in _rows(part, shape, config, heads))
-    read, operations = rows // packed.group_rows * packed.group_bytes(k), 2 * rows * k
+    k, matrices = tensor.shape[-1], config.experts_used if part.endswith("_exps") else 1
+    count = matrices * sum(map(padded, rows))
+    read, operations = count // packed.group_rows * packed.group_bytes(k), 2 * count * k
     return Products(read, 0, operations) if packed.form & Form.FLOATS else Products(read, operations, 0)
 
 
-def _rows(part: str, shape: tuple[int, ...], config: ModelConfig, of: Heads) -> Iterator[int]:
-    """Rows of the matrices that a tensor becomes: fused ones are taken apart, heads are padded."""
-    heads = {"attn_q": [of.queries], "attn_k": [of.keys], "attn_v": [of.keys]}
-    heads["attn_qkv"] = [of.queries, of.keys, of.keys]
+def _rows(tensor: TensorInfo, part: str, config: ModelConfig, layer: int) -> list[int]:
+    """Rows of the matrices that a layer's tensor becomes: fused ones are taken apart, heads are padded."""
+    of, shape = config.layer_heads[layer], tensor.shape
+    keys = [of.keys] if config.kv_layers[layer] == layer else []
+    heads = {"attn_q": [of.queries], "attn_k": keys, "attn_v": keys, "attn_qkv": [of.queries, *keys, *keys]}
     if part in heads:
-        yield from (count * of.padded for count in heads[part])
-    elif part == "ffn_up" and shape[-2] == 2 * config.feed_forward:
-        yield from (config.feed_forward, config.feed_forward)
-    else:
-        yield shape[-2]
+        return [count * of.padded for count in heads[part]]
+    if part == "ffn_gate_inp_shexp" and len(shape) == 1:
+        return [1]
+    if len(shape) < 2 or part.startswith("altup"):  # these are no matrix products
+        return []
+    if part == "ffn_gate_up_exps" or (part == "ffn_up" and shape[-2] == 2 * config.feed_forward):
+        return [shape[-2] // 2] * 2
+    return [shape[-2]]
