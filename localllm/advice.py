@@ -19,6 +19,7 @@ from localllm.memory import RESERVE_BYTES, kv_bytes_in_file, native_memory
 from localllm.roofline.expected import ExpectedSpeed, expected_speed
 from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
+from localllm.text import human_bytes
 
 # A longest context is told in steps of so many tokens.
 CONTEXT_STEP = 1024
@@ -96,6 +97,8 @@ def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, 
     kv, compute = context * memory.kv_per_token, memory.buffers + context * memory.position_bytes
     use = MemoryUse("main memory", memory.weights, kv, compute, beside, RESERVE_BYTES, room)
     notes = [f"{context} tokens of context with {kv_types[0]} keys and {kv_types[1]} values"]
+    if table := file.weights_bytes - file.loaded_bytes:
+        notes.append(f"{human_bytes(table)} of the weights stay in the file and are read row by row")
     if not use.fits:
         missing = -(-(use.needed + use.reserve - use.available) >> 20)
         notes.append(f"main memory lacks {missing:,} MiB: choose a shorter context or a smaller model")

@@ -66,7 +66,7 @@ class Synthetic:
         found: dict[str, Any] = {}
         for key, name in (("attention.head_count_kv", "kv_heads"), ("feed_forward_length", "feed_forward")):
             value = self.extra.get(key)
-            if isinstance(value, list):
+            if isinstance(value, list) and layer < len(value):
                 found[name] = value[layer]
         pattern = self.extra.get("attention.sliding_window_pattern")
         if self.window_head and isinstance(pattern, list) and pattern[layer]:

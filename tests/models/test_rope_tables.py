@@ -4,20 +4,17 @@ import numpy as np
 import psutil
 import pytest
 
+from models.layer_sizes import Heads
 from models.rope_config import QueryGrowth
 from models.rope_tables import RopeTable
 
 RADIANS = np.exp(-np.arange(24) / 5.0)
 
-
-class Heads:
-    """What a table asks a model's configuration for."""
-
-    padded_head = padded_turned = 64
+HEADS = Heads(queries=1, keys=1, size=64, rope_size=48)
 
 
 def table(growth: QueryGrowth | None = None) -> RopeTable:
-    return RopeTable(Heads(), RADIANS, 1.25, growth)  # type: ignore[arg-type]
+    return RopeTable(HEADS, RADIANS, 1.25, growth)
 
 
 def rows(found: RopeTable, first: int, last: int) -> np.ndarray:

@@ -98,3 +98,18 @@ def test_a_draft_model_has_its_part(
         assert plan("--gpu-memory", "8GiB", "--ctx", "256", "--json", *more) == 0
         needed.append(json.loads(capsys.readouterr().out)["uses"][1])
     assert needed[0]["other"] == 0 and needed[1]["other"] > needed[1]["weights"] // 2
+
+
+def test_a_table_that_stays_in_the_file_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(MODELS["gemma4"], tmp_path / "gemma4.gguf")
+    weights = []
+    for backend in (("--backend", "native"), ("--gpu-memory", "1MiB", "--gpu-layers", "0")):
+        monkeypatch.setattr("sys.argv", ["localllm", "plan", str(path), "--ctx", "256", "--json", *backend])
+        with pytest.raises(SystemExit):
+            main()
+        made = json.loads(capsys.readouterr().out)
+        weights.append(made["uses"][0]["weights"])
+    # 320 tokens, 10 layers, 32 values of four bytes each
+    assert weights[1] - weights[0] == 320 * 10 * 32 * 4

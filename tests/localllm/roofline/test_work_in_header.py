@@ -7,11 +7,13 @@ import pytest
 from gguf_io import open_model
 from localllm.roofline.work import work_in_header
 from models import NativeRunner
+from models.config import read_config
 from models.errors import UnsupportedModelError
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
-# Dense and mixed, with shared experts, fused tensors, odd widths, tied and own outputs, windows, latents.
+# Dense and mixed, with shared experts, fused tensors, odd widths, tied and own outputs, windows, latents, second
+# embeddings, layers that compute wanted rows alone, parallel streams.
 SHAPES = (
     "llama",
     "mixtral",
@@ -32,6 +34,11 @@ SHAPES = (
     "qwen35moe",
     "qwen3next",
     "qwen3next-fused",
+    "gemma4",
+    "gemma4-odd",
+    "gemma4-moe",
+    "gemma3n",
+    "gemma3n-short",
 )
 
 
@@ -44,7 +51,8 @@ def test_the_header_tells_what_the_program_reads_and_computes(name: str, tmp_pat
         sequence = runner.create_sequence()
         runner.run([0], [0], [sequence], [0])
         assert (told.row, told.logits) == runner.last_step().products()
-        assert told.kv_bytes_per_token == runner.info.kv_bytes_per_token
+        stored = sum(each for layer, (_, each) in enumerate(told.looks) if read_config(file).kv_layers[layer] == layer)
+        assert stored == runner.info.kv_bytes_per_token
     finally:
         runner.close()
 
