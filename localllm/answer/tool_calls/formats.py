@@ -123,11 +123,11 @@ def _list(opening: str, closing: str, *call: Piece, **more: object) -> CallForma
     return _row(opening, closing, *call, separator=" , ", begin=" [ ", end=" ] ", **more)
 
 
-def _invoked(prefix: str, section: str, parameter: str) -> CallFormat:
-    """XML with a prefix of the names of all tags."""
+def _invoked(section: str, prefix: str, parameter: str) -> CallFormat:
+    """XML. prefix: of the names of inner tags."""
     return _row(
-        f"<{prefix}{section}>",
-        f"</{prefix}{section}>",
+        f"<{section}>",
+        f"</{section}>",
         *(f'<{prefix}invoke name="', NAME, '"> '),
         Tags(f"<{prefix}parameter {parameter}>", f"</{prefix}parameter>"),
         f" </{prefix}invoke>",
@@ -169,9 +169,9 @@ FORMATS: tuple[CallFormat, ...] = (
         *("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜> ", JSON, " <｜tool▁call▁end｜>"),
         separator=" ",
     ),
-    _invoked("｜DSML｜", "function_calls", 'name="{key}" string="{string}"'),
-    _invoked("｜DSML｜", "tool_calls", 'name="{key}" string="{string}"'),
-    _invoked("atem:", "function_calls", 'name="{key}"'),
+    _invoked("｜DSML｜function_calls", "｜DSML｜", 'name="{key}" string="{string}"'),
+    _invoked("｜DSML｜tool_calls", "｜DSML｜", 'name="{key}" string="{string}"'),
+    _invoked("atem:function_calls", "atem:", 'name="{key}"'),
     # Kimi K2 and K3
     _row(
         "<|tool_calls_section_begin|>",
@@ -229,7 +229,7 @@ FORMATS: tuple[CallFormat, ...] = (
     # Apertus
     _list("<|tools_prefix|>", "<|tools_suffix|>", '{ "', NAME, '" : ', JSON, " }"),
     # MiniMax M2 and M3
-    _invoked("minimax:", "tool_call", 'name="{key}"'),
+    _invoked("minimax:tool_call", "", 'name="{key}"'),
     _row(
         f"{_M3}<tool_call>",
         f"{_M3}</tool_call>",

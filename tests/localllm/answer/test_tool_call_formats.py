@@ -9,7 +9,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall
+from gguf_io.chat_template import ChatTemplate
+from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall, call_formats
 from localllm.answer.tool_calls.call import parameters_of
 from localllm.answer.tool_calls.formats import BARE, FORMATS
 from localllm.answer.tool_calls.grammar import CallGrammar
@@ -148,4 +149,35 @@ def test_sampled_calls_are_read_and_fit(form: CallFormat, vocabulary: str) -> No
             jsonschema.validate(call.arguments, SCHEMAS[call.name])
 
 
-TEMPLATES = sorted(Path(__file__).parents[3].glob("x"))
+ARGUMENTS = {"city": "Oslo", "days": 3, "unit": "C"}
+REAL = [
+    *("Qwen-Qwen3-0.6B", "Qwen3-Coder", "Qwen3.5-4B", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"),
+    *("meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct", "google-gemma-4-31B-it"),
+    *("Mistral-Small-3.2-24B-Instruct-2506", "unsloth-mistral-Devstral-Small-2507", "openai-gpt-oss-120b"),
+    *("GLM-4.6", "GLM-4.7-Flash", "deepseek-ai-DeepSeek-V3.2", "deepseek-ai-DeepSeek-V4", "ibm-granite-granite-4.0"),
+    *("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Apertus-8B-Instruct", "ByteDance-Seed-OSS", "Kimi-K2-Instruct"),
+    *("MiniMax-M1", "MiniMax-M2", "MiniMax-M3", "NVIDIA-Nemotron-Nano-v2", "meetkai-functionary-medium-v3.1"),
+    *("openbmb-MiniCPM5-1B", "poolside-Laguna-XS.2", "upstage-Solar-Open-100B", "tencent-Hy3", "Kimi-K3"),
+    *("GigaChat3-10B-A1.8B", "muse-glimmer", "fireworks-ai-llama-3-firefunction-v2", "unsloth-Apriel-1.5"),
+]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_calls_as_real_templates_write_them(data_dir: Path, name: str) -> None:
+    template = ChatTemplate((data_dir / "templates" / f"{name}.jinja").read_text(), "<s>", "</s>")
+    function = {"name": "get_weather", "arguments": ARGUMENTS}
+    asked = {"role": "user", "content": "How is it?"}
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": function}],
+    }
+    described = [{**tool, "function": {"description": "d", **tool["function"]}} for tool in TOOLS]
+    written = template.render([asked, called], tools=described, add_generation_prompt=False)
+    form = call_formats(template.shown)[0]
+    at, opening = max((written.rfind(opening), opening) for opening in form.openings)
+    assert at >= 0
+    text = written[at if form.starts else at + len(opening) :]
+    reader = CallReader(form, SCHEMAS, "")
+    found = [one for one in reader.push(text) if isinstance(one, ToolCall)]
+    assert found == [ToolCall("get_weather", ARGUMENTS)]
