@@ -66,7 +66,7 @@ class MemoryPlan:
             ("reserve", self.reserve),
         ]
         if self.states:
-            rows.insert(3, ("  states", self.states))
+            rows.insert(4, ("  states", self.states))
         return "\n".join(f"  {name:10}{size / 2**20:10,.0f} MiB" for name, size in rows)
 
     @property

@@ -38,6 +38,7 @@ class ExpertLayers:
         self._answers = Rows(builder, slots, config.embedding)
         self._packed = packed_activations(builder, slots, longest, recording.threads)
         self._segments = builder.buffer(3 * config.experts + 1, np.int64)
+        recording.matrices_of_row[self._segments] = config.experts_used
         self._row_of_slot = builder.buffer(slots, np.int32)
         self._slot_of_choice = builder.buffer(choices, np.int32)
         self._weight_of_choice = builder.buffer(choices)

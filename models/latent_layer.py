@@ -53,6 +53,7 @@ class LatentLayers:
         self._keyed, self._values = Rows(builder, slots, sizes.rank), Rows(builder, slots, sizes.value)
         self._packed = packed_activations(builder, slots, max(sizes.plain, sizes.rank), 0)
         self._segments = builder.buffer(3 * heads + 1, np.int64)
+        recording.matrices_of_row[self._segments] = heads
         self._epsilon = builder.scalar(config.epsilon)
         self._scale = builder.scalar(recording.architecture.scales.attention(config) * _LOG2E)
         self._no_cap = builder.scalar(0.0)

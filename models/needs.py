@@ -69,9 +69,10 @@ def native_needs(
     loader = _HeaderLoader(file, builder)
     store = PageStore(config, 0, stored_types(config, kv_types))
     ropes = Ropes(config, architecture, loader, config.context)
-    logits = DecoderRecorder(Recording(builder, loader, config, architecture, MAX_ROWS, count), store, ropes).record()
+    recording = Recording(builder, loader, config, architecture, MAX_ROWS, count)
+    logits = DecoderRecorder(recording, store, ropes).record()
     step_fields(builder, config, MAX_ROWS, count)
-    row, last = row_products(builder.operations, lambda _segments: config.experts_used)
+    row, last = row_products(builder.operations, recording.matrices_of_row.__getitem__)
     return NativeNeeds(
         weights=loader.packed_bytes,
         buffers=touched_bytes(builder) - loader.packed_bytes + store.fixed_bytes + 4 * logits.width,

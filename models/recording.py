@@ -19,7 +19,8 @@ class Recording:
     """Buffers that all layers share, and the operations that they are made of.
 
     x holds the residual stream, divided by the architecture's factor of what sub-layers add to it: so that factor
-    costs nothing. packed: descriptors of what goes into the next products.
+    costs nothing. packed: descriptors of what goes into the next products. matrices_of_row: how many of a product's
+    matrices one row takes, by the address of the segments that say so.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Recording:
         self.epsilon = builder.scalar(config.epsilon / residual**2)
         self.embedding_factor = architecture.scales.embedding(config) / residual
         self._plain_epsilon = builder.scalar(config.epsilon)
+        self.matrices_of_row: dict[int, int] = {}
 
     @cached_property
     def sublayer(self) -> Rows:

@@ -38,7 +38,7 @@ class Routed:
         self.weights, factor = aligned(rows * used, np.float32), np.array([scale], np.float32)
         self.step = record(Step.SIZE, {int(Step.ROWS): rows, int(Step.WIDTH) + int(Stage.EXPERT): WIDTH})
         out = map(address, (self.segments, self.rows, self.slots, self.weights, self.experts))
-        how = (int(sigmoid), 0 if biases is None else address(biases), *groups)
+        how = (int(sigmoid), 0 if biases is None else address(biases), 0, *groups)
         op = operation(address(padded), 128, count, used, int(normalise), address(factor), *out, *how)
         run_on_threads(experts.route, op, self.step, 5)
         self.weights, self.slots, self.experts = (

@@ -139,6 +139,7 @@ class Case:
         op = operation(
             *(address(self.queries), address(out), 0, pages, pages, 1, shape.padded, shape.rank, 0, numbers),
             *(shape.heads, numbers + 4, numbers + 8, 0, self.pages.strides[0], self.pages.strides[0], 0, 0),
+            *(self.layout.page_bytes, self.layout.page_bytes, shape.padded),
             *(address(self.plain), self.plain.strides[1], self.queries.strides[1], 4 * 32, shape.turned_padded),
         )
         run_on_threads(attention.attention_kernel(self.kind, None, shape.heads), op, step, threads)

@@ -75,7 +75,6 @@ def test_json_counts_by_hand(tmp_path: Path, show: Callable[..., int], capsys: p
         ],
         "chat_template": TEMPLATE,
         "weights_bytes": 1280 + 128,
-        "loaded_bytes": 1280 + 128,
         "kv_types": ["f16", "f16"],
         # 2 layers of 1 head: a key and a value of 4 numbers, 2 bytes each
         "kv_bytes_per_token": 2 * 1 * (4 + 4) * 2,
