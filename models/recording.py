@@ -239,7 +239,8 @@ class Recording:
         )
 
     def _scaled(self, name: str, factor: float) -> int:
-        return self.builder.array(self.loader.vector(name, self.config.embedding) * factor)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the logits
+            return self.builder.array(self.loader.vector(name, self.config.embedding) * factor)
 
 
 def forms(*matrices: Matrix) -> Form:

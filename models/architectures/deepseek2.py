@@ -10,6 +10,7 @@ from models.architecture import (
     RopePairs,
     Rotation,
     Scales,
+    stated,
     stated_expert_scale,
     stated_gating,
 )
@@ -34,7 +35,12 @@ def _unsharpened(scaling: RopeScaling) -> RopeScaling:
 
 
 def _attention_scale(config: ModelConfig) -> float:
-    """By the size of a head before latents, and YaRN's sharpening; files state a tenth of its multiplier."""
+    """By the size of a head before latents, and YaRN's sharpening; files state a tenth of its multiplier.
+
+    Raises UnsupportedModelError for a file without latents.
+    """
+    if config.latents is None:
+        stated(config, "attention.kv_lora_rank", None)
     assert config.latents is not None
     scaling = config.rope_scaling
     stretch = math.log(scaling.factor) if scaling.kind != "none" else 0.0

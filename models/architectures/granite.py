@@ -17,7 +17,7 @@ def _attention(config: ModelConfig) -> float:
 
 
 def _logits(config: ModelConfig) -> float:
-    return 1.0 / stated(config, "logit_scale", config.factors.logits)
+    return 1.0 / stated(config, "logit_scale", config.factors.logits or None)
 
 
 def _turns(config: ModelConfig, layer: int) -> bool:
