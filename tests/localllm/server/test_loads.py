@@ -168,8 +168,11 @@ def test_who_waits_is_told_when_the_server_stops() -> None:
     async def scene(manager: ModelManager, loader: FakeLoader) -> None:
         loader.let["c"].set()
         await held(manager, "c")
-        waiting = [asyncio.create_task(held(manager, name)) for name in "ab"]
+        waiting = [asyncio.create_task(held(manager, "a"))]
         await begun(loader, "a")
+        waiting.append(asyncio.create_task(held(manager, "b")))  # waits for room: of two at once, either may be first
+        while "b" not in loader.planned:
+            await asyncio.sleep(0.001)
         manager.stop_loading()
         for task in waiting:
             with pytest.raises(ApiError, match="shutting down"):
