@@ -11,8 +11,12 @@ from dataclasses import dataclass
 
 from gguf_io.errors import TokenizerError, shortened
 
-BETWEEN_LINES = re.compile(r"\S\n(?=[A-Za-z])")
-BETWEEN_WORDS = re.compile(r"[A-Za-z](?= [A-Za-z])|\S\n(?=[A-Za-z])")
+# Letters that are such in every version of Unicode: Latin, Greek, Cyrillic, Hebrew, Arabic, kana, Chinese, Korean.
+LETTERS = "A-Za-zÀ-ÖØ-öø-ƺΑ-ΡΣ-ώА-яא-תء-غف-يぁ-ゖァ-ヺ一-龥가-힣"
+_LINE_END = rf"\S\n(?=[{LETTERS}])"
+BETWEEN_LINES = re.compile(_LINE_END)
+BEFORE_SPACES = re.compile("[A-Za-z](?= [A-Za-z])")
+BETWEEN_WORDS = re.compile(f"{BEFORE_SPACES.pattern}|{_LINE_END}")
 
 
 @dataclass(frozen=True, slots=True)

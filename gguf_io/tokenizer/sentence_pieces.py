@@ -11,12 +11,12 @@ import struct
 from sentencepiece import SentencePieceProcessor
 
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
-from gguf_io.tokenizer.pretokenizers import BETWEEN_WORDS
+from gguf_io.tokenizer.pretokenizers import BEFORE_SPACES, BETWEEN_WORDS, LETTERS
 from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
 from gguf_io.tokenizer.vocabulary import Vocabulary
 
 _UNIGRAM, _BPE = 1, 2
-_ACROSS_WORDS = re.compile("[A-Za-z]\u2581|\n[A-Za-z]")
+_ACROSS_WORDS = re.compile(f"[A-Za-z]\u2581|\n[{LETTERS}]")
 _CHARACTER_MAP = "tokenizer.ggml.precompiled_charsmap"
 
 
@@ -58,10 +58,14 @@ def _model(vocabulary: Vocabulary) -> bytes:
 
 
 def _cuts(vocabulary: Vocabulary) -> re.Pattern[str] | None:
-    """Between words, where pairs are merged and no token has the end of one and the beginning of another."""
-    if vocabulary.model == "t5" or "\u2581" not in vocabulary.ids:
+    """Between words, where no token has the end of one and the beginning of another."""
+    if "\u2581" not in vocabulary.ids or any(map(_ACROSS_WORDS.search, vocabulary.tokens)):
         return None
-    return None if any(map(_ACROSS_WORDS.search, vocabulary.tokens)) else BETWEEN_WORDS
+    if vocabulary.model != "t5":
+        return BETWEEN_WORDS
+    # Each piece is normalised by itself: the space that may come in front of it must be no second one.
+    prefix, merged = _spaces(vocabulary)
+    return BEFORE_SPACES if merged or not prefix else None
 
 
 def _merged_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
@@ -88,10 +92,15 @@ def _normalizer(vocabulary: Vocabulary) -> bytes:
     if _CHARACTER_MAP in metadata:
         values = metadata.get_list(_CHARACTER_MAP, int)
         characters = bytes(value & 0xFF for value in values)  # some converters store them with signs
-    prefix = metadata.get_bool("tokenizer.ggml.add_space_prefix", False)
-    merged = metadata.get_bool("tokenizer.ggml.remove_extra_whitespaces", False)
-    # llama.cpp puts the space in front wherever it makes runs one.
-    return _field(2, characters) + _number(3, prefix or merged) + _number(4, merged) + _number(5, True)
+    prefix, merged = _spaces(vocabulary)
+    return _field(2, characters) + _number(3, prefix) + _number(4, merged) + _number(5, True)
+
+
+def _spaces(vocabulary: Vocabulary) -> tuple[bool, bool]:
+    """Whether a space is put in front, and whether runs of spaces become one."""
+    prefix = vocabulary.metadata.get_bool("tokenizer.ggml.add_space_prefix", False)
+    merged = vocabulary.metadata.get_bool("tokenizer.ggml.remove_extra_whitespaces", False)
+    return prefix or merged, merged  # llama.cpp puts the space in front wherever it makes runs one
 
 
 def _piece(token: str, score: float, kind: int) -> bytes:

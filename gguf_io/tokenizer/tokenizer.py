@@ -17,6 +17,7 @@ from gguf_io.tokenizer.vocabulary import read_vocabulary
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
 _PIECE = 1 << 16
+_LONGEST_PIECE = 1 << 20
 _BYTE_OF = {chr(value): bytes([value]) for value in _PRINTABLE} | {
     chr(256 + index): bytes([value]) for index, value in enumerate(_OTHERS)
 }
@@ -75,7 +76,7 @@ class Tokenizer:
         "<|im_end|>" and the like as tokens; without it they are text, as whatever a user wrote must be. Tokens that the
         file calls user-defined are found either way, but no token of either kind within the `literal` ranges of the
         text, which ascend and are disjoint. Lone surrogates count as U+FFFD. TokenizerError where the text or the
-        vocabulary cannot be encoded.
+        vocabulary cannot be encoded, or a text of over a million characters has no place to cut it.
         """
         partition = self._all_special if parse_special else self._user_defined
         ids: list[int] = []
@@ -97,11 +98,20 @@ class Tokenizer:
         """The text in pieces of about _PIECE characters: the libraries that encode one cannot be interrupted."""
         start = 0
         cuts = self._encoder.cuts
-        while cuts and len(text) - start > _PIECE and (found := cuts.search(text, start + _PIECE)):
-            yield text[start : found.end()]
-            start = found.end()
+        while len(text) - start > _PIECE:
+            found = cuts.search(text, start + _PIECE) if cuts else None
+            end = found.end() if found else len(text)
+            if end - start > _LONGEST_PIECE:
+                raise TokenizerError(
+                    f"the text has {end - start:,} characters from character {start:,} on without a line that begins "
+                    f"with a letter{' or words between spaces' if cuts else ''}, and at most {_LONGEST_PIECE:,} are "
+                    "tokenised as one. Send it in parts, or break it into lines."
+                )
+            yield text[start:end]
+            start = end
             checkpoint()
-        yield text[start:]
+        if start < len(text):
+            yield text[start:]
 
     def markup(self, text: str) -> list[tuple[int, int]]:
         """Ranges of a text, disjoint and ascending, that name tokens which steer the model, and are no mere text."""

@@ -351,3 +351,17 @@ def test_pieces_are_not_cut_where_a_token_lies_across_words(tmp_path):
     for more, may_cut in ((["\u2581ab"], True), (["a\u2581b"], False), (["\na"], False)):
         tokenizer = load_tokenizer(write_words(tmp_path / "words.gguf", *more))
         assert (tokenizer._encoder.cuts is not None) is may_cut
+
+
+def test_a_text_that_cannot_be_cut_has_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr("gguf_io.tokenizer.tokenizer._PIECE", 100)
+    monkeypatch.setattr("gguf_io.tokenizer.tokenizer._LONGEST_PIECE", 1000)
+    tokenizer = load_tokenizer(write_words(tmp_path / "words.gguf"))
+    words = "one two " * 20
+    assert tokenizer.encode(words + "x" * 900)
+    with pytest.raises(TokenizerError, match=r"1,1\d\d characters from character 10\d on .* in parts"):
+        tokenizer.encode("one two " * 13 + "x" * 1100)
+    whole = load_tokenizer(write_words(tmp_path / "across.gguf", "a\u2581b"))
+    assert whole.encode("one two " * 100)
+    with pytest.raises(TokenizerError, match="at most 1,000"):
+        whole.encode("one two " * 200)

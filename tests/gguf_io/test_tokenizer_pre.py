@@ -51,7 +51,9 @@ def test_a_text_that_is_encoded_in_pieces_has_the_same_tokens(write, pre, monkey
     """Cut wherever it may be."""
     tokenizer = load_tokenizer(write(pre))
     texts = [
-        text.join(ends) for text in sample_texts(3, 300) for ends in zip("a!Z", ("\nb", " c\nd", " e f"), strict=True)
+        text.join(ends)
+        for text in sample_texts(3, 300)
+        for ends in zip("a!Z字", ("\nb", " c\nд", " e f", "\n字"), strict=True)
     ]
     whole = [tokenizer.encode(text) for text in texts]
     monkeypatch.setattr("gguf_io.tokenizer.tokenizer._PIECE", 0)

@@ -136,3 +136,17 @@ def test_text_comes_back_normalised(files: dict[str, Path]) -> None:
     ids = tokenizer.encode("  don't\t hello  world ", add_special=False)
     assert tokenizer.decode(ids) == " don't hello world"
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos, tokenizer.add_eos) == (0, 1, False, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_in_pieces_has_the_same_tokens(
+    files: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(3)
+    words = [text.replace("\0", "") for text in FRAGMENTS]
+    texts = [" ".join(f"a{''.join(chance.choices(words, k=3))}z" for _ in range(8)) for _ in range(200)]
+    tokenizer = cached_tokenizer(files[kind])
+    whole = [tokenizer.encode(text) for text in texts]
+    monkeypatch.setattr("gguf_io.tokenizer.tokenizer._PIECE", 0)
+    assert len(list(tokenizer._pieces(texts[0]))) >= 8
+    assert [tokenizer.encode(text) for text in texts] == whole
