@@ -31,6 +31,7 @@ import httpx
 
 from benchmarks.attack_files import FILE_ATTACKS
 from benchmarks.attack_stage import PATIENCE_S, Served, SkippedError, Stage, answer_of, check
+from benchmarks.attack_time import TIME_ATTACKS
 from benchmarks.engine_tools import table
 
 Attack = Callable[[Served], str]
@@ -356,11 +357,11 @@ def main() -> None:
                         return found
 
                     rows.append(tried(attack.__name__.replace("_", " "), attacked))
-        for files in FILE_ATTACKS:
-            if options.only in files.__name__:
+        for alone in (*FILE_ATTACKS, *TIME_ATTACKS):
+            if options.only in alone.__name__:
                 with tempfile.TemporaryDirectory(prefix="attack-", ignore_cleanup_errors=True) as own:
                     stage = Stage(Path(own), options.models)
-                    rows.append(tried(files.__name__.replace("_", " "), partial(files, stage)))
+                    rows.append(tried(alone.__name__.replace("_", " "), partial(alone, stage)))
     table(("attack", "", "what happened"), rows)
     sys.exit(any(row[1] == "DEFECT" for row in rows))
 
