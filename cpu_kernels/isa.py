@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from llvmlite import binding
 
+from cpu_kernels import UnusableIsaError
+
 ISA_VARIABLE = "LOCALLLM_ISA"
 
 
@@ -149,15 +151,16 @@ def target_features(environment: Mapping[str, str] = os.environ) -> frozenset[st
 def choose_isa(features: frozenset[str], forced: str | None = None) -> Isa:
     """Return the forced instruction set, or the first whose features are all present.
 
-    Raises ValueError if the forced name is unknown or the processor lacks its features.
+    Raises UnusableIsaError if the forced name is unknown or the processor lacks its features.
     """
     if forced:
         names = [isa.value for isa in Isa]
         if forced not in names:
-            raise ValueError(f"{ISA_VARIABLE}={forced}: unknown; choose one of {', '.join(names)}")
+            raise UnusableIsaError(f"{ISA_VARIABLE}={forced!r}: unknown. Choose one of {', '.join(names)}.")
         missing = POLICIES[Isa(forced)].requires - features
         if missing:
-            raise ValueError(f"{ISA_VARIABLE}={forced}: this processor lacks {', '.join(sorted(missing))}")
+            lacks = ", ".join(sorted(missing))
+            raise UnusableIsaError(f"{ISA_VARIABLE}={forced}: this processor lacks {lacks}. Choose another one.")
         return Isa(forced)
     return next(isa for isa in Isa if features >= POLICIES[isa].requires)
 
@@ -170,7 +173,7 @@ def plain_target(isa: Isa, triple: str = binding.get_process_triple()) -> Target
 def choose_target(environment: Mapping[str, str] = os.environ) -> Target:
     """What LOCALLLM_ISA forces, else this processor, or the one that NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name.
 
-    Raises ValueError as choose_isa does.
+    Raises UnusableIsaError as choose_isa does.
     """
     forced = environment.get(ISA_VARIABLE)
     isa = choose_isa(target_features(environment), forced)

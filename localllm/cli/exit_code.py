@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from enum import IntEnum
 
+from cpu_kernels import UnusableIsaError
 from localllm.cli import terminal
 from localllm.errors import LocalLLMError
 
@@ -33,7 +34,7 @@ def errors_told() -> Iterator[None]:
         yield
     except (terminal.UnreadError, io.UnsupportedOperation):  # the latter where stdout was closed from the start
         sys.exit(ExitCode.UNREAD)
-    except LocalLLMError as error:
+    except (LocalLLMError, UnusableIsaError) as error:
         terminal.fail(str(error), error)
         sys.exit(ExitCode.REFUSED)
     except Exception as error:

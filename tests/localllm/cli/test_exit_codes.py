@@ -56,6 +56,12 @@ def test_too_little_memory_is_no_defect() -> None:
     assert "does not fit into memory" in ended.stderr and "defect" not in ended.stderr
 
 
+def test_an_instruction_set_that_cannot_be_used_is_no_defect() -> None:
+    ended = called("doctor", env={**os.environ, "LOCALLLM_ISA": "avx1024"})
+    assert ended.returncode == ExitCode.REFUSED, ended.stderr
+    assert "LOCALLLM_ISA='avx1024': unknown. Choose one of" in ended.stderr and "defect" not in ended.stderr
+
+
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_memory_that_runs_out_later_is_no_defect(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended, errors_told():
