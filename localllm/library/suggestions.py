@@ -13,11 +13,12 @@ CHAT_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A model to pull by its name. size: about how many bytes come and stay; context: tokens it was trained for.
+    """A model to pull by its name. size: about how many bytes come; context: tokens it was trained for.
 
-    read: about how many of the bytes a decoded token reads, of a mixture of experts those of the chosen ones.
-    main_type: of most weights. kv_bytes_per_token counts f16 keys and values of all layers. suits: what it is good at,
-    in a few words.
+    loaded: about how many of the bytes the CPU engine loads: what sees and hears, and embeddings that are read token by
+    token, stay in the file. read: about how many a decoded token reads, of a mixture of experts those of the chosen
+    ones. main_type: of most weights. kv_bytes_per_token counts f16 keys and values of all layers. suits: what it is
+    good at, in a few words.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Suggestion:
     quantization: str
     main_type: str
     size: int
+    loaded: int
     read: int
     context: int
     kv_bytes_per_token: int
@@ -34,38 +36,54 @@ class Suggestion:
     @property
     def memory(self) -> int:
         """About how many bytes the weights and a conversation of CHAT_TOKENS take."""
-        return self.size + CHAT_TOKENS * self.kv_bytes_per_token
+        return self.loaded + CHAT_TOKENS * self.kv_bytes_per_token
 
 
-def _q4_k_m(
-    name: str, architecture: str, size: float, context: int, kv_bytes: int, suits: str, licence: str, read: float = 0
+def _of(
+    quantization: str,
+    name: str,
+    architecture: str,
+    size: float,
+    context: int,
+    kv_bytes: int,
+    suits: str,
+    licence: str,
+    *,
+    loaded: float = 0,
+    read: float = 0,
 ) -> Suggestion:
-    """size and read in 10^9 bytes; a dense model reads all of it."""
-    sizes = round(size * 1e9), round((read or size) * 1e9)
-    return Suggestion(name, architecture, "Q4_K_M", "Q4_K", *sizes, context, kv_bytes, suits, licence)
+    """size, loaded and read in 10^9 bytes; without the latter two, all is loaded, and all that is loaded is read."""
+    loaded = loaded or size
+    return Suggestion(
+        name,
+        architecture,
+        quantization,
+        main_type=quantization.removesuffix("_M"),
+        size=round(size * 1e9),
+        loaded=round(loaded * 1e9),
+        read=round((read or loaded) * 1e9),
+        context=context,
+        kv_bytes_per_token=kv_bytes,
+        suits=suits,
+        licence=licence,
+    )
 
 
+_Q4, _Q8, _APACHE = "Q4_K_M", "Q8_0", "Apache 2.0"
 # The best first: by how well they answer, whatever they need. Every architecture among them runs on the CPU engine.
 SUGGESTIONS = (
-    _q4_k_m("qwen3:30b", "qwen3moe", 18.6, 262_144, 98_304, "the hardest questions, quickly", "Apache 2.0", read=2.0),
-    Suggestion(
-        "gpt-oss:20b",
-        "gpt-oss",
-        "MXFP4",
-        "MXFP4",
-        13_800_000_000,
-        3_700_000_000,
-        131_072,
-        49_152,
-        "reasoning and tools",
-        "Apache 2.0",
+    _of(
+        *(_Q4, "qwen3.5:35b-a3b", "qwen35moe", 24.0, 262_144, 20_480, "the hardest questions, quickly", _APACHE),
+        loaded=22.9,
+        read=2.4,
     ),
-    _q4_k_m("ministral-3:8b", "mistral3", 6.0, 262_144, 139_264, "everyday chat, many languages", "Apache 2.0"),
-    _q4_k_m("qwen3:8b", "qwen3", 5.2, 40_960, 147_456, "mathematics and code", "Apache 2.0"),
-    _q4_k_m("qwen3:4b", "qwen3", 2.5, 262_144, 147_456, "reasoning on small machines", "Apache 2.0"),
-    _q4_k_m("granite4.1:3b", "granite", 2.1, 131_072, 81_920, "summaries, tools, code", "Apache 2.0"),
-    _q4_k_m("gemma3:1b", "gemma3", 0.815, 32_768, 26_624, "short chat and writing", "Gemma terms"),
-    _q4_k_m("qwen3:0.6b", "qwen3", 0.523, 40_960, 114_688, "quick answers on any machine", "Apache 2.0"),
+    _of("MXFP4", "gpt-oss:20b", "gpt-oss", 13.8, 131_072, 49_152, "reasoning and tools", _APACHE, read=3.7),
+    _of(_Q4, "qwen3.5:9b", "qwen35", 6.6, 262_144, 32_768, "reasoning, tools, code", _APACHE, loaded=5.7, read=5.2),
+    _of(_Q4, "gemma4:e4b", "gemma4", 9.6, 131_072, 57_344, "everyday chat, many languages", _APACHE, loaded=3.8),
+    _of(_Q4, "qwen3.5:4b", "qwen35", 3.4, 262_144, 32_768, "reasoning on small machines", _APACHE, loaded=2.8),
+    _of(_Q4, "granite4.1:3b", "granite", 2.1, 131_072, 81_920, "summaries, tools, code", _APACHE),
+    _of(_Q8, "qwen3.5:2b", "qwen35", 2.7, 262_144, 12_288, "short questions", _APACHE, loaded=2.1),
+    _of(_Q4, "qwen3:0.6b", "qwen3", 0.523, 40_960, 114_688, "quick answers on any machine", _APACHE),
 )
 
 

@@ -22,7 +22,7 @@ from tui.choices import model_choices
 def test_the_engine_runs_each_of_them() -> None:
     assert {suggestion.architecture for suggestion in SUGGESTIONS} <= ARCHITECTURES.keys()
     assert len({suggestion.name for suggestion in SUGGESTIONS}) == len(SUGGESTIONS)
-    assert all(0 < suggestion.read <= suggestion.size for suggestion in SUGGESTIONS)
+    assert all(0 < suggestion.read <= suggestion.loaded <= suggestion.size for suggestion in SUGGESTIONS)
 
 
 def test_the_best_that_fits_comes_first() -> None:
