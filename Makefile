@@ -54,6 +54,7 @@ bench: $(VENV)/.installed-dev
 	@test -n "$(BENCH_MODEL)" || { echo "Say which models: make bench BENCH_MODEL='one.gguf other.gguf'" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.compare_llama_cpp $(BENCH_MODEL)
 	$(BIN)/python -m benchmarks.tui
+	$(BIN)/python -m benchmarks.formats --floors
 
 # Resolves without installing; the versions in use move only when somebody runs this.
 lock: $(BIN)/python
