@@ -13,7 +13,7 @@ from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.call_constraints import CallConstraints
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
 from localllm.answer.harmony import before_answer, before_call
-from localllm.answer.placeholders import has_images
+from localllm.answer.placeholders import has_images, without_images
 from localllm.answer.rendering import ChatPrompt, render
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitting import Marker, Splitter, ThinkingFirst, answer_splitter
@@ -80,6 +80,8 @@ class LocalModel:
             raise RequestError(f'"{self.name}" does not support tools')
         think = self._think(request)
         messages = self.conversation(request.messages)
+        if not self.loaded.sees_images:
+            messages = without_images(messages)
         options = {
             "tools": [_ordered(tool) for tool in request.tools],
             "enable_thinking": None if think is None else bool(think),

@@ -86,3 +86,8 @@ def usage(lasts: Sequence[AnswerEvent]) -> dict[str, Any]:
 
 def _token(token: bytes, logprob: float) -> dict[str, Any]:
     return {"token": token.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(token)}
+
+
+def warnings_of(last: AnswerEvent) -> dict[str, list[str]]:
+    """What the last event warns of, our addition to every protocol; no field where there is nothing."""
+    return {"warnings": list(last.warnings)} if last.warnings else {}

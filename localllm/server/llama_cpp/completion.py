@@ -17,7 +17,7 @@ from localllm.server.errors import ApiError, message_of, status_of
 from localllm.server.limits import MAX_INT, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from localllm.server.llama_cpp.wire import LlamaCppRoute, model_or_only
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, SSE_COMMENT, logprob_entries, sse, usage
+from localllm.server.wire import SSE, SSE_COMMENT, logprob_entries, sse, usage, warnings_of
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
@@ -240,6 +240,7 @@ class _CompletionWriter(_InfillWriter):
             "has_new_line": "\n" in answer.content,
             "truncated": bool(counts.dropped_tokens),
             **_ended(last),
+            **warnings_of(last),
             "timings": _timings(last),
             **_probabilities(answer),
         }

@@ -25,7 +25,7 @@ from localllm.server.openai.wire import (
     tool_calls,
 )
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import logprob_entries, sse
+from localllm.server.wire import logprob_entries, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -96,7 +96,8 @@ class _Writer(ChunkWriter):
         if delta or event.logprobs:
             yield self._chunk(index, delta, logprobs=_logprobs(event))
         if event.finish_reason is not None:
-            yield self._chunk(index, {}, finish_reason=self._reason(event, bool(before.calls or event.calls)))
+            reason = self._reason(event, bool(before.calls or event.calls))
+            yield self._chunk(index, {}, finish_reason=reason, **warnings_of(event))
 
     def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
@@ -119,6 +120,7 @@ class _Writer(ChunkWriter):
             "message": message,
             "logprobs": _logprobs(answer),
             "finish_reason": self._reason(answer.last, bool(answer.calls)),
+            **warnings_of(answer.last),
         }
 
     def _delta(self, event: AnswerEvent, calls: CallDeltas) -> Object:

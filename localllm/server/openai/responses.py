@@ -24,7 +24,7 @@ from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_ch
 from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of
 from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import connected
-from localllm.server.wire import SSE, SSE_COMMENT, sse
+from localllm.server.wire import SSE, SSE_COMMENT, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -306,6 +306,7 @@ class _Writer:
                 "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
                 "total_tokens": counts.prompt + counts.generated,
             },
+            **warnings_of(answer.last),
         }
         self._keep(response)
         return response

@@ -113,6 +113,22 @@ def test_pydantic(vocabulary: ConstraintVocabulary, tokenizer: Tokenizer) -> Non
         ),
         ({"propertyNames": {"minLength": 2}}, {}, ["propertyNames at #"]),
         ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}, []),
+        ({"type": "string", "pattern": "^(?=.*[0-9])a"}, {"type": "string"}, ["pattern at #"]),
+        (
+            {"format": "duration", "pattern": "^P(?!$)"},  # z.iso.duration
+            {"format": "duration"},
+            ["pattern at #"],
+        ),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1e30}, {"exclusiveMinimum": 0}, ["exclusiveMaximum at #"]),
+        ({"multipleOf": 0.123456789, "maximum": 9}, {"maximum": 9}, ["multipleOf at #"]),
+        ({"patternProperties": {"a*": {}, "aa*": {}}}, {}, ["patternProperties at #"]),
+        ({"items": {"$ref": "#there"}}, {"items": {}}, ["$ref at #/items"]),
+        ({"maxItems": 2.0}, {"maxItems": 2}, []),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "items": {"$ref": "#", "$id": "u", "minItems": 1}},
+            {"$schema": "http://json-schema.org/draft-07/schema#", "items": {"$ref": "#"}},
+            [],
+        ),
         ({"properties": {"a": {}}, "required": ["b"]}, {"properties": {"a": {}}, "required": ["b"]}, []),
         ({"allOf": [{"properties": {"a": {}}}]}, {"allOf": [{"properties": {"a": {}}}]}, []),
     ],
