@@ -5,10 +5,13 @@ import json
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from gguf_io.chat_template import load_chat_template
 from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.call_constraints import CallConstraints
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, LazyConstraint
 
 SAMPLING = frozenset(field.name for field in fields(SamplingParams))
+TEMPLATES_KEPT = 4  # of requests
 CONTEXTS_OF_ANSWER = 10  # the longest answer with a rolling context, for models that never stop by themselves
 
 _ACCEPTED: "Future[None]" = Future()
@@ -49,6 +53,8 @@ class LocalModel:
         self.template: ChatTemplate = loaded.template
         self._behaviour = behaviour
         self._calls = CallConstraints(loaded)
+        self._lock = Lock()
+        self._others: dict[str, LocalModel] = {}  # by requests' templates, the last used at the end
 
     @cached_property
     def call_formats(self) -> tuple[CallFormat, ...]:
@@ -61,8 +67,23 @@ class LocalModel:
 
     def prepare(self, request: AnswerRequest) -> "LocalPrompt":
         request.check()
+        if request.template is not None:
+            return self._shaped(request.template).prepare(replace(request, template=None))
         continues = request.continues_text and self.template.is_default and not has_images(request.messages)
         return self._text(request) if continues or request.prompt is not None else self._conversation(request)
+
+    def _shaped(self, template: str) -> "LocalModel":
+        """This model with another chat template, of which the last ones are kept: each has a process of its own."""
+        with self._lock:
+            model = self._others.pop(template, None)
+            if model is None:
+                loaded = copy(self.loaded)
+                loaded.template, loaded.trunks = load_chat_template(loaded.file, template), {}
+                model = LocalModel(self.name, loaded, self._behaviour)
+            self._others[template] = model
+            while len(self._others) > TEMPLATES_KEPT:
+                self._others.pop(next(iter(self._others)))
+            return model
 
     def conversation(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with those of the model's manifest, in the order of Ollama's generate route.
@@ -79,7 +100,7 @@ class LocalModel:
         if request.tools and not self.template.supports_tools:
             raise RequestError(f'"{self.name}" does not support tools')
         think = self._think(request)
-        messages = self.conversation(request.messages)
+        messages = list(request.messages) if request.before else self.conversation(request.messages)
         if not self.loaded.sees_images:
             messages = without_images(messages)
         options = {
@@ -114,17 +135,19 @@ class LocalModel:
             constraint = self._constraint(request, reasoning)
         elif tools:
             constraint = self._call_constraint(request, tools, calls_splitter, reasoning)
+        opening = self.tokenizer.encode(header, add_special=False, parse_special=True)
+        begins = bool(request.before) and prompt.tokens[:1] == (self.tokenizer.bos_id,)  # a text in the middle does not
         generation = replace(
             self._generation(request),
-            prompt=(*prompt.tokens, *self.tokenizer.encode(header, add_special=False, parse_special=True)),
+            prompt=(*request.before, *prompt.tokens[begins:], *opening),
             stop=(*self._stop(request), *prompt.stop),
-            messages=prompt.messages,
+            messages=None if request.before else prompt.messages,
             images=prompt.images,
             constraint=constraint,
-            trunk=trunk_length(self.loaded, messages, prompt.tokens, options),
+            trunk=0 if request.before else trunk_length(self.loaded, messages, prompt.tokens, options),
         )
 
-        return self._prompt(generation, request, splitter, prompt.text)
+        return self._prompt(generation, request, splitter, None if request.before else prompt.text)
 
     def _text(self, request: AnswerRequest) -> "LocalPrompt":
         if request.think:
