@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from datetime import date
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,7 @@ class LocalModel:
             "tools": [_ordered(tool) for tool in request.tools],
             "enable_thinking": None if think is None else bool(think),
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
+            **self._today(),
             **checked_arguments(request.template_arguments),
         }
         prompt = render(self.loaded, messages, continues=request.goes_on, **options)
@@ -148,6 +150,10 @@ class LocalModel:
         )
 
         return self._prompt(generation, request, splitter, None if request.before else prompt.text)
+
+    def _today(self) -> Mapping[str, str]:
+        """The date for templates that ask for it by this name, as llama.cpp gives it; Llama 3's have one of 2024."""
+        return {"date_string": date.today().strftime("%d %b %Y")} if "date_string" in self.template.source else {}
 
     def _text(self, request: AnswerRequest) -> "LocalPrompt":
         if request.think:

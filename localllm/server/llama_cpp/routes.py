@@ -1,13 +1,13 @@
-"""Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /props, /slots and /rerank."""
+"""Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /props, /slots, /embedding and /rerank."""
 
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from gguf_io.interruption import checkpoint
 from localllm.answer.request import AnswerRequest
@@ -23,7 +23,7 @@ from localllm.server.bodies import (
     offered_tools,
 )
 from localllm.server.contents import openai_message
-from localllm.server.embeddings import rank_all
+from localllm.server.embeddings import embed_all, rank_all
 from localllm.server.errors import ApiError, known
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
 from localllm.server.llama_cpp.wire import LlamaCppRoute, model_or_only
@@ -60,6 +60,14 @@ class TemplateBody(ModelBody):
     messages: Messages
     tools: Tools | None = None
     add_generation_prompt: bool = True
+
+
+class EmbeddingBody(Extensions):
+    """/embedding. content, or input: one text or several. embd_normalize: only 2, the Euclidean norm."""
+
+    model: str = ""
+    content: Annotated[str | list[str], Field(validation_alias=AliasChoices("content", "input"))]
+    embd_normalize: Literal[2] = 2
 
 
 class Document(Body):
@@ -114,6 +122,24 @@ async def slots(service: ServiceDep) -> list[Object]:
             about = {"id": index, "model": name, "n_ctx": resident.context, "is_processing": index < running}
             found.append({**about, "id": len(found)})
     return found
+
+
+@router.post("/props")
+@router.post("/slots/{slot}")
+@router.post("/lora-adapters")
+async def unchangeable() -> None:
+    """What llama-server changes while it runs and this server does not. Raises ApiError 501."""
+    raise ApiError(
+        501,
+        "properties, slots and adapters are not changed by requests here: prefixes are kept on disk by themselves, and "
+        "each request may have its own `lora`",
+    )
+
+
+@router.post("/embedding")
+async def embedding(body: EmbeddingBody, http: Request, service: ServiceDep) -> list[Object]:
+    """Vectors of texts, in llama-server's own form."""
+    return await connected(http, _embedding(body, service))
 
 
 @router.post("/v1/rerank")
@@ -179,6 +205,14 @@ async def _props(name: str, service: Service) -> Object:
             "build_info": f"localllm {version('localllm')}",
             "is_sleeping": False,
         }
+
+
+async def _embedding(body: EmbeddingBody, service: Service) -> list[Object]:
+    texts = [body.content] if isinstance(body.content, str) else body.content
+    name = await model_or_only(body.model, service)
+    async with service.lease_embedder(name, keep_alive_s(body.keep_alive)) as lease:
+        rows, _ = await embed_all(lease.model, texts, truncate=body.truncate, dimensions=None)
+    return [{"index": index, "embedding": [row.tolist()]} for index, row in enumerate(rows)]
 
 
 async def _rerank(body: RerankBody, service: Service) -> Object:

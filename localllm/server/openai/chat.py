@@ -19,12 +19,14 @@ from localllm.server.openai.wire import (
     Object,
     OpenAIRoute,
     constraint_of,
+    counted,
     finish_reason,
     function_of,
     think_of,
     tool_calls,
 )
 from localllm.server.service import Run, ServiceDep
+from localllm.server.streams import connected
 from localllm.server.wire import logprob_entries, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
@@ -42,10 +44,17 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
         [request],
         _Writer(body),
         stream=bool(body.stream),
-        progress=body.progress,
+        progress=body.progress or body.return_progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
         choices=body.n or 1,
     )
+
+
+@router.post("/v1/chat/completions/input_tokens")
+async def input_tokens(body: ChatBody, http: Request, service: ServiceDep) -> Object:
+    """Count the tokens of a conversation's prompt, as llama-server does."""
+    request = await to_thread.run_sync(chat_request, body)
+    return {"object": "response.input_tokens", "input_tokens": await connected(http, counted(body, request, service))}
 
 
 def chat_request(body: ChatBody) -> AnswerRequest:

@@ -30,7 +30,7 @@ async def completions(body: CompletionBody, http: Request, service: ServiceDep) 
         requests,
         _Writer(body),
         stream=bool(body.stream),
-        progress=body.progress,
+        progress=body.progress or body.return_progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
         choices=body.n or 1,
     )

@@ -15,14 +15,14 @@ from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
-from localllm.server.errors import ApiError, known, message_of, status_of
+from localllm.server.errors import ApiError, message_of, status_of
 from localllm.server.keys import namespace_of
 from localllm.server.openai.items import conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.stored import StoredItems
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
-from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of
-from localllm.server.service import Run, Service, ServiceDep
+from localllm.server.openai.wire import Object, OpenAIRoute, counted, format_of, think_of
+from localllm.server.service import Run, ServiceDep
 from localllm.server.streams import connected
 from localllm.server.wire import SSE, SSE_COMMENT, sse, warnings_of
 
@@ -70,14 +70,8 @@ async def input_tokens(body: ResponsesBody, http: Request, service: ServiceDep) 
     """Count the tokens of a request's prompt, including its template's."""
     stored: StoredItems = http.app.state.stored_items
     items = stored.expanded(namespace_of(http.scope) or "", given_items(body), body.previous_response_id)
-    return {"object": "response.input_tokens", "input_tokens": await connected(http, _counted(body, items, service))}
-
-
-async def _counted(body: ResponsesBody, items: Sequence[Object], service: Service) -> int:
     request = await to_thread.run_sync(responses_request, body, items)
-    async with service.lease(body.model) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
-        return len(known(prompt.tokens, "the number of tokens"))
+    return {"object": "response.input_tokens", "input_tokens": await connected(http, counted(body, request, service))}
 
 
 def given_items(body: ResponsesBody) -> list[Object]:
