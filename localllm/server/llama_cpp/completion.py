@@ -1,7 +1,7 @@
 """llama-server's /completion and /infill: a text to continue, or a gap to fill."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
@@ -53,9 +53,7 @@ class Predicted(Sampled):
     n_predict: Limit = UNLIMITED
     cache_prompt: bool = True
     ignore_eos: bool = False
-    bias_pairs: Annotated[list[tuple[int | str, Number | Literal[False]]], Field(max_length=MAX_LOGIT_BIAS)] | None = (
-        None
-    )
+    bias_pairs: Annotated[list[Any], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     samplers: Annotated[list[str], Field(max_length=64)] | None = None
     timings_per_token: bool = False
     n_indent: int = 0
@@ -215,10 +213,14 @@ def _text_of(prompt: Any) -> Any:
     return text
 
 
-def _biases(pairs: Sequence[tuple[int | str, float]], tokenizer: Any) -> dict[str, float]:
-    """Biases by token id; a text stands for each of its tokens, false bans."""
+def _biases(pairs: Sequence[Any], tokenizer: Any) -> dict[str, float]:
+    """Biases by token id; a text stands for each of its tokens, false bans. Raises ApiError 400."""
     found: dict[str, float] = {}
-    for token, bias in pairs:
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int | str)
+        if not is_pair or not isinstance(pair[1], int | float) or pair[1] is True:
+            raise ApiError(400, "logit_bias must be a list of pairs: a token id or a text, and a number or false")
+        token, bias = pair
         tokens = tokenizer.encode(token, add_special=False) if isinstance(token, str) else [token]
         found |= {str(one): BANNED if bias is False else bias for one in tokens}
     return found
