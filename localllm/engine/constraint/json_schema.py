@@ -1,9 +1,9 @@
 """JSON Schema before it becomes a grammar: its bounds, keywords in other words, and those that cannot be kept.
 
 Libraries write keywords that no grammar can enforce into ordinary schemas, and patterns and numbers that llguidance
-cannot follow. Those are left out and named, so that the answer fits the rest; whoever reads the answer checks them. An
-object that lists its properties gets no others, as in llama.cpp's grammars: the standard allows them, and weak models
-write them without end.
+cannot follow. Those are left out and named, so that the answer fits the rest; whoever reads the answer checks them. As
+in llama.cpp's grammars, an object that lists its properties gets no others, and what has properties or items is an
+object or an array: the standard allows everything else too, and weak models write it without end.
 """
 
 import json
@@ -116,6 +116,8 @@ class _Reader:
         for key in _beyond_grammars(found):
             self.loosened.append(f"{key} at {path}")
             del found[key]
+        if self.closes and (kind := _meant(found)):
+            found["type"] = kind
         if self.closes and _lists_all(found):
             found["additionalProperties"] = False
         if given.get("nullable") is True:  # OpenAPI 3.0
@@ -172,6 +174,15 @@ def _stand_alone(schema: Any) -> bool:
                 return False
             waiting += node.values()
     return True
+
+
+def _meant(schema: Mapping[str, Any]) -> str | None:
+    """The type that a schema without one means by what else it says; the standard allows all others too."""
+    if schema.keys() & {"type", "const", "enum", "$ref", "anyOf", "oneOf"}:
+        return None
+    if schema.keys() & {"properties", "patternProperties", "required"}:
+        return "object"
+    return "array" if schema.keys() & {"items", "prefixItems"} else None
 
 
 def _lists_all(schema: Mapping[str, Any]) -> bool:
