@@ -39,11 +39,15 @@ class AnswerPart:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's bytes, its log-probability before any sampling filter, and the likeliest tokens at its position."""
+    """A token's bytes, its log-probability before any sampling filter, and the likeliest tokens at its position.
+
+    ids: of the token and of the likeliest ones; none from a remote server.
+    """
 
     token: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...] = ()
+    ids: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:

@@ -20,6 +20,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.answer.schema_check import is_checked, unmet
 from localllm.engine.request import FinishReason
 from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
+from localllm.library.names import BUILT_IN
 from localllm.server.contents import with_few_images
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.fallbacks import CANNOT_ANSWER
@@ -181,6 +182,17 @@ class Service:
                 entry = self._find(name)
                 found.append((entry, replace(self.models.about(entry), name=name)))
         return found
+
+    async def model_or_only(self, name: str) -> str:
+        """The name, or the only model's: of those in memory, else of all but the built-in one. Raises ApiError 400."""
+        if name:
+            return name
+        resident = [one.about.name for one in await self.models.resident()]
+        listed = [about.name for _, about in await to_thread.run_sync(self.listed)]
+        names = resident or [name for name in listed if name != BUILT_IN] or listed
+        if len(names) != 1:
+            raise ApiError(400, f"model is required, since there are {len(names)} of them; GET /v1/models lists them")
+        return names[0]
 
     @contextlib.asynccontextmanager
     async def lease(

@@ -44,6 +44,7 @@ router = APIRouter(route_class=AnthropicRoute, tags=["Anthropic"])
 @router.post("/v1/messages")
 async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
+    body.model = await service.model_or_only(body.model)
     request = await to_thread.run_sync(messages_request, body)
     return await answer(
         http,
@@ -65,7 +66,7 @@ async def count_tokens(body: CountBody, http: Request, service: ServiceDep) -> O
 
 async def _count(body: CountBody, service: Service) -> int:
     request = AnswerRequest(**await to_thread.run_sync(conversation, body))
-    async with service.lease(body.model) as lease:
+    async with service.lease(await service.model_or_only(body.model)) as lease:
         prompt = await to_thread.run_sync(lease.model.prepare, request)
         return len(known(prompt.tokens, "the number of tokens"))
 

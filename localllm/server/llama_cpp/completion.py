@@ -15,7 +15,7 @@ from localllm.server.answering import answer
 from localllm.server.bodies import BANNED, Body, Limit, Number, Object, Sampled, Tokens, keep_alive_s
 from localllm.server.errors import ApiError, message_of, status_of
 from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
-from localllm.server.llama_cpp.wire import LlamaCppRoute, model_or_only
+from localllm.server.llama_cpp.wire import LlamaCppRoute
 from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import SSE, SSE_COMMENT, TimedProgress, logprob_entries, sse, usage, warnings_of
 
@@ -148,7 +148,7 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
     if body.grammar and body.json_schema is not None:
         raise ApiError(400, "grammar and json_schema exclude each other; send one of them")
     held: Object = {"grammar": ("gbnf", body.grammar)} if body.grammar else {"format": body.json_schema}
-    body.model = await model_or_only(body.model, service)
+    body.model = await service.model_or_only(body.model)
     prompts = _prompts(body.prompt)
     if body.bias_pairs or any(isinstance(prompt, list) for prompt in prompts):
         async with service.lease(body.model) as lease:
@@ -169,7 +169,7 @@ async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Respon
     request = AnswerRequest(
         prompt=f"{extra}{body.input_prefix}{body.prompt}", suffix=body.input_suffix, **body.answer_fields()
     )
-    body.model = await model_or_only(body.model, service)
+    body.model = await service.model_or_only(body.model)
     return await _answered(body, [request], _InfillWriter(body), http, service)
 
 
@@ -343,7 +343,12 @@ class _CompletionWriter(_InfillWriter):
 
 
 def _probabilities(part: AnswerEvent | Answer) -> Object:
-    return {"completion_probabilities": logprob_entries(part.logprobs)} if part.logprobs else {}
+    """Probabilities with the ids of their tokens."""
+    entries = logprob_entries(part.logprobs)
+    for entry, logprob in zip(entries, part.logprobs, strict=True):
+        for one, token in zip((entry, *entry["top_logprobs"]), logprob.ids, strict=False):  # a remote server has none
+            one["id"] = token
+    return {"completion_probabilities": entries} if entries else {}
 
 
 def _timings(last: AnswerEvent) -> Object:

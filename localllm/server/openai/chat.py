@@ -36,6 +36,7 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 @router.post("/chat/completions")
 async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
+    body.model = await service.model_or_only(body.model)
     request = await to_thread.run_sync(chat_request, body)
     return await answer(
         http,

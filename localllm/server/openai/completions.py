@@ -22,6 +22,7 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 @router.post("/v1/completions")
 async def completions(body: CompletionBody, http: Request, service: ServiceDep) -> Response:
     """Continue one or several prompts."""
+    body.model = await service.model_or_only(body.model)
     requests = await to_thread.run_sync(completion_requests, body)
     return await answer(
         http,

@@ -44,6 +44,7 @@ UNSUPPORTED = ("conversation", "background")
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
+    body.model = await service.model_or_only(body.model)
     stored: StoredItems = http.app.state.stored_items
     user = namespace_of(http.scope) or ""
     items = stored.expanded(user, given_items(body), body.previous_response_id)

@@ -84,7 +84,7 @@ class ChunkWriter:
 
 async def counted(body: Asking, request: AnswerRequest, service: Service) -> int:
     """The tokens of a request's prompt."""
-    async with service.lease(body.model) as lease:
+    async with service.lease(await service.model_or_only(body.model)) as lease:
         prompt = await to_thread.run_sync(lease.model.prepare, request)
         return len(known(prompt.tokens, "the number of tokens"))
 

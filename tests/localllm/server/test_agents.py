@@ -1,6 +1,5 @@
 """What coding agents and libraries send, on a model whose answers are fixed."""
 
-import base64
 import json
 import logging
 import os
@@ -15,13 +14,10 @@ import pytest
 from gguf import GGUFReader, GGUFWriter, PoolingType
 
 from gpu_offload.errors import LlamaCppMissingError
-from localllm.answer.placeholders import NOTE, without_images
 from localllm.errors import LocalLLMError, ModelFileError, RequestError
 from localllm.server.catalog import CatalogEntry, generates
-from localllm.server.contents import left_out
 from localllm.server.errors import ApiError, message_of, status_of
 from tests.fakes.scripted_model import call, write_scripted_model
-from tests.gpu_offload.projector_files import png
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 from tests.waiting import PATIENCE_S
 
@@ -155,70 +151,6 @@ def test_results_of_tools_in_every_shape(http: httpx.Client, name: str, content:
     assert found[1]["reasoning_content"] == "Hm." and found[2]["role"] == "tool", name
     assert found[2]["content"].startswith(expected)
     posted(http, "/v1/messages", max_tokens=9, messages=messages, tools=[READ])
-
-
-def _results_with(images: int, data: str) -> list[Any]:
-    """A conversation in which a tool has sent so many images."""
-    source = {"type": "base64", "media_type": "image/png", "data": data}
-    messages = list(HI)
-    for at in range(images):
-        messages.append(
-            {"role": "assistant", "content": [{"type": "tool_use", "id": f"t{at}", "name": "read", "input": {}}]}
-        )
-        content = [{"type": "text", "text": "Seen:"}, {"type": "image", "source": source}]
-        messages.append(
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{at}", "content": content}]}
-        )
-    return messages
-
-
-def test_images_of_tools_are_kept_for_models_that_see(http: httpx.Client) -> None:
-    from localllm.server.anthropic.requests import MessagesBody, messages_request
-    from localllm.server.bodies import Message
-    from localllm.server.contents import openai_message, with_few_images
-    from localllm.server.openai.items import conversation_of
-
-    picture = base64.b64encode(png(1)).decode()
-    messages = _results_with(1, picture)
-    found = messages_request(MessagesBody(model="m", max_tokens=9, messages=messages)).messages
-    image = {"type": "image", "data": png(1), NOTE: left_out("image")}
-    kept = [{"type": "text", "text": "Seen:"}, image]
-    assert found[-1]["content"] == kept
-    parts: list[Any] = [
-        {"type": "text", "text": "Seen:"},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
-    ]
-    assert openai_message(Message(role="tool", tool_call_id="t", content=parts))["content"] == kept
-    output = [
-        {"type": "input_text", "text": "Seen:"},
-        {"type": "input_image", "image_url": f"data:image/png;base64,{picture}"},
-    ]
-    (result,) = conversation_of([{"type": "function_call_output", "call_id": "t", "output": output}])
-    assert result["content"] == kept
-    assert without_images(found)[-1]["content"] == f"Seen:\n{left_out('image')}"
-    posted(http, "/v1/messages", max_tokens=9, messages=messages, tools=[READ])
-
-    many = messages_request(MessagesBody(model="m", max_tokens=9, messages=_results_with(40, picture))).messages
-    fewer = with_few_images(many)
-    seen = [isinstance(message["content"], list) for message in fewer if message["role"] == "tool"]
-    assert sum(seen) == 24 and seen == sorted(seen)
-    more = messages_request(MessagesBody(model="m", max_tokens=9, messages=_results_with(41, picture))).messages
-    assert with_few_images(more)[: len(fewer)] == fewer, "one more image changes nothing before it"
-    posted(http, "/v1/messages", max_tokens=9, messages=_results_with(40, picture), tools=[READ])
-
-
-@pytest.mark.parametrize("data", ["AA", "%%", base64.b64encode(b"GIF89a" + bytes(40)).decode()])
-def test_unreadable_images_of_tools_are_no_errors(http: httpx.Client, data: str) -> None:
-    posted(http, "/v1/messages", max_tokens=9, messages=_results_with(1, data), tools=[READ])
-    url = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{data}"}}
-    call = {"id": "t", "type": "function", "function": {"name": "read", "arguments": "{}"}}
-    messages = [
-        *HI,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "t", "content": [url]},
-    ]
-    tools = [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]
-    posted(http, "/v1/chat/completions", messages=messages, tools=tools)
 
 
 def test_anthropic_format(claude: anthropic.Anthropic, http: httpx.Client, server: Server) -> None:

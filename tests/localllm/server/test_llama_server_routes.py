@@ -46,6 +46,8 @@ def test_a_streamed_completion(server: Server) -> None:
     assert not any(piece["stop"] for piece in pieces) and last["stop"] and last["stop_type"] == "limit"
     found = whole["completion_probabilities"]
     assert len(found) == 8 and all(len(entry["top_logprobs"]) == 2 for entry in found)
+    ids = posted(server, "/completion", **body | {"stream": False, "return_tokens": True})["tokens"]
+    assert [entry["id"] for entry in found] == ids and found[0]["top_logprobs"][0]["id"] == ids[0]
 
 
 def test_what_holds_and_ends_a_completion(server: Server) -> None:
@@ -99,6 +101,14 @@ def test_the_only_model_needs_no_name(start_server: Any, model_files: Any) -> No
     with start_server("--model", str(model_files / "stories260K-Q8_0.gguf"), models=()) as server:
         assert posted(server, "/completion", prompt=STORY, n_predict=2)["tokens_predicted"] == 2
         assert posted(server, "/tokenize", content="Hi")["tokens"]
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/chat/completions/input_tokens"):
+            posted(server, path, **chat)
+        posted(server, "/v1/completions", prompt=STORY, max_tokens=2)
+        posted(server, "/v1/responses", input=STORY, max_output_tokens=2)
+        posted(server, "/v1/embeddings", input=STORY)
+        nameless = httpx.request("DELETE", f"{server.url}/api/delete", json={}, timeout=PATIENCE_S)
+        assert nameless.status_code == 400, "what changes the library needs a name"
 
 
 def test_fields_of_a_response(server: Server) -> None:
