@@ -93,8 +93,8 @@ def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerReq
     messages = conversation_of(items)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    if not messages:
-        raise ApiError(400, "input is empty")
+    if not messages:  # some clients try a server in this way
+        messages.append({"role": "user", "content": ""})
     fields = body.request_fields(None)
     if body.truncation == "auto":
         fields["policy"] = ContextPolicy.DROP_MESSAGES
