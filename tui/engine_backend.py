@@ -12,7 +12,8 @@ from localllm.settings import Settings
 from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
 
 if TYPE_CHECKING:
-    from localllm.answer.local import LocalModel, LocalStream
+    from localllm.answer.local import LocalModel
+    from localllm.answer.local_stream import LocalStream
     from localllm.engine.backends import BackendChoice
     from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.loaded_model import LoadedModel

@@ -39,11 +39,15 @@ class AnswerPart:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's bytes, its log-probability before any sampling filter, and the likeliest tokens at its position."""
+    """A token's bytes, its log-probability before any sampling filter, and the likeliest tokens at its position.
+
+    ids: of the token and of the likeliest ones; none from a remote server.
+    """
 
     token: bytes
     logprob: float
     top: tuple[tuple[bytes, float], ...] = ()
+    ids: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -57,7 +61,8 @@ class AnswerEvent:
 
     counts and timings are of the whole answer; a remote server sends its own with the last event, until then they are
     estimates. token_ids: empty for a remote server. progress: only before the first token. finish_reason, seed,
-    stop_string and error (with its exception, cause): only on the last event.
+    stop_string, error (with its exception, cause) and warnings: only on the last event. warnings: what the answer lacks
+    of the schemas that it was to fit, as the server adds them (schema_check).
     """
 
     parts: tuple[AnswerPart, ...] = ()
@@ -71,6 +76,7 @@ class AnswerEvent:
     cause: Exception | None = None
     seed: int | None = None
     stop_string: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def content(self) -> str:

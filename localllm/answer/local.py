@@ -1,19 +1,21 @@
 """Answers from an engine in this process: preparing a conversation, and splitting its tokens into parts."""
 
-import contextlib
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
+from datetime import date
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from gguf_io.chat_template import load_chat_template
 from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.call_constraints import CallConstraints
-from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
 from localllm.answer.harmony import before_answer, before_call
-from localllm.answer.placeholders import has_images
+from localllm.answer.local_stream import LocalStream
+from localllm.answer.placeholders import has_images, without_images
 from localllm.answer.rendering import ChatPrompt, render
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitting import Marker, Splitter, ThinkingFirst, answer_splitter
@@ -21,8 +23,7 @@ from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import Schema, parameters_of
 from localllm.answer.trunk import trunk_length
 from localllm.engine.loaded_model import LoadedModel
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenEvent
-from localllm.engine.stream import GenerationStream
+from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour
 
@@ -32,10 +33,8 @@ if TYPE_CHECKING:
     from localllm.engine.constraint import Constraint, LazyConstraint
 
 SAMPLING = frozenset(field.name for field in fields(SamplingParams))
+TEMPLATES_KEPT = 4  # of requests
 CONTEXTS_OF_ANSWER = 10  # the longest answer with a rolling context, for models that never stop by themselves
-
-_ACCEPTED: "Future[None]" = Future()
-_ACCEPTED.set_result(None)
 
 
 class LocalModel:
@@ -49,6 +48,8 @@ class LocalModel:
         self.template: ChatTemplate = loaded.template
         self._behaviour = behaviour
         self._calls = CallConstraints(loaded)
+        self._lock = Lock()
+        self._others: dict[str, LocalModel] = {}  # by requests' templates, the last used at the end
 
     @cached_property
     def call_formats(self) -> tuple[CallFormat, ...]:
@@ -61,8 +62,23 @@ class LocalModel:
 
     def prepare(self, request: AnswerRequest) -> "LocalPrompt":
         request.check()
+        if request.template is not None:
+            return self._shaped(request.template).prepare(replace(request, template=None))
         continues = request.continues_text and self.template.is_default and not has_images(request.messages)
         return self._text(request) if continues or request.prompt is not None else self._conversation(request)
+
+    def _shaped(self, template: str) -> "LocalModel":
+        """This model with another chat template, of which the last ones are kept: each has a process of its own."""
+        with self._lock:
+            model = self._others.pop(template, None)
+            if model is None:
+                loaded = copy(self.loaded)
+                loaded.template, loaded.trunks = load_chat_template(loaded.file, template), {}
+                model = LocalModel(self.name, loaded, self._behaviour)
+            self._others[template] = model
+            while len(self._others) > TEMPLATES_KEPT:
+                self._others.pop(next(iter(self._others)))
+            return model
 
     def conversation(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with those of the model's manifest, in the order of Ollama's generate route.
@@ -79,11 +95,14 @@ class LocalModel:
         if request.tools and not self.template.supports_tools:
             raise RequestError(f'"{self.name}" does not support tools')
         think = self._think(request)
-        messages = self.conversation(request.messages)
+        messages = list(request.messages) if request.before else self.conversation(request.messages)
+        if not self.loaded.sees_images:
+            messages = without_images(messages)
         options = {
             "tools": [_ordered(tool) for tool in request.tools],
             "enable_thinking": None if think is None else bool(think),
             **({"reasoning_effort": think} if isinstance(think, str) else {}),
+            **self._today(),
             **checked_arguments(request.template_arguments),
         }
         prompt = render(self.loaded, messages, continues=request.goes_on, **options)
@@ -112,17 +131,23 @@ class LocalModel:
             constraint = self._constraint(request, reasoning)
         elif tools:
             constraint = self._call_constraint(request, tools, calls_splitter, reasoning)
+        opening = self.tokenizer.encode(header, add_special=False, parse_special=True)
+        begins = bool(request.before) and prompt.tokens[:1] == (self.tokenizer.bos_id,)  # a text in the middle does not
         generation = replace(
             self._generation(request),
-            prompt=(*prompt.tokens, *self.tokenizer.encode(header, add_special=False, parse_special=True)),
+            prompt=(*request.before, *prompt.tokens[begins:], *opening),
             stop=(*self._stop(request), *prompt.stop),
-            messages=prompt.messages,
+            messages=None if request.before else prompt.messages,
             images=prompt.images,
             constraint=constraint,
-            trunk=trunk_length(self.loaded, messages, prompt.tokens, options),
+            trunk=0 if request.before else trunk_length(self.loaded, messages, prompt.tokens, options),
         )
 
-        return self._prompt(generation, request, splitter, prompt.text)
+        return self._prompt(generation, request, splitter, None if request.before else prompt.text)
+
+    def _today(self) -> Mapping[str, str]:
+        """The date for templates that ask for it by this name, as llama.cpp gives it; Llama 3's have one of 2024."""
+        return {"date_string": date.today().strftime("%d %b %Y")} if "date_string" in self.template.source else {}
 
     def _text(self, request: AnswerRequest) -> "LocalPrompt":
         if request.think:
@@ -292,91 +317,6 @@ class LocalPrompt:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
         stream = self.loaded.engine.submit(generation)
         return LocalStream(stream, self.splitter(), self.loaded.tokenizer.token_bytes, self.one_call)
-
-
-class LocalStream:
-    """A generation's events with their text split into parts. Implements AnswerStream."""
-
-    accepted = _ACCEPTED
-
-    def __init__(
-        self,
-        stream: GenerationStream,
-        splitter: Splitter | None,
-        token_bytes: Callable[[int], bytes],
-        one_call: bool = False,
-    ) -> None:
-        """splitter: None if all text is content. one_call: end with the first tool call."""
-        self._stream = stream
-        self._one_call = one_call
-        self._begun = False  # whether a call has begun
-        self._called = False  # whether the answer was ended by its first call
-        self._splitter = splitter
-        self._token_bytes = token_bytes
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-
-    def poll(self) -> list[AnswerEvent]:
-        return [self._event(event) for event in self._stream.poll()]
-
-    def __iter__(self) -> Iterator[AnswerEvent]:
-        return map(self._event, self._stream)
-
-    async def __aiter__(self) -> AsyncGenerator[AnswerEvent, None]:
-        async with contextlib.aclosing(self._stream.__aiter__()) as events:
-            async for event in events:
-                yield self._event(event)
-
-    def _event(self, event: TokenEvent) -> AnswerEvent:
-        parts = self._up_to_call(self._parts(event)) if self._one_call else self._parts(event)
-        ended_here = self._called and event.finish_reason is FinishReason.CANCELLED
-        return AnswerEvent(
-            parts,
-            event.counts,
-            event.timings,
-            event.progress,
-            tuple(map(self._logprob, event.logprobs)) if event.logprobs else (),
-            event.token_ids,
-            FinishReason.STOP if ended_here else event.finish_reason,
-            event.error,
-            event.cause,
-            event.seed,
-            event.stop_string,
-        )
-
-    def _parts(self, event: TokenEvent) -> tuple[AnswerPart, ...]:
-        if self._splitter is None:
-            return (AnswerPart(PartKind.CONTENT, event.text),) if event.text else ()
-        parts = self._splitter.push(event.text) if event.text else []
-        if event.finish_reason is not None:
-            parts += self._splitter.flush()
-        return tuple(parts)
-
-    def _up_to_call(self, parts: tuple[AnswerPart, ...]) -> tuple[AnswerPart, ...]:
-        """The parts up to the first tool call of the answer, which ends it."""
-        if self._called:
-            return ()
-        found: list[AnswerPart] = []
-        for part in parts:
-            first = _first_call(part, self._begun)
-            self._begun = self._begun or bool(first.deltas)
-            found.append(first)
-            if first.tool_calls:
-                self._called = True
-                self._stream.cancel()
-                break
-        return tuple(found)
-
-    def _logprob(self, entry: Any) -> Logprob:
-        spell = self._token_bytes
-        return Logprob(spell(entry.token_id), entry.logprob, tuple((spell(token), value) for token, value in entry.top))
-
-
-def _first_call(part: AnswerPart, begun: bool) -> AnswerPart:
-    """A part without what it has of calls after the first. begun: whether the first began in an earlier part."""
-    names = [at for at, delta in enumerate(part.deltas) if delta.name][0 if begun else 1 :]
-    return replace(part, tool_calls=part.tool_calls[:1], deltas=part.deltas[: names[0]] if names else part.deltas)
 
 
 def _ordered(tool: Mapping[str, Any]) -> dict[str, Any]:

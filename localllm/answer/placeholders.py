@@ -17,6 +17,8 @@ from localllm.engine.images import ImagePieces, ImageRows
 
 Range = tuple[int, int]
 
+NOTE = "note"  # of an image part: the text that stands for it where the model sees no images
+
 _INDEX_DIGITS = 4
 _NONCE_LETTERS = 24
 _INDEX_LETTERS = 4
@@ -196,6 +198,23 @@ def has_images(messages: Sequence[Any]) -> bool:
     """Whether a conversation has images."""
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     return any(_is_image(part) for content in contents if isinstance(content, list) for part in content)
+
+
+def without_images(messages: Sequence[Mapping[str, Any]], most: int | None = None) -> list[Mapping[str, Any]]:
+    """Copies of the messages with the notes of images in place of them: of the oldest, or of all that have one."""
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    noted = [part for content in contents for part in content if _is_image(part) and NOTE in part]
+    replaced = set(map(id, noted[:most]))
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, list) or replaced.isdisjoint(map(id, content)):
+            found.append(message)
+            continue
+        parts = [{"type": "text", "text": part[NOTE]} if id(part) in replaced else part for part in content]
+        is_text = all(part.get("type") == "text" for part in parts)
+        found.append({**message, "content": "\n".join(part["text"] for part in parts) if is_text else parts})
+    return found
 
 
 def _is_image(part: Any) -> bool:

@@ -25,7 +25,8 @@ class AnswerRequest:
         it has tool calls.
     continues_text: a model without its own chat template continues the messages' text.
     prompt: the text or token ids to continue, instead of messages. suffix: the text after the gap to fill. before:
-        token ids before the prompt.
+        token ids before the prompt or the messages.
+    template: a Jinja chat template for this request, instead of the model's.
     tools: in OpenAI's format. tool_choice: the name of the tool that must be called, "" for any of them.
     one_call: the answer ends with its first tool call.
     format: "json" or a JSON Schema that the answer must fit. grammar: its language (a value of ConstraintKind) and
@@ -46,6 +47,7 @@ class AnswerRequest:
     prompt: str | Sequence[int] | None = None
     suffix: str | None = None
     before: Sequence[int] = ()
+    template: str | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | None = None
     one_call: bool = False

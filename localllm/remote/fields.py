@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from localllm.answer.placeholders import without_images
 from localllm.answer.request import AnswerRequest, Message
 from localllm.errors import RequestError
 
@@ -97,7 +98,7 @@ def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     found = []
     waiting: dict[str, str] = {}  # calls without results: their ids and names
-    for number, message in enumerate(messages):
+    for number, message in enumerate(without_images(messages)):  # results have no images in this protocol
         fields: dict[str, Any] = {"role": message["role"], "content": _content(message.get("content", ""))}
         if reasoning := message.get("reasoning_content") or message.get("thinking"):
             fields["reasoning_content"] = reasoning

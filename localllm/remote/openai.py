@@ -73,6 +73,8 @@ class OpenAIModel:
         request.check()
         if request.adapters is not None:
             raise RequestError("a remote server's adapters cannot be chosen; name a model that has them")
+        if request.template is not None:
+            raise RequestError("a remote server's template cannot be chosen; leave it out")
         if request.before:
             raise RequestError("context is not supported for models of a remote server; use /api/chat")
         top_logprobs = request.sampling.get("logprobs") or 0

@@ -139,7 +139,10 @@ class StreamOptions(Body):
 
 
 class Sampled(Extensions):
-    """Fields of OpenAI's chat completions and completions, and of llama.cpp's infill."""
+    """Fields of OpenAI's chat completions and completions, and of llama.cpp's routes.
+
+    return_progress: llama-server's form of progress.
+    """
 
     model: str = ""
     temperature: Number | None = None
@@ -153,6 +156,7 @@ class Sampled(Extensions):
     max_tokens: Limit | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool = False
 
 
 class FunctionCall(Body):

@@ -3,10 +3,12 @@
 import base64
 import binascii
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gpu_offload.errors import PictureError
 from gpu_offload.pictures import check_picture
+from localllm.answer.placeholders import NOTE, without_images
 from localllm.server.bodies import Message, ToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_IMAGES
@@ -65,6 +67,19 @@ def image_part_of_url(url: object) -> Part:
     return image_part(url)
 
 
+def noted_image(read: Callable[[], Part]) -> Part:
+    """An image of a tool's result, with the note that stands for it where a model sees none; or only the note.
+
+    The user cannot change what a tool has sent, so an image that cannot be read is no error.
+    """
+    note = left_out("image")
+    try:
+        return {**read(), NOTE: note}
+    except (ApiError, PictureError) as error:
+        note_ignored(f"an image in a tool's result: {error}")
+        return text_part(note)
+
+
 def plain(parts: list[Part]) -> str | list[Part]:
     """A content from parts: their text joined by newlines if there are no images."""
     if any(part["type"] == "image" for part in parts):
@@ -72,12 +87,22 @@ def plain(parts: list[Part]) -> str | list[Part]:
     return "\n".join(part["text"] for part in parts)
 
 
-def check_images(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ApiError 400 for too many images in a conversation."""
+def with_few_images(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The messages with at most MAX_IMAGES images: of those in tools' results, notes stand in place of the oldest.
+
+    Many at once, so that most further images leave the prompt's beginning as it is. Raises ApiError 400 for too many
+    images of the user's.
+    """
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
-    count = sum(part["type"] == "image" for content in contents for part in content)
-    if count > MAX_IMAGES:
-        raise ApiError(400, f"the request has {count} images; at most {MAX_IMAGES} are allowed")
+    images = [part for content in contents for part in content if part["type"] == "image"]
+    own = sum(NOTE not in part for part in images)
+    if own > MAX_IMAGES:
+        raise ApiError(400, f"the request has {own} images; at most {MAX_IMAGES} are allowed")
+    if len(images) <= MAX_IMAGES:
+        return messages
+    step = max((MAX_IMAGES - own) // 2, 1)
+    surplus = -(-(len(images) - MAX_IMAGES) // step) * step
+    return without_images(messages, surplus)
 
 
 def openai_message(message: Message) -> dict[str, Any]:
@@ -111,7 +136,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def openai_content(content: str | list[Part] | None, role: str) -> Any:
     """OpenAI content: text, or parts where a user's has images. Raises ApiError 400 for other kinds of parts."""
     if role == "tool" and isinstance(content, list):
-        return "\n".join(openai_text([part]) if _is_text(part) else _noted(part) for part in content)
+        return plain([_part_of_result(part) for part in content])
     if not isinstance(content, list) or role != "user":
         return openai_text(content)
     return plain([_image(part) or text_part(openai_text([part])) for part in content])
@@ -137,15 +162,24 @@ def _is_text(part: object) -> bool:
     )
 
 
-def _noted(part: object) -> str:
+def _part_of_result(part: Any) -> Part:
+    """A part of a tool's result. What is neither text nor an image becomes a note."""
+    if _is_text(part):
+        return text_part(openai_text([part]))
+    if _is_image(part):
+        return noted_image(lambda: _image(part) or {})
     kind = str(part.get("type"))[:64] if isinstance(part, dict) else "part"
     note_ignored(f"part of type {shown(kind)} in a tool's result")
-    return left_out(kind)
+    return text_part(left_out(kind))
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("image_url", "input_image")
 
 
 def _image(part: Part) -> Part | None:
     """The image of an image_url (chat completions) or input_image (responses) part; None for other parts."""
-    if not isinstance(part, dict) or part.get("type") not in ("image_url", "input_image"):
+    if not _is_image(part):
         return None
     url = part.get("image_url")
     return image_part_of_url(url.get("url") if isinstance(url, dict) else url)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import re
 import time
 from collections import Counter
@@ -16,9 +17,11 @@ from fastapi import Depends, Request
 
 from localllm.answer.event import Answer, AnswerEvent, AnswerStream, Prompt
 from localllm.answer.request import AnswerRequest
+from localllm.answer.schema_check import is_checked, unmet
 from localllm.engine.request import FinishReason
 from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
-from localllm.server.contents import check_images
+from localllm.library.names import BUILT_IN
+from localllm.server.contents import with_few_images
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.fallbacks import CANNOT_ANSWER
 from localllm.server.keys import CLIENT, namespace_of
@@ -28,18 +31,21 @@ from localllm.server.options import ServerOptions
 from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, ServedModels
 from localllm.server.streams import interruptible
 
+log = logging.getLogger(__name__)
+
 # RFC 9218, section 4.1: urgency 7 is for work in the background.
 _BACKGROUND = re.compile(r"(?:^|,)\s*u=7\s*(?:,|;|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One or more answers in progress, on a model that is held for them. choices: answers to each prompt.
+    """One or more answers in progress, on a model that is held for them. choices: answers to each request.
 
-    meters: count each answer.
+    prompts: of the requests. meters: count each answer.
     """
 
     lease: Lease[ServedModel]
+    requests: Sequence[AnswerRequest]
     prompts: Sequence[Prompt]
     choices: int
     streams: Sequence[AnswerStream]
@@ -95,10 +101,19 @@ class Run:
         return answers
 
     async def _events(self, index: int) -> AsyncGenerator[AnswerEvent, None]:
+        request, answer = self.requests[index // self.choices], Answer()
+        checked = is_checked(request)
         async with contextlib.aclosing(self.streams[index].__aiter__()) as events:
             async for event in events:
                 check_ending(event)
                 self.meters[index].add(event)
+                if checked:
+                    answer.add(event)
+                if checked and event.finish_reason is FinishReason.STOP:
+                    warnings = await interruptible(partial(unmet, request, answer))
+                    if warnings:
+                        log.warning("an answer does not fit a JSON Schema that is not enforced in full")
+                    event = replace(event, warnings=warnings)  # noqa: PLW2901 - the last one
                 yield event
 
 
@@ -168,6 +183,17 @@ class Service:
                 found.append((entry, replace(self.models.about(entry), name=name)))
         return found
 
+    async def model_or_only(self, name: str) -> str:
+        """The name, or the only model's: of those in memory, else of all but the built-in one. Raises ApiError 400."""
+        if name:
+            return name
+        resident = [one.about.name for one in await self.models.resident()]
+        listed = [about.name for _, about in await to_thread.run_sync(self.listed)]
+        names = resident or [name for name in listed if name != BUILT_IN] or listed
+        if len(names) != 1:
+            raise ApiError(400, f"model is required, since there are {len(names)} of them; GET /v1/models lists them")
+        return names[0]
+
     @contextlib.asynccontextmanager
     async def lease(
         self, name: str, keep_alive_s: float | None = None, listener: LoadListener | None = None, answers: int = 1
@@ -204,9 +230,10 @@ class Service:
         """
         began = time.monotonic()
         number = f"request {next(self._numbers)}"
-        requests = [replace(request, client=request.namespace or number) for request in requests]
-        for request in requests:
-            check_images(request.messages)
+        requests = [
+            replace(request, client=request.namespace or number, messages=with_few_images(request.messages))
+            for request in requests
+        ]
         *first, last = self.choices(name)
         async with contextlib.AsyncExitStack() as stack:
             for model in first:
@@ -236,7 +263,7 @@ class Service:
             streams = await self._submit(lease, prompts, choices)
             meters = [self.metrics.meter(lease.model.name, requests[0].namespace) for _ in streams]
             try:
-                yield Run(lease, prompts, choices, streams, began, meters)
+                yield Run(lease, requests, prompts, choices, streams, began, meters)
             finally:
                 for stream in streams:
                     stream.cancel()

@@ -1,7 +1,8 @@
 """Formats that several protocols share: lines of a stream, progress, log-probabilities, token counts."""
 
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from localllm.answer.event import AnswerEvent, Logprob
@@ -49,6 +50,24 @@ def prompt_progress(progress: Progress) -> dict[str, Any]:
     }
 
 
+class TimedProgress:
+    """Progress of one prompt in llama-server's fields, where `return_progress` asks for it."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._cached = 0
+
+    def fields(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """`prompt_progress` of what prompt_progress has returned; nothing for a load or a place in the queue."""
+        if progress.get("queue_position") != 0:
+            return {}
+        now, done = time.monotonic(), progress["completed"]
+        if self._began is None:
+            self._began, self._cached = now, done
+        times = {"processed": done, "time_ms": round(1000 * (now - self._began))}
+        return {"prompt_progress": {"total": progress["total"], "cache": self._cached, **times}}
+
+
 def load_progress(state: LoadState) -> dict[str, Any]:
     """Progress of a model's load: its phase and the share of the phase that is done, 0 to 1."""
     return {"phase": state.phase, "share": round(state.share, 4)}
@@ -86,3 +105,8 @@ def usage(lasts: Sequence[AnswerEvent]) -> dict[str, Any]:
 
 def _token(token: bytes, logprob: float) -> dict[str, Any]:
     return {"token": token.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(token)}
+
+
+def warnings_of(last: AnswerEvent) -> dict[str, list[str]]:
+    """What the last event warns of, our addition to every protocol; no field where there is nothing."""
+    return {"warnings": list(last.warnings)} if last.warnings else {}

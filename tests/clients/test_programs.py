@@ -18,7 +18,7 @@ CLIENTS = os.environ.get("TEST_CLIENTS")
 TASK = "Change the notes and copy them."
 TITLE = "A short title about notes, and nothing else."
 DONE = "All three steps have been done, goodbye."
-LIMIT_S = 300
+LIMIT_S = 900
 
 pytestmark = [
     pytest.mark.slow,

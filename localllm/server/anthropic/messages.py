@@ -18,7 +18,7 @@ from localllm.server.errors import kind_of, known, message_of, status_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import connected
-from localllm.server.wire import SSE, sse
+from localllm.server.wire import SSE, sse, warnings_of
 
 _KINDS = {
     401: "authentication_error",
@@ -44,6 +44,7 @@ router = APIRouter(route_class=AnthropicRoute, tags=["Anthropic"])
 @router.post("/v1/messages")
 async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
+    body.model = await service.model_or_only(body.model)
     request = await to_thread.run_sync(messages_request, body)
     return await answer(
         http,
@@ -65,7 +66,7 @@ async def count_tokens(body: CountBody, http: Request, service: ServiceDep) -> O
 
 async def _count(body: CountBody, service: Service) -> int:
     request = AnswerRequest(**await to_thread.run_sync(conversation, body))
-    async with service.lease(body.model) as lease:
+    async with service.lease(await service.model_or_only(body.model)) as lease:
         prompt = await to_thread.run_sync(lease.model.prepare, request)
         return len(known(prompt.tokens, "the number of tokens"))
 
@@ -97,7 +98,8 @@ class _Writer:
 
     def end(self, _run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
         yield from self._close()
-        yield _event("message_delta", delta=self._stopped(answers[0]), usage=_usage(answers[0].last))
+        last = answers[0].last
+        yield _event("message_delta", delta=self._stopped(answers[0]), usage=_usage(last), **warnings_of(last))
         yield _event("message_stop")
 
     def error(self, error: LocalLLMError) -> bytes:
@@ -109,7 +111,8 @@ class _Writer:
         if answer.content or not answer.calls:
             blocks.append(_block(PartKind.CONTENT, answer.content))
         blocks += (_tool_use(call.name, call.arguments) for call in answer.calls)
-        return {**self._message(), "content": blocks, **self._stopped(answer), "usage": _usage(answer.last)}
+        ended = {**self._stopped(answer), "usage": _usage(answer.last), **warnings_of(answer.last)}
+        return {**self._message(), "content": blocks, **ended}
 
     def _message(self) -> Object:
         return {

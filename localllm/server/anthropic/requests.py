@@ -11,7 +11,7 @@ from pydantic import Field
 
 from localllm.answer.request import AnswerRequest
 from localllm.server.bodies import Body, Extensions, Object, note_ignored, shown
-from localllm.server.contents import Part, image_part, image_part_of_url, left_out, plain, text_part
+from localllm.server.contents import Part, image_part, image_part_of_url, left_out, noted_image, plain, text_part
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_INT, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
 
@@ -176,19 +176,30 @@ def _image(source: Any) -> Part:
     return image_part(source.get("data"))
 
 
-def _result(block: Object) -> str:
-    """The text of a tool's result."""
-    text = _joined(block.get("content"))
-    return text or ("The tool failed without a message." if block.get("is_error") else "")
+def _result(block: Object) -> str | list[Part]:
+    """A tool's result: text, or parts where it has images."""
+    content = plain([_part(inner) for inner in _blocks(block.get("content"))])
+    return content or ("The tool failed without a message." if block.get("is_error") else "")
+
+
+def _part(block: Object) -> Part:
+    if block.get("type") == "image":
+        return noted_image(lambda: _image(block.get("source")))
+    return text_part(_text(block))
 
 
 def _joined(content: Any) -> str:
     """The text of a content: a text, or blocks."""
+    return "\n".join(map(_text, _blocks(content)))
+
+
+def _blocks(content: Any) -> list[Object]:
+    """The blocks of a content, of which a text is one."""
     if content is None or isinstance(content, str):
-        return content or ""
+        return [{"type": "text", "text": content}] if content else []
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         raise ApiError(400, "content must be a text or a list of blocks")
-    return "\n".join(map(_text, content))
+    return content
 
 
 def _text(block: Mapping[str, Any]) -> str:

@@ -1,23 +1,23 @@
 """llama-server's /completion and /infill: a text to continue, or a gap to fill."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import UNLIMITED, AnswerRequest
 from localllm.engine.request import FinishReason, SamplingParams
 from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
-from localllm.server.bodies import Body, Limit, Number, Object, Sampled, Tokens, keep_alive_s
+from localllm.server.bodies import BANNED, Body, Limit, Number, Object, Sampled, Tokens, keep_alive_s
 from localllm.server.errors import ApiError, message_of, status_of
-from localllm.server.limits import MAX_INT, MAX_PROMPTS, MAX_TOP_LOGPROBS
-from localllm.server.llama_cpp.wire import LlamaCppRoute, model_or_only
+from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
+from localllm.server.llama_cpp.wire import LlamaCppRoute
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import SSE, SSE_COMMENT, logprob_entries, sse, usage
+from localllm.server.wire import SSE, SSE_COMMENT, TimedProgress, logprob_entries, sse, usage, warnings_of
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
@@ -28,15 +28,37 @@ _SAMPLING = (
     *("dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta"),
 )
 _DEFAULTS = SamplingParams()
+_ABSENT = object()
+
+
+# What each of llama.cpp's samplers is without effect, in the order in which they are applied.
+_NEUTRAL: dict[str, Object] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {"top_n_sigma": -1.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0},
+}
 
 
 class Predicted(Sampled):
     """What both routes have. n_predict: most tokens; -1 as many as fit. cache_prompt has no effect: prefixes are always
-    reused."""
+    reused. samplers: those that are applied, in the usual order; the others have no effect. timings_per_token: every
+    event of a stream has timings. The last three are refused where they ask for anything."""
 
     n_predict: Limit = UNLIMITED
     cache_prompt: bool = True
     ignore_eos: bool = False
+    bias_pairs: Annotated[list[Any], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    samplers: Annotated[list[str], Field(max_length=64)] | None = None
+    timings_per_token: bool = False
+    n_indent: int = 0
+    t_max_predict_ms: int = 0
+    post_sampling_probs: bool = False
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     dynatemp_range: Number | None = None
     dynatemp_exponent: Number | None = None
@@ -55,28 +77,52 @@ class Predicted(Sampled):
     mirostat_tau: Number | None = None
     mirostat_eta: Number | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _pairs_apart(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("logit_bias"), list):
+            return {**given, "logit_bias": None, "bias_pairs": given["logit_bias"]}
+        return given
+
     def answer_fields(self) -> Object:
         """The fields of an AnswerRequest. Raises ApiError 400."""
+        for name in ("n_indent", "t_max_predict_ms", "post_sampling_probs"):
+            if getattr(self, name) > 0:
+                raise ApiError(400, f"{name} is not supported; leave it out")
         fields = self.request_fields(self.stop, self.n_probs or None)
         own = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if breakers := own.get("dry_sequence_breakers"):
             own["dry_sequence_breakers"] = tuple(breakers)
-        fields["sampling"] |= own
+        fields["sampling"] |= own | self._without_effect()
         most = self.n_predict if self.max_tokens is None else self.max_tokens
         return fields | {"defaults": _DEFAULTS, "max_tokens": most, "ignore_eos": self.ignore_eos}
+
+    def _without_effect(self) -> Object:
+        """Parameters of the samplers that are left out. Raises ApiError 400 for unknown ones, and another order."""
+        if self.samplers is None:
+            return {}
+        wanted = ["typ_p" if name == "typical_p" else name for name in self.samplers]
+        if wanted != [name for name in _NEUTRAL if name in wanted]:
+            raise ApiError(400, f"samplers must be some of {', '.join(_NEUTRAL)}, in this order")
+        return {key: value for name in _NEUTRAL if name not in wanted for key, value in _NEUTRAL[name].items()}
 
 
 class CompletionBody(Predicted):
     """/completion. prompt: text, token ids, or both mixed; several prompts in a list are answered one after the other.
 
-    grammar (GBNF) or json_schema hold the answer. return_tokens: tell the ids of the answer's tokens.
+    A prompt may be an object with prompt_string. n_cmpl: answers to each prompt. grammar (GBNF) or json_schema hold the
+    answer. return_tokens: tell the ids of the answer's tokens. response_fields: what of the response is sent, inner
+    fields as "generation_settings/seed".
     """
 
-    prompt: str | Tokens | Annotated[list[str | int | list[str | int]], Field(max_length=MAX_PROMPTS)] = ""
+    prompt: (
+        str | Tokens | Object | Annotated[list[str | int | Object | list[str | int]], Field(max_length=MAX_PROMPTS)]
+    ) = ""
+    n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     grammar: str | None = None
     json_schema: Object | None = None
     return_tokens: bool = False
-    response_fields: Literal[None] = None
+    response_fields: Annotated[list[str], Field(max_length=256)] | None = None
 
 
 class Extra(Body):
@@ -102,14 +148,18 @@ async def completion(body: CompletionBody, http: Request, service: ServiceDep) -
     if body.grammar and body.json_schema is not None:
         raise ApiError(400, "grammar and json_schema exclude each other; send one of them")
     held: Object = {"grammar": ("gbnf", body.grammar)} if body.grammar else {"format": body.json_schema}
-    fields = body.answer_fields() | held
-    body.model = await model_or_only(body.model, service)
+    body.model = await service.model_or_only(body.model)
     prompts = _prompts(body.prompt)
-    if any(isinstance(prompt, list) for prompt in prompts):
+    if body.bias_pairs or any(isinstance(prompt, list) for prompt in prompts):
         async with service.lease(body.model) as lease:
             prompts = [await to_thread.run_sync(_encoded, prompt, lease.model.tokenizer) for prompt in prompts]
+            if body.bias_pairs:
+                body.logit_bias = await to_thread.run_sync(_biases, body.bias_pairs, lease.model.tokenizer)
+    fields = body.answer_fields() | held
     requests = [AnswerRequest(prompt=prompt, **fields) for prompt in prompts]
-    return await _answered(body, requests, _CompletionWriter(body, len(requests) > 1), http, service)
+    choices = body.n_cmpl or body.n or 1
+    writer = _CompletionWriter(body, len(requests) * choices > 1)
+    return await _answered(body, requests, writer, http, service, choices)
 
 
 @router.post("/infill")
@@ -119,12 +169,17 @@ async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Respon
     request = AnswerRequest(
         prompt=f"{extra}{body.input_prefix}{body.prompt}", suffix=body.input_suffix, **body.answer_fields()
     )
-    body.model = await model_or_only(body.model, service)
-    return await _answered(body, [request], _InfillWriter(), http, service)
+    body.model = await service.model_or_only(body.model)
+    return await _answered(body, [request], _InfillWriter(body), http, service)
 
 
 async def _answered(
-    body: Predicted, requests: Sequence[AnswerRequest], writer: "_InfillWriter", http: Request, service: ServiceDep
+    body: Predicted,
+    requests: Sequence[AnswerRequest],
+    writer: "_InfillWriter",
+    http: Request,
+    service: ServiceDep,
+    choices: int = 1,
 ) -> Response:
     return await answer(
         http,
@@ -133,18 +188,42 @@ async def _answered(
         requests,
         writer,
         stream=bool(body.stream),
-        progress=body.progress,
+        progress=body.progress or body.return_progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
+        choices=choices,
     )
 
 
 def _prompts(given: Any) -> list[Any]:
     """The prompts of a body. Text mixed with ids is one prompt; a list of texts or of lists is several."""
-    if isinstance(given, str) or (given and any(isinstance(one, int) for one in given)):
-        return [given]
+    if isinstance(given, str | dict) or (given and any(isinstance(one, int) for one in given)):
+        return [_text_of(given)]
     if not given:
         raise ApiError(400, "prompt is empty")
-    return list(given)
+    return [_text_of(one) for one in given]
+
+
+def _text_of(prompt: Any) -> Any:
+    """A prompt, or the text of one that is an object."""
+    if not isinstance(prompt, dict):
+        return prompt
+    text = prompt.get("prompt_string")
+    if not isinstance(text, str) or prompt.get("multimodal_data"):
+        raise ApiError(400, "a prompt that is an object must have prompt_string; send images to /v1/chat/completions")
+    return text
+
+
+def _biases(pairs: Sequence[Any], tokenizer: Any) -> dict[str, float]:
+    """Biases by token id; a text stands for each of its tokens, false bans. Raises ApiError 400."""
+    found: dict[str, float] = {}
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int | str)
+        if not is_pair or not isinstance(pair[1], int | float) or pair[1] is True:
+            raise ApiError(400, "logit_bias must be a list of pairs: a token id or a text, and a number or false")
+        token, bias = pair
+        tokens = tokenizer.encode(token, add_special=False) if isinstance(token, str) else [token]
+        found |= {str(one): BANNED if bias is False else bias for one in tokens}
+    return found
 
 
 def _encoded(prompt: Any, tokenizer: Any) -> Any:
@@ -162,11 +241,15 @@ class _InfillWriter:
 
     media_type = SSE
 
+    def __init__(self, body: Predicted) -> None:
+        self._timed = TimedProgress() if body.return_progress else None
+
     def begin(self, _run: Run) -> Sequence[bytes]:
         return ()
 
     def progress(self, progress: Object) -> bytes:
-        return sse({"content": "", "stop": False, "progress": progress})
+        timed = self._timed.fields(progress) if self._timed else {}
+        return sse({"content": "", "stop": False, "progress": progress, **timed})
 
     def alive(self) -> bytes:
         return SSE_COMMENT
@@ -190,6 +273,7 @@ class _CompletionWriter(_InfillWriter):
     """See answering.Writer."""
 
     def __init__(self, body: CompletionBody, several: bool) -> None:
+        super().__init__(body)
         self._body = body
         self._several = several
 
@@ -205,17 +289,29 @@ class _CompletionWriter(_InfillWriter):
                     "id_slot": -1,
                     "tokens_predicted": counts.generated,
                     "tokens_evaluated": counts.prompt,
+                    **({"timings": _timings(event)} if self._body.timings_per_token else {}),
                     **_probabilities(event),
                 }
             )
 
     def end(self, run: Run, answers: Sequence[Answer]) -> Iterator[bytes]:
         for index, one in enumerate(answers):
-            yield sse({**self._one(run, index, one), "content": "", "tokens": []})
+            yield sse(self._selected({**self._one(run, index, one), "content": "", "tokens": []}))
 
     def whole(self, run: Run, answers: Sequence[Answer]) -> Any:
-        found = [self._one(run, index, one) for index, one in enumerate(answers)]
+        found = [self._selected(self._one(run, index, one)) for index, one in enumerate(answers)]
         return found if self._several else found[0]
+
+    def _selected(self, told: Object) -> Object:
+        """The fields that response_fields asks for, by their last names; all where it asks for none."""
+        found: Object = {}
+        for path in self._body.response_fields or ():
+            value: Any = told
+            for name in path.split("/"):
+                value = value.get(name, _ABSENT) if isinstance(value, dict) else _ABSENT
+            if value is not _ABSENT:
+                found[path.rpartition("/")[2]] = value
+        return told if self._body.response_fields is None else found
 
     def _one(self, run: Run, index: int, answer: Answer) -> Object:
         last, counts, body = answer.last, answer.last.counts, self._body
@@ -240,13 +336,19 @@ class _CompletionWriter(_InfillWriter):
             "has_new_line": "\n" in answer.content,
             "truncated": bool(counts.dropped_tokens),
             **_ended(last),
+            **warnings_of(last),
             "timings": _timings(last),
             **_probabilities(answer),
         }
 
 
 def _probabilities(part: AnswerEvent | Answer) -> Object:
-    return {"completion_probabilities": logprob_entries(part.logprobs)} if part.logprobs else {}
+    """Probabilities with the ids of their tokens."""
+    entries = logprob_entries(part.logprobs)
+    for entry, logprob in zip(entries, part.logprobs, strict=True):
+        for one, token in zip((entry, *entry["top_logprobs"]), logprob.ids, strict=False):  # a remote server has none
+            one["id"] = token
+    return {"completion_probabilities": entries} if entries else {}
 
 
 def _timings(last: AnswerEvent) -> Object:

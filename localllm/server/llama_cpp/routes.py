@@ -1,13 +1,13 @@
-"""Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /props, /slots and /rerank."""
+"""Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /props, /slots, /embedding and /rerank."""
 
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Literal
 
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from gguf_io.interruption import checkpoint
 from localllm.answer.request import AnswerRequest
@@ -23,10 +23,10 @@ from localllm.server.bodies import (
     offered_tools,
 )
 from localllm.server.contents import openai_message
-from localllm.server.embeddings import rank_all
+from localllm.server.embeddings import embed_all, rank_all
 from localllm.server.errors import ApiError, known
 from localllm.server.limits import MAX_INT, MAX_RERANK_DOCUMENTS
-from localllm.server.llama_cpp.wire import LlamaCppRoute, model_or_only
+from localllm.server.llama_cpp.wire import LlamaCppRoute
 from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import connected, interruptible
 
@@ -60,6 +60,14 @@ class TemplateBody(ModelBody):
     messages: Messages
     tools: Tools | None = None
     add_generation_prompt: bool = True
+
+
+class EmbeddingBody(Extensions):
+    """/embedding. content, or input: one text or several. embd_normalize: only 2, the Euclidean norm."""
+
+    model: str = ""
+    content: Annotated[str | list[str], Field(validation_alias=AliasChoices("content", "input"))]
+    embd_normalize: Literal[2] = 2
 
 
 class Document(Body):
@@ -99,7 +107,7 @@ async def apply_template(body: TemplateBody, http: Request, service: ServiceDep)
 @router.get("/props")
 async def props(http: Request, service: ServiceDep, model: str = "") -> Object:
     """A model's properties: template, context, defaults. Loads it if it is not in memory."""
-    return await connected(http, _props(await model_or_only(model, service), service))
+    return await connected(http, _props(await service.model_or_only(model), service))
 
 
 @router.get("/slots")
@@ -116,6 +124,24 @@ async def slots(service: ServiceDep) -> list[Object]:
     return found
 
 
+@router.post("/props")
+@router.post("/slots/{slot}")
+@router.post("/lora-adapters")
+async def unchangeable() -> None:
+    """What llama-server changes while it runs and this server does not. Raises ApiError 501."""
+    raise ApiError(
+        501,
+        "properties, slots and adapters are not changed by requests here: prefixes are kept on disk by themselves, and "
+        "each request may have its own `lora`",
+    )
+
+
+@router.post("/embedding")
+async def embedding(body: EmbeddingBody, http: Request, service: ServiceDep) -> list[Object]:
+    """Vectors of texts, in llama-server's own form."""
+    return await connected(http, _embedding(body, service))
+
+
 @router.post("/v1/rerank")
 @router.post("/v1/reranking")
 @router.post("/rerank")
@@ -126,7 +152,7 @@ async def rerank(body: RerankBody, http: Request, service: ServiceDep) -> Object
 
 
 async def _tokenize(body: TokenizeBody, service: Service) -> Object:
-    async with service.lease(await model_or_only(body.model, service)) as lease:
+    async with service.lease(await service.model_or_only(body.model)) as lease:
         tokenizer = lease.model.tokenizer
 
         def work() -> Object:
@@ -143,14 +169,14 @@ async def _tokenize(body: TokenizeBody, service: Service) -> Object:
 
 
 async def _detokenize(body: DetokenizeBody, service: Service) -> Object:
-    async with service.lease(await model_or_only(body.model, service)) as lease:
+    async with service.lease(await service.model_or_only(body.model)) as lease:
         return {"content": await to_thread.run_sync(lease.model.tokenizer.decode, body.tokens)}
 
 
 async def _apply_template(body: TemplateBody, service: Service) -> Object:
     messages, tools = [openai_message(message) for message in body.messages], offered_tools(body.tools)
     request = AnswerRequest(messages=messages, tools=tools)
-    async with service.lease(await model_or_only(body.model, service)) as lease:
+    async with service.lease(await service.model_or_only(body.model)) as lease:
         if not body.add_generation_prompt:
             render = partial(lease.model.template.render, messages, tools=tools or None, add_generation_prompt=False)
             return {"prompt": await to_thread.run_sync(render)}
@@ -181,8 +207,16 @@ async def _props(name: str, service: Service) -> Object:
         }
 
 
+async def _embedding(body: EmbeddingBody, service: Service) -> list[Object]:
+    texts = [body.content] if isinstance(body.content, str) else body.content
+    name = await service.model_or_only(body.model)
+    async with service.lease_embedder(name, keep_alive_s(body.keep_alive)) as lease:
+        rows, _ = await embed_all(lease.model, texts, truncate=body.truncate, dimensions=None)
+    return [{"index": index, "embedding": [row.tolist()]} for index, row in enumerate(rows)]
+
+
 async def _rerank(body: RerankBody, service: Service) -> Object:
-    body.model = await model_or_only(body.model, service)
+    body.model = await service.model_or_only(body.model)
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     entry = await service.find(body.model)
     if not await to_thread.run_sync(service.models.ranks, entry):  # before anything is loaded

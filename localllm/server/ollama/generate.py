@@ -12,6 +12,9 @@ from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import ContextPolicy
 from localllm.errors import LocalLLMError
+from localllm.library.errors import LibraryError
+from localllm.library.go_templates import is_jinja
+from localllm.library.go_translation import translated
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s, offered_tools
 from localllm.server.errors import ApiError, known
@@ -67,22 +70,32 @@ def generate_request(body: GenerateBody) -> AnswerRequest:
     keeps = body.truncate is False or body.shift is False
     common = {**_common(body), "policy": ContextPolicy.REFUSE if keeps else ContextPolicy.ROLLING}
     prompt = body.prompt or ""
-    if body.suffix or body.raw or body.context:
+    if body.suffix or body.raw or not prompt:
         if body.system:
-            raise ApiError(400, "system cannot be used with suffix, context or raw; put its text into the prompt")
+            raise ApiError(400, "system needs a prompt, and no suffix; put its text into the prompt")
         return AnswerRequest(prompt=prompt, suffix=body.suffix or None, before=body.context or (), **common)
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": wire.content_of(prompt, body.images)})
-    return AnswerRequest(messages=messages, continues_text=True, **common)
+    template = _jinja(body.template) if body.template else None
+    before = tuple(body.context or ())
+    return AnswerRequest(messages=messages, before=before, template=template, continues_text=not template, **common)
+
+
+def _jinja(template: str) -> str:
+    """A request's template in Jinja's language. Raises ApiError 400."""
+    try:
+        return template if is_jinja(template) else translated(template)
+    except LibraryError as error:
+        raise ApiError(400, f"template: {error} Write it in Jinja, or leave it out.") from error
 
 
 def _check(body: GenerateBody) -> None:
     """Raise ApiError 400 for fields that exclude each other."""
     if body.images and (body.raw or body.suffix or body.context):
         raise ApiError(400, "images cannot be used with raw, suffix or context; leave those out")
-    if body.template:
-        raise ApiError(400, "template cannot be set by a request; leave it out to use the model's")
-    if body.raw and (body.system or body.context):
+    if body.template and (body.suffix or not body.prompt):
+        raise ApiError(400, "template needs a prompt, and no suffix: gaps are marked by the model's own tokens")
+    if body.raw and (body.template or body.system or body.context):
         raise ApiError(400, "raw mode does not support template, system, or context")
 
 

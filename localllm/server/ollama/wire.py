@@ -13,7 +13,7 @@ from localllm.server.contents import image_part, plain, text_part
 from localllm.server.errors import message_of, status_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.ollama.schema import Message
-from localllm.server.wire import ndjson
+from localllm.server.wire import ndjson, warnings_of
 
 NANOSECONDS = 1_000_000_000
 
@@ -99,4 +99,5 @@ def final(model: str, content: dict[str, Any], last: AnswerEvent, total_s: float
         "eval_count": counts.generated,
         "eval_duration": round(timings.decode_s * NANOSECONDS),
         **{name: count for name, count in dropped.items() if count},
+        **warnings_of(last),
     }

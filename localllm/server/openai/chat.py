@@ -19,13 +19,15 @@ from localllm.server.openai.wire import (
     Object,
     OpenAIRoute,
     constraint_of,
+    counted,
     finish_reason,
     function_of,
     think_of,
     tool_calls,
 )
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import logprob_entries, sse
+from localllm.server.streams import connected
+from localllm.server.wire import logprob_entries, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -34,6 +36,7 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 @router.post("/chat/completions")
 async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
+    body.model = await service.model_or_only(body.model)
     request = await to_thread.run_sync(chat_request, body)
     return await answer(
         http,
@@ -42,10 +45,17 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
         [request],
         _Writer(body),
         stream=bool(body.stream),
-        progress=body.progress,
+        progress=body.progress or body.return_progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
         choices=body.n or 1,
     )
+
+
+@router.post("/v1/chat/completions/input_tokens")
+async def input_tokens(body: ChatBody, http: Request, service: ServiceDep) -> Object:
+    """Count the tokens of a conversation's prompt, as llama-server does."""
+    request = await to_thread.run_sync(chat_request, body)
+    return {"object": "response.input_tokens", "input_tokens": await connected(http, counted(body, request, service))}
 
 
 def chat_request(body: ChatBody) -> AnswerRequest:
@@ -96,7 +106,8 @@ class _Writer(ChunkWriter):
         if delta or event.logprobs:
             yield self._chunk(index, delta, logprobs=_logprobs(event))
         if event.finish_reason is not None:
-            yield self._chunk(index, {}, finish_reason=self._reason(event, bool(before.calls or event.calls)))
+            reason = self._reason(event, bool(before.calls or event.calls))
+            yield self._chunk(index, {}, finish_reason=reason, **warnings_of(event))
 
     def whole(self, _run: Run, answers: Sequence[Answer]) -> Object:
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
@@ -119,6 +130,7 @@ class _Writer(ChunkWriter):
             "message": message,
             "logprobs": _logprobs(answer),
             "finish_reason": self._reason(answer.last, bool(answer.calls)),
+            **warnings_of(answer.last),
         }
 
     def _delta(self, event: AnswerEvent, calls: CallDeltas) -> Object:

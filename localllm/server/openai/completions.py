@@ -14,7 +14,7 @@ from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
 from localllm.server.openai.wire import ChunkWriter, Object, OpenAIRoute, constraint_of, finish_reason
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import finite, sse
+from localllm.server.wire import finite, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -22,6 +22,7 @@ router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 @router.post("/v1/completions")
 async def completions(body: CompletionBody, http: Request, service: ServiceDep) -> Response:
     """Continue one or several prompts."""
+    body.model = await service.model_or_only(body.model)
     requests = await to_thread.run_sync(completion_requests, body)
     return await answer(
         http,
@@ -30,7 +31,7 @@ async def completions(body: CompletionBody, http: Request, service: ServiceDep) 
         requests,
         _Writer(body),
         stream=bool(body.stream),
-        progress=body.progress,
+        progress=body.progress or body.return_progress,
         keep_alive_s=keep_alive_s(body.keep_alive),
         choices=body.n or 1,
     )
@@ -69,7 +70,7 @@ class _Writer(ChunkWriter):
         if event.parts or event.logprobs:
             yield self._chunk(index, event.content, logprobs=_logprobs(event.logprobs))
         if event.finish_reason is not None:
-            yield self._chunk(index, "", finish_reason=finish_reason(event, False))
+            yield self._chunk(index, "", finish_reason=finish_reason(event, False), **warnings_of(event))
 
     def whole(self, run: Run, answers: Sequence[Answer]) -> Object:
         choices = [
@@ -78,6 +79,7 @@ class _Writer(ChunkWriter):
                 (_prompt_text(run, index) if self._echo else "") + answer.content,
                 logprobs=_logprobs(answer.logprobs),
                 finish_reason=finish_reason(answer.last, False),
+                **warnings_of(answer.last),
             )
             for index, answer in enumerate(answers)
         ]

@@ -45,6 +45,7 @@ async def _embed(body: EmbeddingsBody, service: Service) -> Object:
     given = body.input
     single = isinstance(given, str) or isinstance(given[0], int)
     texts: list[Any] = [given] if single else list(given)
+    body.model = await service.model_or_only(body.model)
     async with service.lease_embedder(body.model, keep_alive_s(body.keep_alive)) as lease:
         rows, tokens = await embed_all(lease.model, texts, truncate=body.truncate, dimensions=body.dimensions)
     return {

@@ -15,16 +15,16 @@ from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.answering import answer
 from localllm.server.bodies import keep_alive_s
-from localllm.server.errors import ApiError, known, message_of, status_of
+from localllm.server.errors import ApiError, message_of, status_of
 from localllm.server.keys import namespace_of
 from localllm.server.openai.items import conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.stored import StoredItems
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
-from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of
-from localllm.server.service import Run, Service, ServiceDep
+from localllm.server.openai.wire import Object, OpenAIRoute, counted, format_of, think_of
+from localllm.server.service import Run, ServiceDep
 from localllm.server.streams import connected
-from localllm.server.wire import SSE, SSE_COMMENT, sse
+from localllm.server.wire import SSE, SSE_COMMENT, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -44,6 +44,7 @@ UNSUPPORTED = ("conversation", "background")
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation."""
+    body.model = await service.model_or_only(body.model)
     stored: StoredItems = http.app.state.stored_items
     user = namespace_of(http.scope) or ""
     items = stored.expanded(user, given_items(body), body.previous_response_id)
@@ -70,14 +71,8 @@ async def input_tokens(body: ResponsesBody, http: Request, service: ServiceDep) 
     """Count the tokens of a request's prompt, including its template's."""
     stored: StoredItems = http.app.state.stored_items
     items = stored.expanded(namespace_of(http.scope) or "", given_items(body), body.previous_response_id)
-    return {"object": "response.input_tokens", "input_tokens": await connected(http, _counted(body, items, service))}
-
-
-async def _counted(body: ResponsesBody, items: Sequence[Object], service: Service) -> int:
     request = await to_thread.run_sync(responses_request, body, items)
-    async with service.lease(body.model) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
-        return len(known(prompt.tokens, "the number of tokens"))
+    return {"object": "response.input_tokens", "input_tokens": await connected(http, counted(body, request, service))}
 
 
 def given_items(body: ResponsesBody) -> list[Object]:
@@ -98,8 +93,8 @@ def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerReq
     messages = conversation_of(items)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    if not messages:
-        raise ApiError(400, "input is empty")
+    if not messages:  # some clients try a server in this way
+        messages.append({"role": "user", "content": ""})
     fields = body.request_fields(None)
     if body.truncation == "auto":
         fields["policy"] = ContextPolicy.DROP_MESSAGES
@@ -306,6 +301,7 @@ class _Writer:
                 "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
                 "total_tokens": counts.prompt + counts.generated,
             },
+            **warnings_of(answer.last),
         }
         self._keep(response)
         return response

@@ -6,17 +6,21 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from anyio import to_thread
+
 from localllm.answer.event import Answer, AnswerEvent
+from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
+from localllm.server.answering import Asking
 from localllm.server.bodies import Sampled
-from localllm.server.errors import ApiError, kind_of, message_of, status_of
+from localllm.server.errors import ApiError, kind_of, known, message_of, status_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
-from localllm.server.service import Run
-from localllm.server.wire import SSE, SSE_COMMENT, sse, usage
+from localllm.server.service import Run, Service
+from localllm.server.wire import SSE, SSE_COMMENT, TimedProgress, sse, usage
 
 Object = dict[str, Any]
 
@@ -42,6 +46,7 @@ class ChunkWriter:
         self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
         self._choices = body.n or 1
         self._body = body
+        self._timed = TimedProgress() if body.return_progress else None
         self._fixed = {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
 
     @property
@@ -49,7 +54,8 @@ class ChunkWriter:
         return {**self._fixed, "model": self._body.model, "system_fingerprint": "fp_localllm"}
 
     def progress(self, progress: Object) -> bytes:
-        return sse({**self._head, "choices": [], "progress": progress})
+        timed = self._timed.fields(progress) if self._timed else {}
+        return sse({**self._head, "choices": [], "progress": progress, **timed})
 
     def alive(self) -> bytes:
         return SSE_COMMENT
@@ -74,6 +80,13 @@ class ChunkWriter:
         reasoning = sum(answer.reasoning_tokens for answer in answers)
         details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
         return found | details
+
+
+async def counted(body: Asking, request: AnswerRequest, service: Service) -> int:
+    """The tokens of a request's prompt."""
+    async with service.lease(await service.model_or_only(body.model)) as lease:
+        prompt = await to_thread.run_sync(lease.model.prepare, request)
+        return len(known(prompt.tokens, "the number of tokens"))
 
 
 def tool_calls(answer: Answer | AnswerEvent, tools: Toolbox) -> list[Object]:

@@ -178,7 +178,6 @@ def test_a_forbidden_token_is_refused(vocabulary: Vocabulary) -> None:
         ("json_schema", {"$ref": "#"}, "No finite text satisfies the json_schema constraint"),
         ("json_schema", {"$ref": "http://example.com/x"}, "http://example.com/x"),
         ("json_schema", {"not": {}}, "Unsatisfiable schema"),
-        ("json_schema", {"minimum": -(2**70)}, "cannot be used"),
         ("json_schema", '{"items":' * 65 + "{}" + "}" * 65, "deeper than 64 levels"),
         ("json_schema", '{"items":' * 20000 + "{}" + "}" * 20000, "deeper than 64 levels"),
         ("json_schema", {"anyOf": [{"const": number} for number in range(6000)]}, "more than 5000 schemas"),

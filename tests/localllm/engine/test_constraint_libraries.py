@@ -105,15 +105,44 @@ def test_pydantic(vocabulary: ConstraintVocabulary, tokenizer: Tokenizer) -> Non
         ({"type": "string", "format": "binary"}, {"type": "string"}, ["format at #"]),
         ({"minLenght": 3}, {}, ["minLenght at #"]),
         ({"x-order": 1, "title": "T"}, {}, []),
-        ({"items": {"not": {"type": "null"}}}, {"items": {}}, ["not at #/items"]),
+        ({"items": {"not": {"type": "null"}}}, {"type": "array", "items": {}}, ["not at #/items"]),
         (
             {"$defs": {"K": {"enum": ["a"]}}, "propertyNames": {"$ref": "#/$defs/K"}},
-            {"$defs": {"K": {"enum": ["a"]}}, "properties": {"a": True}, "additionalProperties": False},
+            {
+                "$defs": {"K": {"enum": ["a"]}},
+                "type": "object",
+                "properties": {"a": True},
+                "additionalProperties": False,
+            },
             [],
         ),
         ({"propertyNames": {"minLength": 2}}, {}, ["propertyNames at #"]),
-        ({"properties": {"a": {}}}, {"properties": {"a": {}}, "additionalProperties": False}, []),
-        ({"properties": {"a": {}}, "required": ["b"]}, {"properties": {"a": {}}, "required": ["b"]}, []),
+        (
+            {"properties": {"a": {}}},
+            {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
+            [],
+        ),
+        ({"type": "string", "pattern": "^(?=.*[0-9])a"}, {"type": "string"}, ["pattern at #"]),
+        (
+            {"format": "duration", "pattern": "^P(?!$)"},  # z.iso.duration
+            {"format": "duration"},
+            ["pattern at #"],
+        ),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1e30}, {"exclusiveMinimum": 0}, ["exclusiveMaximum at #"]),
+        ({"multipleOf": 0.123456789, "maximum": 9}, {"maximum": 9}, ["multipleOf at #"]),
+        ({"patternProperties": {"a*": {}, "aa*": {}}}, {}, ["patternProperties at #"]),
+        ({"items": {"$ref": "#there"}}, {"type": "array", "items": {}}, ["$ref at #/items"]),
+        ({"maxItems": 2.0}, {"maxItems": 2}, []),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "items": {"$ref": "#", "$id": "u", "minItems": 1}},
+            {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": {"$ref": "#"}},
+            [],
+        ),
+        (
+            {"properties": {"a": {}}, "required": ["b"]},
+            {"type": "object", "properties": {"a": {}}, "required": ["b"]},
+            [],
+        ),
         ({"allOf": [{"properties": {"a": {}}}]}, {"allOf": [{"properties": {"a": {}}}]}, []),
     ],
 )

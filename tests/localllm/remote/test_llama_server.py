@@ -98,7 +98,8 @@ def test_probabilities_of_chats_and_completions(server: OpenAIServer, data_dir: 
 
 
 def test_a_tool_is_called(server: OpenAIServer) -> None:
-    updates = list(ask(server, messages=[*HI, CALL], tools=[WEATHER], tool_choice="", max_tokens=99, think=False))
+    wanted: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "", "one_call": True, "max_tokens": 99}
+    updates = list(ask(server, messages=[*HI, CALL], think=False, **wanted))
     (call,) = [call for update in updates for part in update.parts for call in part.tool_calls]
     assert call.name == "weather" and isinstance(call.arguments["rain"], bool)
     assert updates[-1].finish_reason is FinishReason.STOP

@@ -215,6 +215,12 @@ def test_codex_in_four_turns(gpt: openai.OpenAI) -> None:
     assert custom["input"] == "print the notes, please"
 
 
+def test_an_empty_input_is_answered(http: httpx.Client) -> None:
+    """Codex tries a server in this way."""
+    for empty in ("", []):
+        assert posted(http, "/v1/responses", input=empty)["status"] == "completed"
+
+
 def test_reasoning_comes_back_in_each_form() -> None:
     from localllm.server.openai.items import conversation_of, sealed
 

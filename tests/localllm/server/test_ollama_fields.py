@@ -60,3 +60,49 @@ def test_a_template_of_a_manifest_is_in_the_recipe(start_server: Any, tmp_path: 
         assert f'TEMPLATE """{template}"""\n' in told["modelfile"]
         info = post(server, "/api/chat", model="shaped", messages=HELLO, _debug_render_only=True)["_debug_info"]
         assert "<|im_start|>user\nHi<|im_end|>" in info["rendered_template"]
+
+
+def rendered(server: Any, **body: Any) -> str:
+    told = post(server, "/api/generate", _debug_render_only=True, **body)
+    return str(told["_debug_info"]["rendered_template"])
+
+
+def test_a_template_of_a_request(server: Any) -> None:
+    go = "{{ if .System }}[{{ .System }}] {{ end }}Q: {{ .Prompt }}\nA: {{ .Response }}\n"
+    assert rendered(server, prompt="Why?", template=go) == "Q: Why?\nA: "
+    assert rendered(server, prompt="Why?", system="Be brief.", template=go) == "[Be brief.] Q: Why?\nA: "
+    assert rendered(server, prompt="Once", template="{{ .Prompt }}") == "Once"
+    jinja = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    assert rendered(server, prompt="Once", template=jinja) == "<Once>"
+    greedy = {"temperature": 0, "num_predict": 8}
+    asked = {"stream": False, "options": greedy}
+    plain = post(server, "/api/generate", prompt="Once upon a time", raw=True, **asked)["response"]
+    shaped = {"prompt": "upon a", "template": "Once {{ .Prompt }} time"}
+    assert post(server, "/api/generate", **shaped, **asked)["response"] == plain
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"prompt": "x", "template": "{{ .Nothing }}"}, "reads .Nothing"),
+        ({"prompt": "x", "template": "{% for %}"}, "template"),
+        ({"prompt": "x", "suffix": "y", "template": "{{ .Prompt }}"}, "no suffix"),
+        ({"prompt": "x", "raw": True, "template": "{{ .Prompt }}"}, "raw mode does not support template"),
+        ({"prompt": "", "context": [1, 2], "system": "Be."}, "system needs a prompt"),
+    ],
+)
+def test_templates_that_are_refused(server: Any, body: dict[str, Any], said: str) -> None:
+    answer = httpx.post(f"{server.url}/api/generate", json={"model": MODEL, **body}, timeout=PATIENCE_S)
+    assert answer.status_code == 400 and said in answer.json()["error"]
+
+
+def test_a_context_goes_before_the_template(server: Any) -> None:
+    """As in Ollama: the new prompt and its system text are written by the template, behind the tokens."""
+    asked: dict[str, Any] = {"stream": False, "options": {"temperature": 0, "num_predict": 4}}
+    go = "{{ if .System }}[{{ .System }}] {{ end }}{{ .Prompt }} "
+    first = post(server, "/api/generate", prompt="Once upon a time", **asked)["context"]
+    again = {"prompt": "there was", "context": first, "system": "Be.", "template": go}
+    text = rendered(server, **again)
+    assert text.endswith("[Be.] there was ") and text.count("Once upon a time") == 1
+    told = post(server, "/api/generate", **again, **asked)
+    assert told["context"][: len(first)] == first and told["context"].count(1) == 1  # BOS begins the whole

@@ -114,8 +114,8 @@ def test_own_settings_are_not_changed(home: Path, tmp_path: Path, monkeypatch: p
 def test_calls_must_fit_their_schema(tools: Toolbox) -> None:
     for name, arguments, said in (
         ("delete_everything", {}, "There is no tool 'delete_everything'"),
-        ("read_file", {}, "'path' is a required property"),
-        ("read_file", {"path": 3}, "3 is not of type 'string'"),
+        ("read_file", {}, '"path" is a required property'),
+        ("read_file", {"path": 3}, '3 is not of type "string"'),
         ("read_file", {"path": "a", "mode": "w"}, "'mode' was unexpected"),
         ("run_command", {"command": ""}, "schema of run_command"),
     ):
