@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from localllm.text import shortened
-from tui.commands import answers, sessions, settings
+from tui.commands import answers, sessions, settings, tabs
 from tui.screens.chat import ChatScreen
 from tui.widgets.frame import aligned, key_names
 
@@ -46,7 +46,12 @@ COMMANDS: tuple[Command, ...] = (
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
     Command("models", "Choose a model", settings.choose_model, "f4", label="Model"),
     Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Tune"),
+    Command("tab", "Open a new chat in a tab beside this one", tabs.open_tab, "f8", label="Tab"),
+    Command("next", "Go to the next tab, or to one by its number", tabs.next_tab, "f7,ctrl+pagedown", "[N]"),
+    Command("previous", "Go to the previous tab", tabs.previous_tab, "f6,ctrl+pageup"),
+    Command("close", "Close this tab; its chat stays in the list", tabs.close_tab),
     Command("rename", "Rename the chat", sessions.rename, argument="TITLE"),
+    Command("tag", "Add tags to the chat, or remove them", sessions.tag, argument="[NAME -NAME]"),
     Command("delete", "Delete the chat", sessions.delete),
     Command("undo", "Bring a deleted chat back, or a changed file", sessions.undo),
     Command("export", "Write the chat to a .md or .json file", sessions.export, argument="[FILE]"),

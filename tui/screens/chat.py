@@ -26,11 +26,12 @@ from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
 from tui.conversation import Conversation
 from tui.screens.folder import ChatFolder
-from tui.screens.loading import ModelLoader
+from tui.screens.loading import ModelLoader, Place
 from tui.screens.tools import ChatTools
 from tui.sessions import Message
 from tui.status import Latency, joined
-from tui.widgets.frame import Note, Notice, StatusLine, TitleBar
+from tui.tabs import TabChanged, Tabs
+from tui.widgets.frame import Note, Notice, StatusLine, TabMark, TitleBar
 from tui.widgets.messages import AnswerView
 from tui.widgets.prompt import Prompt, Suggestion
 from tui.widgets.transcript import Transcript
@@ -54,19 +55,24 @@ class ChatScreen(Screen[None]):
         self,
         conversation: Conversation,
         backend: Backend,
-        remembered_as: str = "model",
+        loader: ModelLoader,
+        tabs: "Tabs[ChatScreen]",
+        mode: str,
         pull: bool = False,
         keys: Mapping[str, str] | None = None,
         commands: Sequence[Suggestion] = (),
         folder: Path | None = None,
     ) -> None:
-        """remembered_as: under which name the store keeps the model that was loaded last. pull: whether the first model
-        is pulled where it is not here. keys: the user's own, by binding. commands: what the prompt completes.
-        folder: the one that tools act on; None for the current one.
+        """mode: the application's, whose base this screen is. pull: whether the first model is pulled where it is not
+        here. keys: the user's own, by binding. commands: what the prompt completes. folder: the one that tools act on;
+        None for the current one.
         """
         super().__init__()
         self.conversation = conversation
         self.backend = backend
+        self.loader = loader
+        self.tabs = tabs
+        self.mode = mode
         self.keys = keys or {}
         self.transcript = Transcript(conversation.variant, conversation.checker)
         self.prompt = Prompt(commands, backend.count_tokens)
@@ -76,14 +82,14 @@ class ChatScreen(Screen[None]):
         self.latency = Latency()
         self.editing: Message | None = None
         self.deleted: int | None = None
-        shown = (self.title_bar, self.transcript, self.status_line)
-        self.loader = ModelLoader(backend, conversation, self, shown, remembered_as)
+        self.place = Place(self, conversation, self.title_bar, self.transcript, self.status_line)
         self._pull = pull
-        self.tools = ChatTools(folder, conversation, self, (self.transcript, self.status_line, self.prompt))
+        self.tools = ChatTools(folder, conversation, self, mode, (self.transcript, self.status_line, self.prompt))
         self.folder = ChatFolder(conversation, backend, self.status_line)
         self._answer: AnswerStream | None = None
         self._writing: Message | None = None
         self._begun = False
+        self._unread = False  # an answer has ended while another tab was seen
         self.stopping = threading.Event()
         self._heard_at = 0.0  # when the answer on its way last said something
         self._missing = ""  # a text that names files which do not exist, refused once
@@ -105,19 +111,12 @@ class ChatScreen(Screen[None]):
         self.prompt.sent = self.conversation.store.prompts()
         self.prompt.focus()
         await self.show_conversation()
-        store = self.conversation.store
-        store.on_saving = self._show_saving
-        if store.unsaved:
-            self._show_saving(store.unsaved)
         self.set_interval(MEMORY_EVERY_S, self._measure)
-        if self.conversation.model:
-            self.loader.begin(self.conversation.model, pull=self._pull)
-        else:
-            self.call_after_refresh(lambda: self.run_worker(self.loader.offer()))
+        self.loader.join(self.place, self._pull)
 
     def on_unmount(self) -> None:
-        """Leave nothing behind: the load ends, the answer is kept as far as it has come."""
-        self.loader.shut()
+        """Leave nothing behind: the answer is kept as far as it has come."""
+        self.loader.leave(self.place)
         self.keep_answer()
         self.stopping.set()
         self.tools.close()
@@ -133,9 +132,30 @@ class ChatScreen(Screen[None]):
         """Whether an answer is on its way, from the moment it was asked for."""
         return self._begun
 
+    def mark(self) -> TabMark:
+        """What a tab shows of this chat: its title, and whether it asks, answers, has answered, has a draft."""
+        states = (
+            (self.tools.asking, "?", "$warning"),
+            (self.busy, "●", "$accent"),
+            (self._unread, "✔", "$success"),
+            (bool(self.prompt.text.strip()), "✎", ""),
+        )
+        sign, style = next(((sign, style) for holds, sign, style in states if holds), ("", ""))
+        return TabMark(self.title_bar.title, sign, style)
+
+    def seen(self) -> None:
+        """The user looks at this chat."""
+        self._unread = False
+
+    def show_title(self) -> None:
+        """Show the title and the tags as they are now."""
+        self.title_bar.title = self.conversation.title
+        self.title_bar.tags = self.conversation.tags
+        self.post_message(TabChanged())
+
     async def show_conversation(self) -> None:
         """Draw the conversation as it is now, from its end on."""
-        self.title_bar.title = self.conversation.title
+        self.show_title()
         if self.conversation.messages:
             await self.transcript.show(self.conversation.messages)
         else:
@@ -194,7 +214,7 @@ class ChatScreen(Screen[None]):
             self.prompt.give_back(text)
             self.show_error(str(error))
             return
-        self.title_bar.title = self.conversation.title
+        self.show_title()
         await self.answer()
 
     def begin_answer(self, view: AnswerView | None = None) -> None:
@@ -210,8 +230,10 @@ class ChatScreen(Screen[None]):
             finally:
                 self._begun = False
                 self.refresh_bindings()
+                self.post_message(TabChanged())
 
         self._begun = True
+        self.post_message(TabChanged())
         self.stopping.clear()
         self._work = self.run_worker(whole)
 
@@ -237,7 +259,8 @@ class ChatScreen(Screen[None]):
     async def answer(self, view: AnswerView | None = None) -> None:
         """Let the model answer what is shown and call tools; with a view, continue its cut answer."""
         message = await self.tools.answer(self._answer_once, view, self.stopping)
-        self.post_message(Answered())
+        self._unread = self.tabs.current is not self
+        self.post_message(Answered(self.conversation.title))
         info = self.info
         if message and message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
             self.run_worker(self._make_title(), exclusive=True, group="title")
@@ -309,7 +332,7 @@ class ChatScreen(Screen[None]):
             await make_title(self.conversation, self.backend)
         except LocalLLMError as error:
             self.log.warning(str(error))
-        self.title_bar.title = self.conversation.title
+        self.show_title()
 
     def keep_answer(self) -> None:
         """Store the answer on its way as far as it has come: the program is about to end."""
@@ -323,10 +346,15 @@ class ChatScreen(Screen[None]):
             self.log.error(str(error))
 
     def load_model(self, name: str) -> None:
-        """Load another model; the conversation stays."""
+        """Load another model for all tabs; conversations stay, answers on their way end."""
+        for chat in self.tabs.all:
+            chat.cancel()
+        self.loader.begin(name, self.place)
+
+    def cancel(self) -> None:
+        """End the answer that the model is giving."""
         if self._answer:
             self._answer.cancel()
-        self.loader.begin(name)
 
     def action_stop(self) -> None:
         """Stop the answer, else the load."""
@@ -384,15 +412,9 @@ class ChatScreen(Screen[None]):
         """Show something that is no part of the conversation."""
         self.run_worker(self.transcript.note(Note(content)))
 
-    def _show_saving(self, unsaved: str) -> None:
-        """Say that chats are in memory only, and why; or that they are saved again."""
-        self.status_line.facts.unsaved = bool(unsaved)
-        self.status_line.redraw()
-        text = f"{unsaved} The chat goes on; saving is tried again." if unsaved else "Chats are saved again."
-        self.notify(text, severity="error" if unsaved else "information", timeout=20 if unsaved else 5, markup=False)
-
     def _measure(self) -> None:
         facts = self.status_line.facts
+        facts.unsaved = bool(self.conversation.store.unsaved)
         if self.info:
             facts.memory = self.backend.memory_bytes()
         if facts.answering:

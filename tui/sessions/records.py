@@ -114,7 +114,7 @@ class Message:
 class SessionSummary:
     """A session as a list shows it, which leaves parameters out. updated is seconds since the epoch.
 
-    found: the first message that has what was searched for, "" where the title alone has it.
+    found: the first message that has what was searched for, "" where the title alone has it. tags: in order.
     """
 
     id: int
@@ -125,6 +125,8 @@ class SessionSummary:
     titled: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
     found: str = ""
+    tags: tuple[str, ...] = ()
+    deleted: bool = False
 
 
 def _check(value: object, kind: Any) -> None:
