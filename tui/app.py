@@ -23,6 +23,7 @@ from tui.backend import Backend
 from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
 from tui.parameters import Parameters
+from tui.saved import Persona
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat import ChatScreen
 from tui.screens.loading import ModelLoader
@@ -148,11 +149,16 @@ class ChatApp(App[None]):
         """The chat of the present tab."""
         return self.tabs.current
 
-    def begin_with(self, resume: bool, system: str | None) -> None:
-        """Before the run: open the chat used last, if there is one; set the system prompt. Raises SessionError."""
+    def begin_with(self, resume: bool, system: str | None, persona: Persona | None = None) -> None:
+        """Before the run: open the chat used last, if there is one; take a persona; set the system prompt.
+
+        Raises SessionError.
+        """
         conversation = self.chat.conversation
         if resume and (last := self.store.sessions(limit=1)):
             conversation.open(last[0].id)
+        if persona is not None:
+            conversation.set_parameters(persona.over(conversation.parameters, conversation.defaults))
         if system is not None:
             conversation.set_parameters(replace(conversation.parameters, system=system))
 

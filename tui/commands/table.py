@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from localllm.text import shortened
-from tui.commands import answers, sessions, settings, tabs
+from tui.commands import answers, saved, sessions, settings, tabs
 from tui.screens.chat import ChatScreen
 from tui.widgets.frame import aligned, key_names
 
@@ -54,6 +54,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("tag", "Add tags to the chat, or remove them", sessions.tag, argument="[NAME -NAME]"),
     Command("delete", "Delete the chat", sessions.delete),
     Command("undo", "Bring a deleted chat back, or a changed file", sessions.undo),
+    Command("find", "Search in this chat", answers.find, "ctrl+f", "[TEXT]"),
     Command("export", "Write the chat to a .md or .json file", sessions.export, argument="[FILE]"),
     Command("regenerate", "Answer again", answers.regenerate, "ctrl+r"),
     Command("continue", "Continue an answer that was cut", answers.continue_answer, "ctrl+g"),
@@ -67,6 +68,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("folder", "Answer from the documents of a folder", settings.ask_folder, argument="[PATH|off]"),
     Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
     Command("show", "Show the model and the parameters", settings.show),
+    Command("prompt", "Write a saved prompt, or save the last one", saved.prompt, argument="[NAME|save NAME]"),
+    Command("persona", "Answer as a saved persona, or save one", saved.persona, argument="[NAME|save NAME]"),
     Command("load", "Load another model", settings.load, argument="MODEL"),
     Command("save", "Save model, parameters and messages as a new model", settings.save, argument="NAME"),
     Command("notify", "Tell when an answer is done and you are elsewhere", settings.notify, argument="[on|off]"),
@@ -85,7 +88,7 @@ _KEYS = (
     ("stop", "escape", "Stop an answer or a load; close this note"),
     ("message.earlier", "ctrl+up", "Select a message"),
     ("message.edit", "ctrl+e", "... edit it and send it again"),
-    ("message.fork", "ctrl+f", "... continue in a copy that ends there"),
+    ("message.fork", "ctrl+o", "... continue in a copy that ends there"),
     ("message.code", "ctrl+b", "... copy its code"),
     ("scroll.up", "pageup", "Scroll"),
     ("", "ctrl+p", "Find a command"),

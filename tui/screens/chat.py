@@ -31,6 +31,7 @@ from tui.screens.tools import ChatTools
 from tui.sessions import Message
 from tui.status import Latency, joined
 from tui.tabs import TabChanged, Tabs
+from tui.widgets.find import FindBar
 from tui.widgets.frame import Note, Notice, StatusLine, TabMark, TitleBar
 from tui.widgets.messages import AnswerView
 from tui.widgets.prompt import Prompt, Suggestion
@@ -75,6 +76,7 @@ class ChatScreen(Screen[None]):
         self.mode = mode
         self.keys = keys or {}
         self.transcript = Transcript(conversation.variant, conversation.checker)
+        self.find = FindBar(self.transcript)
         self.prompt = Prompt(commands, backend.count_tokens)
         self.notice = Notice()
         self.status_line = StatusLine()
@@ -102,6 +104,7 @@ class ChatScreen(Screen[None]):
         with Vertical(id="entry"):
             yield self.prompt.completion
             yield self.notice
+            yield self.find
             yield self.prompt
         yield self.status_line
         yield Footer()
@@ -156,10 +159,9 @@ class ChatScreen(Screen[None]):
     async def show_conversation(self) -> None:
         """Draw the conversation as it is now, from its end on."""
         self.show_title()
-        if self.conversation.messages:
-            await self.transcript.show(self.conversation.messages)
-        else:
-            await self.transcript.welcome()
+        self.find.shut()
+        show = self.transcript.show if self.conversation.messages else self.transcript.welcome
+        await show(self.conversation.messages)
 
     # Typing always reaches the prompt, whatever is selected.
 
@@ -364,6 +366,7 @@ class ChatScreen(Screen[None]):
     def action_back(self) -> None:
         """Leave what is being done and go back to the prompt; close what is below the messages."""
         self.transcript.query(Note).remove()
+        self.find.shut()
         if self.editing:
             self.editing = None
             self.prompt.end_edit(empty=True)
@@ -372,11 +375,12 @@ class ChatScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Stop is offered while there is something to stop, Back while there is somewhere to go back from."""
         at_work = self.busy or self.loader.busy
+        finding = self.find.display
         if action == "stop":
-            return at_work
+            return at_work and not finding
         if action == "back":
             away = self.editing is not None or self.focused is not self.prompt
-            return not at_work and (away or bool(self.transcript.query(Note)))
+            return finding or (not at_work and (away or bool(self.transcript.query(Note))))
         return True
 
     def action_scroll(self, pages: int) -> None:

@@ -35,7 +35,7 @@ class MessageView(Vertical, can_focus=True, can_focus_children=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+e", "app.command('edit')", "Edit", id="message.edit"),
         Binding("ctrl+r", "app.command('regenerate')", "Again", id="message.regenerate"),
-        Binding("ctrl+f", "app.command('fork')", "Fork", id="message.fork"),
+        Binding("ctrl+o", "app.command('fork')", "Fork", id="message.fork"),
         Binding("ctrl+y", "app.command('copy')", "Copy", id="message.copy"),
         Binding("ctrl+b", "app.command('code')", "Copy code", id="message.code"),
         Binding("ctrl+t", "app.command('think')", "Thinking", id="message.think"),

@@ -17,6 +17,7 @@ from textual.widgets.option_list import Option
 from localllm.text import harmless
 from tui.attachments import matching_paths, mention_of
 from tui.background import in_thread
+from tui.saved import saved_names
 from tui.sessions import Attachment
 from tui.status import MUTED
 
@@ -33,6 +34,7 @@ Suggestion = tuple[str, str, str]
 
 # What has been written of a mention: a path, or in quotes one that may have blanks.
 _PATH = re.compile(r"""(?<!\S)@(?:"([^"]*)|([^"\s]\S*)?)$""")
+_SAVED = re.compile(r"/(prompt|persona) (\S*)")
 _JOINERS = frozenset("\u200c\u200d")
 
 
@@ -58,6 +60,10 @@ class Completion(OptionList, can_focus=False):
                     Content.assemble((f"/{name} {argument}".ljust(26), "bold"), (title, MUTED))
                     for name, argument, title in fitting
                 ]
+        elif named := _SAVED.fullmatch(whole):
+            self._length = len(named[2])
+            self._values = [name for name in saved_names(named[1]) if name.startswith(named[2]) and name != named[2]]
+            rows = [Content(name) for name in self._values]
         elif mention := _PATH.search(before):
             self._length = len(mention[0]) - 1
             begun = mention[1] or mention[2] or ""
