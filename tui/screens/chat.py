@@ -31,10 +31,11 @@ from tui.screens.tools import ChatTools
 from tui.sessions import Message
 from tui.status import Latency, joined
 from tui.tabs import TabChanged, Tabs
+from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
 from tui.widgets.frame import Note, Notice, StatusLine, TabMark, TitleBar
 from tui.widgets.messages import AnswerView
-from tui.widgets.prompt import Prompt, Suggestion
+from tui.widgets.prompt import Prompt
 from tui.widgets.transcript import Transcript
 
 MEMORY_EVERY_S = 2.0

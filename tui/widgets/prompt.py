@@ -2,105 +2,28 @@
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.events import Key, Paste
 from textual.message import Message
-from textual.widgets import OptionList, TextArea
-from textual.widgets.option_list import Option
+from textual.widgets import TextArea
 
-from localllm.text import harmless
-from tui.attachments import matching_paths, mention_of
+from tui.attachments import mention_of
 from tui.background import in_thread
-from tui.saved import saved_names
 from tui.sessions import Attachment
-from tui.status import MUTED
+from tui.widgets.completion import Completion, Suggestion
 
 # A longer text that is pasted would push the question out of the field.
 PASTED_LINES = 12
 PASTED_CHARS = 2000
 
-MOST_SHOWN = 8
 COUNTED_CHARS = 200  # of a text whose tokens are shown while it is written
 PAUSE_S = 0.3  # in the typing, before they are counted
 
-Suggestion = tuple[str, str, str]
-"""A slash command: its name, what may follow it, and what it does."""
-
-# What has been written of a mention: a path, or in quotes one that may have blanks.
-_PATH = re.compile(r"""(?<!\S)@(?:"([^"]*)|([^"\s]\S*)?)$""")
-_SAVED = re.compile(r"/(prompt|persona) (\S*)")
 _JOINERS = frozenset("\u200c\u200d")
-
-
-class Completion(OptionList, can_focus=False):
-    """Offers what could complete the word before the cursor. The prompt's keys move in it and take from it."""
-
-    def __init__(self, commands: Sequence[Suggestion]) -> None:
-        super().__init__(id="completion", markup=False, compact=True)
-        self._commands = commands
-        self.display = False
-        self._values: list[str] = []
-        self._length = 0
-
-    def offer(self, before: str, whole: str) -> None:
-        """Show what fits. before: the line up to the cursor; whole: the field's text."""
-        self._values, self._length = [], len(before)
-        rows: list[Content] = []
-        if whole.startswith("/") and before == whole and " " not in whole:
-            fitting = [each for each in self._commands if each[0].startswith(whole[1:])][: 2 * MOST_SHOWN]
-            if [name for name, _, _ in fitting] != [whole[1:]]:
-                self._values = [f"/{name}{' ' if argument else ''}" for name, argument, _ in fitting]
-                rows = [
-                    Content.assemble((f"/{name} {argument}".ljust(26), "bold"), (title, MUTED))
-                    for name, argument, title in fitting
-                ]
-        elif named := _SAVED.fullmatch(whole):
-            self._length = len(named[2])
-            self._values = [name for name in saved_names(named[1]) if name.startswith(named[2]) and name != named[2]]
-            rows = [Content(name) for name in self._values]
-        elif mention := _PATH.search(before):
-            self._length = len(mention[0]) - 1
-            begun = mention[1] or mention[2] or ""
-            paths = matching_paths(begun, MOST_SHOWN)
-            rows = [Content(harmless(path)) for path in paths]
-            quoted = mention[1] is not None
-            whole_already = paths == [begun] and not quoted
-            self._values = [] if whole_already else [_mentioned(path, quoted) for path in paths]
-        self.display = bool(self._values)
-        self.clear_options()
-        if self._values:
-            self.add_options(Option(row) for row in rows)
-            self.highlighted = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is offered."""
-        return bool(self._values)
-
-    def move(self, step: int) -> None:
-        """Mark the next or previous entry, around the ends."""
-        self.highlighted = ((self.highlighted or 0) + step) % len(self._values)
-
-    def take(self) -> tuple[int, str]:
-        """How many characters before the cursor the marked entry replaces, and by what."""
-        return self._length, self._values[self.highlighted or 0]
-
-    def shut(self) -> None:
-        """Offer nothing until the text changes."""
-        self._values, self.display = [], False
-
-
-def _mentioned(path: str, quoted: bool) -> str:
-    """A path as a mention has it behind the at sign: blanks need quotes, which a folder's name leaves open."""
-    if not quoted and not any(letter.isspace() for letter in path):
-        return path
-    return f'"{path}' if path.endswith("/") else f'"{path}"'
 
 
 class Prompt(TextArea):
@@ -137,7 +60,7 @@ class Prompt(TextArea):
         )
         self.sent: list[str] = []
         self.pasted: dict[str, Attachment] = {}  # long texts by the names that stand for them
-        self.completion = Completion(commands)
+        self.completion = Completion(commands, count_tokens)
         self._count_tokens = count_tokens
         self._place: int | None = None
         self._draft = ""
