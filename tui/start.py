@@ -20,6 +20,7 @@ from tui.saved import read_persona
 from tui.sessions import SessionStore
 from tui.terminal import light_background
 from tui.web import in_browser
+from tui.widgets.pictures import ask_terminal
 
 
 def run_chat(
@@ -66,6 +67,8 @@ def run_chat(
         chosen = store.remembered("theme")
         known = (chosen and not plain) or in_browser()
         light, typed = (False, "") if known else light_background()
+        if not plain and not in_browser():
+            ask_terminal()
         parameters = Parameters.from_settings(settings)
         model = model or (answering.model if answering else "")
         app = ChatApp(backend, store, model, parameters, keys, remembered_as, light, plain, typed)

@@ -73,6 +73,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("load", "Load another model", settings.load, argument="MODEL"),
     Command("save", "Save model, parameters and messages as a new model", settings.save, argument="NAME"),
     Command("notify", "Tell when an answer is done and you are elsewhere", settings.notify, argument="[on|off]"),
+    Command("vim", "Use vim's keys", settings.vim, argument="[on|off]"),
     Command("theme", "Change the colours", settings.theme, argument="[NAME]"),
     Command("quit", "Leave", sessions.leave),
 )

@@ -113,6 +113,7 @@ class ChatScreen(Screen[None]):
     async def on_mount(self) -> None:
         """Show the conversation, then load the model behind it."""
         self.prompt.sent = self.conversation.store.prompts()
+        self.prompt.use_vim(self.conversation.store.remembered("vim") == "on")
         self.prompt.focus()
         await self.show_conversation()
         self.set_interval(MEMORY_EVERY_S, self._measure)
@@ -171,13 +172,29 @@ class ChatScreen(Screen[None]):
         if event.is_printable and event.character and self.focused is not self.prompt:
             event.stop()
             self.prompt.focus()
-            self.prompt.insert(event.character)
+            if self.prompt.inserts:
+                self.prompt.insert(event.character)
+            else:
+                self.prompt.press(event.character)
 
     def on_paste(self, event: Paste) -> None:
         """Give what is pasted elsewhere to the prompt."""
         if self.focused is not self.prompt:
             self.prompt.focus()
             self.prompt.post_message(Paste(event.text))
+
+    def on_prompt_wanted(self, event: Prompt.Wanted) -> None:
+        """What a key of vim's normal mode asks for."""
+        transcript, lines = self.transcript, self.transcript.size.height // 2
+        if event.what == "find":
+            self.find.open(self.conversation.messages, then=self.prompt)
+        elif event.what.startswith("find-"):
+            self.find.action_step(1 if event.what == "find-next" else -1)
+        elif event.what in ("first", "last"):
+            (transcript.scroll_home if event.what == "first" else transcript.scroll_end)(animate=False)
+        else:
+            step = {"down": 1, "up": -1, "half-down": lines, "half-up": -lines}[event.what]
+            transcript.scroll_relative(y=step, animate=False)
 
     def send(self, text: str) -> None:
         """Ask the model, if it can be asked now; else the text goes back into the prompt."""
@@ -377,6 +394,8 @@ class ChatScreen(Screen[None]):
         """Stop is offered while there is something to stop, Back while there is somewhere to go back from."""
         at_work = self.busy or self.loader.busy
         finding = self.find.display
+        if action in ("stop", "back") and self.prompt.takes_escape:
+            return False
         if action == "stop":
             return at_work and not finding
         if action == "back":

@@ -38,6 +38,10 @@ class Attachment:
         """The name, with the place of an excerpt."""
         return self.as_excerpt().label if self.line else self.name
 
+    def picture_data(self) -> bytes:
+        """The picture's file; empty for a text."""
+        return base64.b64decode(self.picture)
+
     def as_excerpt(self) -> Excerpt:
         """The text as something to quote."""
         return Excerpt(self.name, self.text, self.line or 1, self.page)
@@ -107,7 +111,7 @@ class Message:
 
     def pictures(self) -> tuple[bytes, ...]:
         """The attached pictures' files."""
-        return tuple(base64.b64decode(file.picture) for file in self.attachments if file.picture)
+        return tuple(file.picture_data() for file in self.attachments if file.picture)
 
 
 @dataclass(frozen=True, slots=True)

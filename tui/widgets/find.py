@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.geometry import Region
+from textual.widget import Widget
 from textual.widgets import Collapsible, Input, Static
 
 from tui.sessions import Message
@@ -48,6 +49,7 @@ class FindBar(Horizontal):
         self._pattern: re.Pattern[str] | None = None
         self._places: list[Place] = []
         self._at = 0
+        self._then: Widget | None = None
         self._marked: dict[Static, tuple[Content, Content]] = {}  # as it was, and with its matches
         self.display = False
 
@@ -56,8 +58,12 @@ class FindBar(Horizontal):
         yield self._field
         yield self._count
 
-    def open(self, messages: Sequence[Message], text: str = "") -> None:
-        """Search in these messages. Where it is open already, go to the next match."""
+    def open(self, messages: Sequence[Message], text: str = "", then: Widget | None = None) -> None:
+        """Search in these messages. Where it is open already, go to the match before.
+
+        then: gets the focus when Enter is pressed; None keeps it here, and Enter goes on.
+        """
+        self._then = then
         self._messages = messages
         if self.display and not text:
             self.action_step(-1)
@@ -83,8 +89,11 @@ class FindBar(Horizontal):
         self._go()
 
     def on_input_submitted(self) -> None:
-        """Go to the match before, since the search began at the end."""
-        self.action_step(-1)
+        """Go to the match before, since the search began at the end; or leave the field."""
+        if self._then is None:
+            self.action_step(-1)
+        else:
+            self._then.focus()
 
     def action_step(self, step: int) -> None:
         """Go to the next (1) or previous (-1) match, around the ends."""

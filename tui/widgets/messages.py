@@ -11,9 +11,10 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
-from localllm.text import harmless, human_seconds, shortened
+from localllm.text import harmless, human_bytes, human_seconds, shortened
 from tui.sessions import Message, Role
 from tui.widgets.frame import preview
+from tui.widgets.pictures import drawn
 
 if TYPE_CHECKING:
     from textual.widgets.markdown import MarkdownStream
@@ -72,8 +73,13 @@ class UserView(MessageView):
             if file.line:
                 continue
             tokens = "" if file.tokens is None else f" · {file.tokens} tokens"
-            sign = "▣" if file.picture else "▤"
-            yield Static(harmless(f"{sign} {file.name}{tokens}"), markup=False, classes="attachment")
+            data = file.picture_data()
+            size = f" · {human_bytes(len(data))}" if data else ""
+            yield Static(
+                harmless(f"{'▣' if data else '▤'} {file.name}{size}{tokens}"), markup=False, classes="attachment"
+            )
+            if data and (picture := drawn(data)):
+                yield picture
         for mark in self._variant_mark():
             yield Static(mark, classes="figures")
 

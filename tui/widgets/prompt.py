@@ -15,12 +15,12 @@ from tui.attachments import mention_of
 from tui.background import in_thread
 from tui.sessions import Attachment
 from tui.widgets.completion import Completion, Suggestion
+from tui.widgets.vim import KEYS, NormalMode
 
 # A longer text that is pasted would push the question out of the field.
 PASTED_LINES = 12
 PASTED_CHARS = 2000
 
-COUNTED_CHARS = 200  # of a text whose tokens are shown while it is written
 PAUSE_S = 0.3  # in the typing, before they are counted
 
 _JOINERS = frozenset("\u200c\u200d")
@@ -34,6 +34,7 @@ class Prompt(TextArea):
         Binding("up", "mark(-1)", "Mark above", priority=True, id="prompt.above", show=False),
         Binding("down", "mark(1)", "Mark below", priority=True, id="prompt.below", show=False),
         Binding("escape", "shut", "Close", priority=True, id="prompt.close", show=False),
+        Binding("escape", "normal", "Normal mode", priority=True, id="prompt.normal", show=False),
         Binding("enter", "send", "Send", priority=True, id="prompt.send", show=False),
         Binding("shift+enter,alt+enter,ctrl+j", "newline", "New line", priority=True, id="prompt.newline", show=False),
         Binding("up", "recall(-1)", "Earlier prompt", priority=True, id="prompt.earlier", show=False),
@@ -47,10 +48,16 @@ class Prompt(TextArea):
 
         text: str
 
+    @dataclass
+    class Wanted(Message):
+        """A key of the normal mode asks for something outside the field. what: see tui.widgets.vim."""
+
+        what: str
+
     def __init__(
         self, commands: Sequence[Suggestion] = (), count_tokens: Callable[[str], int | None] = lambda _text: None
     ) -> None:
-        """commands: offered while a line begins with a slash. count_tokens: of a long text, shown on the border."""
+        """commands: offered while a line begins with a slash. count_tokens: of the text, shown on the border."""
         super().__init__(
             id="prompt",
             show_line_numbers=False,
@@ -65,6 +72,42 @@ class Prompt(TextArea):
         self._place: int | None = None
         self._draft = ""
         self._written = False
+        self._edits = False  # an earlier message
+        self._vim: NormalMode | None = None
+        self.inserts = True  # False in the normal mode of vim's keys
+
+    def use_vim(self, wanted: bool) -> None:
+        """Have vim's keys, or not; typing types until Esc."""
+        self._vim, self.inserts = NormalMode() if wanted else None, True
+        self._show_mode()
+
+    @property
+    def takes_escape(self) -> bool:
+        """Whether Esc leaves the insert mode."""
+        return self._vim is not None and self.inserts and self.has_focus
+
+    def press(self, key: str) -> None:
+        """Act on a key of the normal mode."""
+        assert self._vim is not None
+        self.inserts, wanted = self._vim.press(self, key)
+        self._show_mode()
+        if wanted:
+            self.post_message(self.Wanted(wanted))
+
+    def action_normal(self) -> None:
+        """Leave the insert mode."""
+        self.call_later(self._leave_insert)
+
+    def _leave_insert(self) -> None:
+        self.completion.shut()
+        self.inserts = False
+        self._show_mode()
+
+    def _show_mode(self) -> None:
+        """Say on the border what typing does, where that is not what it always does."""
+        mode = "" if self._vim is None else "INSERT" if self.inserts else "NORMAL"
+        editing = "Editing an earlier message · Enter sends, Esc gives up" if self._edits else ""
+        self.border_title = " · ".join(filter(None, [mode, editing])) or None
 
     def on_paste(self, event: Paste) -> None:
         """A file's path, as terminals paste one that is dropped on them, and a long text become attachments."""
@@ -83,8 +126,16 @@ class Prompt(TextArea):
         self.insert(f"{' ' if before and not before.endswith(' ') else ''}{mention} ")
 
     async def _on_key(self, event: Key) -> None:
-        """Take joiners, which Persian, Hindi and families of emoji are written with, and which Textual leaves out."""
-        if event.character in _JOINERS:
+        """Take joiners, which Persian, Hindi and families of emoji are written with, and which Textual leaves out.
+
+        In the normal mode, keys are commands.
+        """
+        key = event.character if event.is_printable and event.character else event.key
+        if not self.inserts and (event.is_printable or key in KEYS):
+            event.stop()
+            event.prevent_default()
+            self.press(key)
+        elif event.character in _JOINERS:
             event.stop()
             event.prevent_default()
             self.insert(event.character)
@@ -98,7 +149,7 @@ class Prompt(TextArea):
             self.refresh_bindings()
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
-        if len(self.text) >= COUNTED_CHARS:
+        if self.text.strip() and not self.text.startswith("/"):
             self.run_worker(self._count(self.text), exclusive=True, group="count")
         else:
             self.border_subtitle = None
@@ -107,7 +158,7 @@ class Prompt(TextArea):
         await asyncio.sleep(PAUSE_S)
         count = await in_thread(lambda: self._count_tokens(text))
         if count is not None and self.text == text:
-            self.border_subtitle = f"{count} tokens"
+            self.border_subtitle = "1 token" if count == 1 else f"{count} tokens"
 
     def action_send(self) -> None:
         """Hand the text over. What is written from now on is the next prompt's; the screen may give this one back."""
@@ -154,12 +205,14 @@ class Prompt(TextArea):
 
     def begin_edit(self, text: str) -> None:
         """Take an earlier message for editing, and say so on the border."""
-        self.border_title = "Editing an earlier message · Enter sends, Esc gives up"
+        self._edits = True
+        self._show_mode()
         self.put(text)
 
     def end_edit(self, empty: bool = False) -> None:
         """The edit is sent, or given up: then the text goes."""
-        self.border_title = None
+        self._edits = False
+        self._show_mode()
         self._place = None
         if empty:
             self.text = ""
@@ -173,8 +226,10 @@ class Prompt(TextArea):
         """Completions take their keys while they are open; the history is reached from the first and last line."""
         if action in ("complete", "mark", "shut"):
             return self.completion.is_open
-        if action == "leave":  # in a text, the key deletes to the right
-            return not self.text
+        if action == "normal":
+            return self.takes_escape and not self.completion.is_open
+        if action == "leave":  # in a text, the key deletes to the right; in the normal mode, it scrolls
+            return not self.text and self.inserts
         if action == "recall":
             row, last = self.cursor_location[0], self.document.line_count - 1
             at_edge = row == 0 if parameters == (-1,) else row == last and self._place is not None
