@@ -81,7 +81,8 @@ def test_a_picture_goes_with_its_token_count_and_is_kept(make_app: MakeApp, stor
         async with make_app(backend).run_test() as pilot:
             chat = await loaded(pilot)
             await ask(pilot, "What is @fox.png?")
-            assert f"▣ fox.png · {human_bytes(len(png(1)))} · 256 tokens" in str(chat.query_one(".attachment", Static).content)
+            shown = str(chat.query_one(".attachment", Static).content)
+            assert shown == f"▣ fox.png · {human_bytes(len(png(1)))} · 256 tokens"
             (folder / "fox.png").unlink()
             await pilot.press("ctrl+up", "ctrl+up", "ctrl+e")
             await resend(pilot, backend)

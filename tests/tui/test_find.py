@@ -12,9 +12,24 @@ from tests.tui.conftest import MakeApp
 from tui.screens.chat import ChatScreen
 from tui.screens.sessions import SessionsScreen
 from tui.sessions import Message, Role, SessionStore
-from tui.widgets.find import CURRENT, MATCH
+from tui.widgets.find import CURRENT
+from tui.widgets.frame import MATCH
+from tui.widgets.markdown import FittedTable
 
-ANSWER = "The **harbour** is old.\n\n- one Harbour\n- two\n\n```python\nharbour = 1\n```\n"
+ANSWER = """\
+The **harbour** is old.
+
+- one Harbour
+- two
+
+```python
+harbour = 1
+```
+
+| harbour | b |
+|---------|---|
+| c       | d |
+"""
 
 
 def styles(chat: ChatScreen, style: str) -> list[str]:
@@ -45,13 +60,16 @@ def test_matches_are_marked_and_counted_and_typing_types(make_app: MakeApp) -> N
             chat = await loaded(pilot)
             await ask(pilot, "Where is the harbour?")
             await search(pilot, chat, "HARBOUR")
-            await until(pilot, lambda: count(chat) == "4 of 4")
-            await until(pilot, lambda: styles(chat, CURRENT) == ["harbour"])
+            await until(pilot, lambda: count(chat) == "5 of 5")
+            table = chat.transcript.query(FittedTable).first()
+            await until(pilot, lambda: chat.find._tables == [table])
+            await pilot.press("up")
+            await until(pilot, lambda: count(chat) == "4 of 5" and styles(chat, CURRENT) == ["harbour"])
             assert styles(chat, MATCH) == ["harbour", "harbour", "Harbour", "harbour"]
             await pilot.press("up")
-            await until(pilot, lambda: count(chat) == "3 of 4" and styles(chat, CURRENT) == ["Harbour"])
+            await until(pilot, lambda: count(chat) == "3 of 5" and styles(chat, CURRENT) == ["Harbour"])
             await pilot.press("enter", "ctrl+f", "enter")
-            await until(pilot, lambda: count(chat) == "4 of 4")
+            await until(pilot, lambda: count(chat) == "5 of 5")
             await pilot.press("backspace", "x")
             await until(pilot, lambda: count(chat) == "not found" and not styles(chat, MATCH))
             await pilot.press("escape")
@@ -79,7 +97,7 @@ def long_chat(store: SessionStore, turns: int) -> int:
 
 
 def test_a_match_far_up_is_mounted_and_the_chat_goes_on_at_its_end(make_app: MakeApp, store: SessionStore) -> None:
-    long_chat(store, 300)
+    long_chat(store, 60)
     backend = FakeBackend([said("Last."), ended()])
 
     async def flow() -> None:
@@ -96,13 +114,12 @@ def test_a_match_far_up_is_mounted_and_the_chat_goes_on_at_its_end(make_app: Mak
             await until(pilot, lambda: count(chat) == "1 of 2" and styles(chat, CURRENT) == ["needle"])
             assert chat.transcript.views[0].message.content == "Question 0"
             assert len(chat.transcript.views) < 60
-            for _ in range(40):  # scrolling down mounts what follows
-                await pilot.press("pagedown")
+            chat.transcript.scroll_end(animate=False)  # which mounts what follows
             await until(pilot, lambda: len(chat.transcript.views) > 30)
             await pilot.press("escape")
             await ask(pilot, "One more")
             contents = [view.message.content for view in chat.transcript.views]
-            assert contents[-4:] == ["Question 299", "Answer 299.", "One more", "Last."]
+            assert contents[-4:] == ["Question 59", "Answer 59.", "One more", "Last."]
 
     def seen(chat: ChatScreen) -> bool:
         """Whether the marked match is within the screen."""

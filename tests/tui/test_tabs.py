@@ -12,6 +12,7 @@ from tests.tui.conftest import MakeApp
 from tui.app import ChatApp
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat import ChatScreen
+from tui.screens.sessions import SessionsScreen
 from tui.sessions import SessionStore
 
 
@@ -23,6 +24,14 @@ def tabs(pilot: Pilot[None]) -> list[ChatScreen]:
 def row(pilot: Pilot[None]) -> str:
     """What the title bar of the present tab shows."""
     return str(chat_of(pilot).title_bar._title.content)
+
+
+async def listed(pilot: Pilot[None]) -> None:
+    """Open the list of chats, of which there is one."""
+    await pilot.press("f3")
+    await until(
+        pilot, lambda: isinstance(pilot.app.screen, SessionsScreen) and pilot.app.screen._entries.highlighted == 0
+    )
 
 
 async def open_tab(pilot: Pilot[None]) -> ChatScreen:
@@ -148,11 +157,13 @@ def test_a_chat_is_open_in_one_tab_only_and_a_deleted_one_in_none(make_app: Make
             first = await loaded(pilot)
             await ask(pilot, "Alpha")
             await open_tab(pilot)
-            await pilot.press("f3", "enter")
+            await listed(pilot)
+            await pilot.press("enter")
             await until(pilot, lambda: chat_of(pilot) is first and pilot.app.screen is first)
             await say(pilot, "/next 2")
             await until(pilot, lambda: chat_of(pilot) is not first)
-            await pilot.press("f3", "ctrl+d", "escape")
+            await listed(pilot)
+            await pilot.press("ctrl+d", "escape")
             await until(pilot, lambda: first.conversation.session_id is None)
             assert store.sessions() == []
 

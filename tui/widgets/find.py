@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -13,11 +13,14 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Input, Static
 
 from tui.sessions import Message
+from tui.widgets.frame import MATCH
 from tui.widgets.messages import MessageView
 from tui.widgets.transcript import Transcript
 
-# Attributes, which terminals without colours have too.
-MATCH, CURRENT = "bold underline $accent", "bold reverse"
+if TYPE_CHECKING:
+    from tui.widgets.markdown import FittedTable
+
+CURRENT = "bold reverse"
 
 Place = tuple[int, int]
 """A match: the number of its message, and which of the matches in it."""
@@ -36,7 +39,7 @@ class FindBar(Horizontal):
     """Takes what is searched, says how often it is there, and goes from match to match."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,shift+enter", "step(-1)", "Previous match", id="find.previous"),
+        Binding("up", "step(-1)", "Previous match", id="find.previous"),
         Binding("down", "step(1)", "Next match", id="find.next"),
     ]
 
@@ -51,6 +54,7 @@ class FindBar(Horizontal):
         self._at = 0
         self._then: Widget | None = None
         self._marked: dict[Static, tuple[Content, Content]] = {}  # as it was, and with its matches
+        self._tables: list[FittedTable] = []  # that have matches
         self.display = False
 
     def compose(self) -> ComposeResult:
@@ -124,9 +128,16 @@ class FindBar(Horizontal):
             self._bring(static, start, end)
 
     def _mark(self, view: MessageView, pattern: re.Pattern[str]) -> list[tuple[Static, int, int]]:
-        """Mark a message's matches; returns what shows each, and from where to where."""
+        """Mark a message's matches; returns what shows each, and from where to where; in a table, 0 to 0."""
+        from tui.widgets.markdown import FittedTable  # as late as the messages import it
+
         found: list[tuple[Static, int, int]] = []
         for static in view.query(Static):
+            if isinstance(static, FittedTable):
+                if count := static.mark_matches(pattern):
+                    self._tables.append(static)
+                found += [(static, 0, 0)] * count
+                continue
             before = static.visual
             if not isinstance(before, Content) or static.has_class("figures", "attachment"):
                 continue
@@ -140,15 +151,16 @@ class FindBar(Horizontal):
         return found
 
     def _bring(self, static: Static, start: int, end: int) -> None:
-        before, marked = self._marked[static]
-        self._put(static, before, marked.stylize(CURRENT, start, end))
+        before, marked = self._marked.get(static, (Content(), Content()))
+        if end:
+            self._put(static, before, marked.stylize(CURRENT, start, end))
         for folded in static.ancestors_with_self:
             if isinstance(folded, Collapsible):
                 folded.collapsed = False
 
         def scroll() -> None:
             width = static.content_size.width
-            line = len(before[:end].wrap(width)) - 1 if width else 0
+            line = len(before[:end].wrap(width)) - 1 if width and end else 0
             at = static.content_region.offset - self._transcript.content_region.offset
             region = Region(at.x, at.y + line, max(width, 1), 1).translate(self._transcript.scroll_offset)
             self._transcript.scroll_to_region(region, animate=False, center=True, force=True)
@@ -164,3 +176,6 @@ class FindBar(Horizontal):
             if static.visual is marked:  # else it shows something else by now
                 static.update(before)
         self._marked.clear()
+        for table in self._tables:
+            table.mark_matches(None)
+        self._tables.clear()

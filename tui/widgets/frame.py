@@ -24,6 +24,7 @@ LOGO = """\
 _HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a command"), ("Ctrl+D", "leave"))
 
 
+MATCH = "bold underline $accent"  # of what was searched; terminals without colours have the rest of it
 _DIFF_COLOURS = {"+": "$success", "-": "$error", "@": "$accent"}
 
 
@@ -93,7 +94,7 @@ def _tab_row(marks: Sequence[TabMark], current: int, width: int) -> Content:
     for place, mark in enumerate(marks):
         title = Content(harmless(mark.title)).truncate(room, ellipsis=True)
         tab = Content.assemble(f" {place + 1} ", (mark.sign, mark.style), " " if mark.sign else "", title, " ")
-        tab = tab.stylize("bold reverse" if place == current else MUTED)
+        tab = tab.stylize_before("bold reverse" if place == current else MUTED)
         pieces.append(tab.stylize(Style.from_meta({"@click": f"app.tab({place})"})))
     return Content("").join(pieces)
 
