@@ -31,7 +31,11 @@ async def show_help(chat: ChatScreen, _argument: str) -> None:
     """Show commands and keys."""
     keys = chat.keys
     commands = [
-        (f"/{command.name} {command.argument}", command.title, key_names(keys.get(command.name, command.key)))
+        (
+            f"/{command.name} {command.argument}",
+            command.title,
+            key_names(keys.get(command.name, command.key).partition(",")[0]),
+        )
         for command in COMMANDS
     ]
     others = [(key_names(keys.get(name, usual)), what, "") for name, usual, what in _KEYS]
@@ -47,7 +51,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("models", "Choose a model", settings.choose_model, "f4", label="Model"),
     Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Tune"),
     Command("tab", "Open a new chat in a tab beside this one", tabs.open_tab, "f8", label="Tab"),
-    Command("next", "Go to the next tab, or to one by its number", tabs.next_tab, "f7,ctrl+pagedown", "[N]"),
+    Command("next", "Go to the next tab, or to tab N", tabs.next_tab, "f7,ctrl+pagedown", "[N]"),
     Command("previous", "Go to the previous tab", tabs.previous_tab, "f6,ctrl+pageup"),
     Command("close", "Close this tab; its chat stays in the list", tabs.close_tab),
     Command("rename", "Rename the chat", sessions.rename, argument="TITLE"),
@@ -68,8 +72,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("folder", "Answer from the documents of a folder", settings.ask_folder, argument="[PATH|off]"),
     Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
     Command("show", "Show the model and the parameters", settings.show),
-    Command("prompt", "Write a saved prompt, or save the last one", saved.prompt, argument="[NAME|save NAME]"),
-    Command("persona", "Answer as a saved persona, or save one", saved.persona, argument="[NAME|save NAME]"),
+    Command("prompt", "Write a saved prompt; save NAME keeps the last", saved.prompt, argument="[NAME]"),
+    Command("persona", "Answer as a saved persona; save NAME keeps one", saved.persona, argument="[NAME]"),
     Command("load", "Load another model", settings.load, argument="MODEL"),
     Command("save", "Save model, parameters and messages as a new model", settings.save, argument="NAME"),
     Command("notify", "Tell when an answer is done and you are elsewhere", settings.notify, argument="[on|off]"),

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from textual.content import Content
 from textual.widgets import OptionList
@@ -73,11 +74,11 @@ class Completion(OptionList, can_focus=False):
             found += [choice for choice in ranked(self._files, begun, MOST_SHOWN) if choice.path not in paths]
             if time.monotonic() - self._listed > LISTED_S:
                 self._listed = time.monotonic()
-                self.run_worker(self._list(before, whole), exclusive=True, group="list")
+                self.run_worker(partial(self._list, before, whole), exclusive=True, group="list")
         found = found[:MOST_SHOWN]
         if quoted or begun not in [choice.path for choice in found]:  # else it is written already
             self._values = [_mentioned(choice.path, quoted) for choice in found]
-            self.run_worker(self._count(found), exclusive=True, group="count")
+            self.run_worker(partial(self._count, found), exclusive=True, group="count")
         return [_file_row(choice) for choice in found]
 
     async def _list(self, before: str, whole: str) -> None:

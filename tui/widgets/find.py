@@ -108,7 +108,7 @@ class FindBar(Horizontal):
     def _go(self) -> None:
         count = len(self._places)
         self._count.update(f"{self._at + 1} of {count}" if count else "not found" if self._pattern else "")
-        self.run_worker(self._show(), exclusive=True, group="find")
+        self.run_worker(self._show, exclusive=True, group="find")
 
     async def _show(self) -> None:
         """Mark the matches of the messages that are mounted, and bring the present one into view."""

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -150,7 +151,7 @@ class Prompt(TextArea):
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
         if self.text.strip() and not self.text.startswith("/"):
-            self.run_worker(self._count(self.text), exclusive=True, group="count")
+            self.run_worker(partial(self._count, self.text), exclusive=True, group="count")
         else:
             self.border_subtitle = None
 
