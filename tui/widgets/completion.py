@@ -8,6 +8,7 @@ from functools import partial
 from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
+from textual.worker import Worker
 
 from localllm.text import harmless
 from tui.background import in_thread
@@ -40,6 +41,8 @@ class Completion(OptionList, can_focus=False):
         self._length = 0
         self._files: Sequence[str] = ()  # of the folder, as it was at _listed
         self._listed = -LISTED_S
+        self._listing: Worker[None] | None = None
+        self._counting: Worker[None] | None = None
 
     def offer(self, before: str, whole: str) -> None:
         """Show what fits. before: the line up to the cursor; whole: the field's text."""
@@ -74,11 +77,12 @@ class Completion(OptionList, can_focus=False):
             found += [choice for choice in ranked(self._files, begun, MOST_SHOWN) if choice.path not in paths]
             if time.monotonic() - self._listed > LISTED_S:
                 self._listed = time.monotonic()
-                self.run_worker(partial(self._list, before, whole), exclusive=True, group="list")
+                listing = partial(self._list, before, whole)
+                self._listing = self.run_worker(listing, exclusive=True, group="list")
         found = found[:MOST_SHOWN]
         if quoted or begun not in [choice.path for choice in found]:  # else it is written already
             self._values = [_mentioned(choice.path, quoted) for choice in found]
-            self.run_worker(partial(self._count, found), exclusive=True, group="count")
+            self._counting = self.run_worker(partial(self._count, found), exclusive=True, group="count")
         return [_file_row(choice) for choice in found]
 
     async def _list(self, before: str, whole: str) -> None:

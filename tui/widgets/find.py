@@ -11,6 +11,7 @@ from textual.content import Content
 from textual.geometry import Region
 from textual.widget import Widget
 from textual.widgets import Collapsible, Input, Static
+from textual.worker import Worker
 
 from tui.sessions import Message
 from tui.widgets.frame import MATCH
@@ -52,6 +53,7 @@ class FindBar(Horizontal):
         self._pattern: re.Pattern[str] | None = None
         self._places: list[Place] = []
         self._at = 0
+        self._work: Worker[None] | None = None
         self._then: Widget | None = None
         self._marked: dict[Static, tuple[Content, Content]] = {}  # as it was, and with its matches
         self._tables: list[FittedTable] = []  # that have matches
@@ -108,7 +110,7 @@ class FindBar(Horizontal):
     def _go(self) -> None:
         count = len(self._places)
         self._count.update(f"{self._at + 1} of {count}" if count else "not found" if self._pattern else "")
-        self.run_worker(self._show, exclusive=True, group="find")
+        self._work = self.run_worker(self._show, exclusive=True, group="find")
 
     async def _show(self) -> None:
         """Mark the matches of the messages that are mounted, and bring the present one into view."""

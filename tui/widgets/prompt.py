@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
+from textual.worker import Worker
 
 from tui.attachments import mention_of
 from tui.background import in_thread
@@ -73,6 +74,7 @@ class Prompt(TextArea):
         self._place: int | None = None
         self._draft = ""
         self._written = False
+        self._work: Worker[None] | None = None
         self._edits = False  # an earlier message
         self._vim: NormalMode | None = None
         self.inserts = True  # False in the normal mode of vim's keys
@@ -151,7 +153,7 @@ class Prompt(TextArea):
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
         if self.text.strip() and not self.text.startswith("/"):
-            self.run_worker(partial(self._count, self.text), exclusive=True, group="count")
+            self._work = self.run_worker(partial(self._count, self.text), exclusive=True, group="count")
         else:
             self.border_subtitle = None
 
