@@ -29,7 +29,11 @@ POLL_S = 0.1  # of an answer that is not shown
 
 
 class Answered(Message):
-    """An answer has ended, by itself or not."""
+    """An answer has ended, by itself or not. title: its conversation's."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title = title
 
 
 async def follow(

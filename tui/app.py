@@ -18,12 +18,17 @@ from textual.theme import Theme
 
 from localllm.errors import LocalLLMError
 from localllm.text import harmless
+from tui.answering import Answered
 from tui.backend import Backend
 from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.conversation import Conversation
 from tui.parameters import Parameters
+from tui.saved import Persona
+from tui.screens.approval import ApprovalScreen
 from tui.screens.chat import ChatScreen
+from tui.screens.loading import ModelLoader
 from tui.sessions import SessionStore
+from tui.tabs import Tabs
 from tui.terminal import surviving
 from tui.web import in_browser
 from tui.widgets.prompt import Prompt
@@ -63,6 +68,7 @@ LIGHT = Theme(
     dark=False,
     variables={"footer-key-foreground": "#b3560b", "footer-background": "#fafafa", "border": "#b8b8b5"},
 )
+_BETWEEN_TABS = (("next",), ("previous",))  # commands
 # The terminal's own 16 colours on its own background.
 PLAIN = {True: "ansi-dark", False: "ansi-light"}
 
@@ -72,6 +78,7 @@ class ChatApp(App[None]):
 
     TITLE = "localllm"
     CSS_PATH = "chat.tcss"
+    DEFAULT_MODE = "tab-1"
     COMMAND_PALETTE_BINDING = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
@@ -116,22 +123,42 @@ class ChatApp(App[None]):
         chosen = None if plain_colours else store.remembered("theme")
         usual = PLAIN[not light] if plain_colours else (LIGHT if light else DARK).name
         self.theme = chosen if chosen in self.available_themes else usual
-        wanted = model or store.remembered(remembered_as) or ""
-        conversation = Conversation(store, wanted, parameters or Parameters())
-        commands = [(command.name, command.argument, command.title) for command in COMMANDS]
-        self._chat = ChatScreen(
-            conversation, backend, remembered_as, pull=bool(model), keys=self.keys, commands=commands, folder=folder
-        )
-        self._chat.prompt.text = typed
+        self._model = model
+        self._remembered_as = remembered_as
+        self._parameters = parameters or Parameters()
+        self._folder = folder
+        self._loader = ModelLoader(backend, self, remembered_as)
+        self.tabs = Tabs(self, self._make_chat)
+        self.tabs.add().prompt.text = typed
         self._interrupted = -LEAVE_S
+        self._asked_to_stay = -LEAVE_S  # when the user was told that answers are on their way
         self._named = False  # whether the terminal's title is ours
         self.set_keymap(self.keys)
 
-    def begin_with(self, resume: bool, system: str | None) -> None:
-        """Before the run: open the chat used last, if there is one; set the system prompt. Raises SessionError."""
-        conversation = self._chat.conversation
+    def _make_chat(self, mode: str) -> ChatScreen:
+        model = self._model or self.store.remembered(self._remembered_as) or ""
+        conversation = Conversation(self.store, model, self._parameters)
+        commands = [(command.name, command.argument, command.title) for command in COMMANDS]
+        pull = bool(self._model)
+        return ChatScreen(
+            conversation, self.backend, self._loader, self.tabs, mode, pull, self.keys, commands, self._folder
+        )
+
+    @property
+    def chat(self) -> ChatScreen:
+        """The chat of the present tab."""
+        return self.tabs.current
+
+    def begin_with(self, resume: bool, system: str | None, persona: Persona | None = None) -> None:
+        """Before the run: open the chat used last, if there is one; take a persona; set the system prompt.
+
+        Raises SessionError.
+        """
+        conversation = self.chat.conversation
         if resume and (last := self.store.sessions(limit=1)):
             conversation.open(last[0].id)
+        if persona is not None:
+            conversation.set_parameters(persona.over(conversation.parameters, conversation.defaults))
         if system is not None:
             conversation.set_parameters(replace(conversation.parameters, system=system))
 
@@ -140,6 +167,17 @@ class ChatApp(App[None]):
         loop = asyncio.get_running_loop()
         for number in LEAVE_ON:
             loop.add_signal_handler(number, self._leave_on, number)
+        self.store.on_saving = self._show_saving
+        if self.store.unsaved:
+            self.call_after_refresh(self._show_saving, self.store.unsaved)
+
+    def _show_saving(self, unsaved: str) -> None:
+        """Say that chats are in memory only, and why; or that they are saved again."""
+        for chat in self.tabs.all:
+            chat.status_line.facts.unsaved = bool(unsaved)
+            chat.status_line.redraw()
+        text = f"{unsaved} The chat goes on; saving is tried again." if unsaved else "Chats are saved again."
+        self.notify(text, severity="error" if unsaved else "information", timeout=20 if unsaved else 5, markup=False)
 
     def on_ready(self) -> None:
         """The first picture is drawn: collect garbage again, though not among what the start imported."""
@@ -159,12 +197,9 @@ class ChatApp(App[None]):
     def _leave_on(self, number: signal.Signals) -> None:
         # Where the shell has taken the terminal back, only a process that ignores this may restore it.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        self._chat.keep_answer()
+        for chat in self.tabs.all:
+            chat.keep_answer()
         self.exit(return_code=128 + number)
-
-    def get_default_screen(self) -> Screen[None]:
-        """The chat is the only screen that is always there."""
-        return self._chat
 
     def watch_theme(self, theme: str) -> None:
         """Remember the choice."""
@@ -176,14 +211,17 @@ class ChatApp(App[None]):
 
     def notify(self, message: str, **options: Any) -> None:
         """Say something in passing: in the chat on a line of its own, elsewhere as Textual does."""
-        if self.screen is self._chat:
-            self._chat.notice.show(message, options.get("severity", "information"), options.get("timeout") or 5)
+        if isinstance(self.screen, ChatScreen):
+            self.screen.notice.show(message, options.get("severity", "information"), options.get("timeout") or 5)
         else:
             super().notify(message, **options)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Commands act on the chat while it is seen."""
-        return self.screen is self._chat if action == "command" else True
+        """Commands act on the chat while it is seen; one tab's question must not keep the user from the others."""
+        if action != "command":
+            return True
+        over = (ChatScreen, ApprovalScreen) if parameters in _BETWEEN_TABS else (ChatScreen,)
+        return isinstance(self.screen, over)
 
     async def action_command(self, name: str) -> None:
         """Run a command without an argument."""
@@ -192,17 +230,37 @@ class ChatApp(App[None]):
     async def run_command(self, name: str, argument: str = "") -> None:
         """Run a command of the table; what goes wrong is shown in place."""
         command = next(command for command in COMMANDS if command.name == name)
+        chat = self.chat
         try:
-            await command.run(self._chat, argument)
+            await command.run(chat, argument)
         except LocalLLMError as error:
-            self._chat.show_error(str(error))
+            chat.show_error(str(error))
 
-    def on_answered(self) -> None:
+    async def action_tab(self, place: int) -> None:
+        """Bring a tab to the front: a click on its title."""
+        if isinstance(self.screen, (ChatScreen, ApprovalScreen)):
+            await self.tabs.show(self.tabs.all[place])
+
+    def on_tab_changed(self) -> None:
+        """Show the tabs' states."""
+        self.tabs.redraw()
+
+    async def action_quit(self) -> None:
+        """Leave. Says so once, and stays, while answers are on their way."""
+        busy, now = len(self.tabs.busy), time.monotonic()
+        if busy and now - self._asked_to_stay > LEAVE_S:
+            self._asked_to_stay = now
+            what = "An answer is" if busy == 1 else f"{busy} answers are"
+            self.notify(f"{what} on the way. Leave again to stop.", severity="warning", timeout=LEAVE_S)
+            return
+        self.exit()
+
+    def on_answered(self, event: Answered) -> None:
         """Tell a user who has left the terminal: by its bell, a notification (OSC 9) and a mark in its title."""
         try:
             if self.app_focus or self.store.remembered("notify") == "off":
                 return
-            title = " ".join(harmless(self._chat.conversation.title).split())
+            title = " ".join(harmless(event.title).split())
         except LocalLLMError as error:
             self.notify(str(error), severity="error", markup=False)
             return
@@ -234,13 +292,13 @@ class ChatApp(App[None]):
         """Run a command, or ask the model."""
         text = event.text.strip()
         if found := find_command(text):
-            self._chat.remember_prompt(text)
-            self._chat.run_worker(self.run_command(*found))
+            self.chat.remember_prompt(text)
+            self.run_worker(self.run_command(*found))  # not the chat's, which /close removes
         elif unknown := unknown_command(event.text):
-            self._chat.show_error(unknown)
-            self._chat.prompt.give_back(event.text)
+            self.chat.show_error(unknown)
+            self.chat.prompt.give_back(event.text)
         else:
-            self._chat.send(event.text)
+            self.chat.send(event.text)
 
     def action_interrupt(self) -> None:
         """Ctrl+C: copy what is marked, else stop an answer or a load; twice in a row it leaves."""
@@ -254,16 +312,16 @@ class ChatApp(App[None]):
             self.run_worker(self.action_quit())
             return
         self._interrupted = now
-        stopped = self._chat.stop_work()
+        stopped = self.chat.stop_work()
         self.notify(f"{'Stopped. ' if stopped else ''}Press Ctrl+C again to leave.", timeout=LEAVE_S)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: every command of the chat."""
-        if screen is self._chat:
+        if isinstance(screen, ChatScreen):
             for command in COMMANDS:
 
                 def run(name: str = command.name) -> None:
-                    self._chat.run_worker(self.run_command(name))
+                    self.run_worker(self.run_command(name))
 
                 yield SystemCommand(f"/{command.name}", command.title, run)
         yield SystemCommand("Quit", "Leave", self.action_quit)

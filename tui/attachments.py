@@ -81,19 +81,6 @@ def mention_of(pasted: str) -> str | None:
     return f'@"{name}"' if " " in name else f"@{name}"
 
 
-def matching_paths(beginning: str, limit: int) -> list[str]:
-    """Paths that go on from what has been written, folders with a slash; hidden ones only when asked for."""
-    folder, _, name = beginning.rpartition("/")
-    base = user_path(folder + "/" if beginning.startswith("/") or folder else ".")
-    try:
-        entries = sorted(base.iterdir(), key=lambda path: (not path.is_dir(), path.name.lower()))
-    except OSError:
-        return []  # a path that does not exist yet has no completions
-    shown = [path for path in entries if path.name.startswith(name) and (name or not path.name.startswith("."))]
-    prefix = f"{folder}/" if folder or beginning.startswith("/") else ""
-    return [f"{prefix}{path.name}{'/' if path.is_dir() else ''}" for path in shown[:limit]]
-
-
 def _attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> Attachment:
     data = _read(path)
     try:

@@ -47,6 +47,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ask a server, localllm's or Ollama's.")] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Go on with the chat used last.")] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
+    persona: Annotated[str | None, typer.Option(metavar="NAME", help="Answer as a saved persona.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep the sessions in this file.")] = None,
     web: Annotated[bool, typer.Option("--web", help="Chat in a browser of this machine.")] = False,
     debug: Debug = False,
@@ -70,7 +71,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         go_on_watched()
     from tui.start import run_chat
 
-    raise typer.Exit(run_chat(model, flags, sessions, host, resume, system))
+    raise typer.Exit(run_chat(model, flags, sessions, host, resume, system, persona))
 
 
 command_line.app.command(cls=PlainCommand, epilog=examples("chat"))(chat)

@@ -43,6 +43,16 @@ class Conversation:
         """The session's title; "New chat" if it is not stored yet."""
         return "New chat" if self.session_id is None else self.store.summary(self.session_id).title
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The session's tags."""
+        return () if self.session_id is None else self.store.summary(self.session_id).tags
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the session was deleted."""
+        return self.session_id is not None and self.store.summary(self.session_id).deleted
+
     def open(self, session_id: int) -> None:
         """Show a stored session with its own parameters."""
         summary = self.store.summary(session_id)

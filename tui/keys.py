@@ -25,10 +25,12 @@ def actions() -> list[str]:
     from tui.screens.models import ModelsScreen
     from tui.screens.parameters import ParametersScreen
     from tui.screens.sessions import SessionsScreen
+    from tui.widgets.find import FindBar
     from tui.widgets.messages import MessageView
     from tui.widgets.prompt import Prompt
 
-    owners = (ChatApp, ChatScreen, Prompt, MessageView, SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen)
+    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen)
+    owners = (ChatApp, ChatScreen, Prompt, FindBar, MessageView, *panels)
     bindings = [binding for owner in owners for binding in owner.BINDINGS]
     return sorted({binding.id for binding in bindings if isinstance(binding, Binding) and binding.id})
 

@@ -16,9 +16,11 @@ from tui.app import ChatApp
 from tui.backend import Backend
 from tui.keys import keys_path, load_keys
 from tui.parameters import Parameters
+from tui.saved import read_persona
 from tui.sessions import SessionStore
 from tui.terminal import light_background
 from tui.web import in_browser
+from tui.widgets.pictures import ask_terminal
 
 
 def run_chat(
@@ -28,12 +30,14 @@ def run_chat(
     host: str | None = None,
     resume: bool = False,
     system: str | None = None,
+    persona: str | None = None,
 ) -> int:
     """Run the chat until the user leaves, and return its exit code.
 
     model None takes the one used last. flags are settings by name, as in load_settings. host is the address of a server
-    that answers in place of an engine in here. resume, system: see ChatApp.begin_with. Raises SessionError where
-    sessions cannot be kept, SettingsError for wrong settings or keys, RequestError for a terminal that draws nothing.
+    that answers in place of an engine in here. resume, system, persona: see ChatApp.begin_with. Raises
+    SessionError where sessions cannot be kept, SettingsError for wrong settings or keys, RequestError for a persona
+    that cannot be read, or a terminal that draws nothing.
     """
     if os.environ.get("TERM") == "dumb" and not in_browser():
         raise RequestError(
@@ -48,6 +52,7 @@ def run_chat(
         return load_settings(flags, model=model_settings)
 
     settings = settings_with({})
+    answering = read_persona(persona) if persona else None
     with ExitStack() as stack:
         # A file that the user names must be written; the usual one may be in a home that is read-only.
         store = SessionStore(sessions or sessions_path(), must_save=sessions is not None)
@@ -62,9 +67,12 @@ def run_chat(
         chosen = store.remembered("theme")
         known = (chosen and not plain) or in_browser()
         light, typed = (False, "") if known else light_background()
+        if not plain and not in_browser():
+            ask_terminal()
         parameters = Parameters.from_settings(settings)
-        app = ChatApp(backend, store, model or "", parameters, keys, remembered_as, light, plain, typed)
-        app.begin_with(resume, system)
+        model = model or (answering.model if answering else "")
+        app = ChatApp(backend, store, model, parameters, keys, remembered_as, light, plain, typed)
+        app.begin_with(resume, system, answering)
         app.run()
         return app.return_code or 0
 

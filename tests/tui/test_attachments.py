@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from textual.events import Paste
+from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widgets import Static
 
 from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
 from localllm.settings import Settings
+from localllm.text import human_bytes
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
@@ -24,6 +26,7 @@ from tui.commands.sessions import as_json, as_markdown
 from tui.engine_backend import EngineBackend
 from tui.sessions import SessionStore
 from tui.widgets.messages import AnswerView, without
+from tui.widgets.pictures import drawn
 
 
 @pytest.fixture
@@ -32,6 +35,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a note.txt").write_text("three short words", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_a_picture_is_drawn_where_the_terminal_can_and_a_damaged_one_is_not(
+    make_app: MakeApp, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widgets = pytest.importorskip("textual_image.widget")
+    monkeypatch.setattr("tui.widgets.pictures._drawing", widgets.SixelImage)
+
+    async def flow() -> None:
+        async with make_app(FakeBackend([said("A fox."), ended()])).run_test() as pilot:
+            chat = await loaded(pilot)
+            await ask(pilot, "What is @fox.png?")
+            await until(pilot, lambda: chat.query_one(".picture").size.width)
+            (sixels,) = chat.query_one(".picture").children
+            await until(pilot, lambda: sixels.size.height)
+            lines = sixels.render_lines(Region(0, 0, *sixels.size))
+            assert any("\x1bP" in segment.text for line in lines for segment in line)
+
+    asyncio.run(flow())
+    assert drawn(png(1)[:40]) is None
+    assert drawn(b"") is None
 
 
 async def paste(pilot: Pilot[None], text: str) -> str:
@@ -57,7 +81,8 @@ def test_a_picture_goes_with_its_token_count_and_is_kept(make_app: MakeApp, stor
         async with make_app(backend).run_test() as pilot:
             chat = await loaded(pilot)
             await ask(pilot, "What is @fox.png?")
-            assert "▣ fox.png · 256 tokens" in str(chat.query_one(".attachment", Static).content)
+            shown = str(chat.query_one(".attachment", Static).content)
+            assert shown == f"▣ fox.png · {human_bytes(len(png(1)))} · 256 tokens"
             (folder / "fox.png").unlink()
             await pilot.press("ctrl+up", "ctrl+up", "ctrl+e")
             await resend(pilot, backend)

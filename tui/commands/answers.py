@@ -97,6 +97,11 @@ async def fork(chat: ChatScreen, _argument: str) -> None:
     chat.notify("This is a copy. F3 lists the first chat.")
 
 
+async def find(chat: ChatScreen, argument: str) -> None:
+    """Search in the messages of this chat; again: go to the match before."""
+    chat.find.open(chat.conversation.messages, argument)
+
+
 async def copy(chat: ChatScreen, _argument: str) -> None:
     """Copy a message to the clipboard, through the terminal."""
     view = chat.transcript.selected() if isinstance(chat.focused, MessageView) else _answer(chat)

@@ -10,7 +10,8 @@ from localllm.errors import RequestError
 from localllm.files import user_path
 from tui.screens.chat import ChatScreen
 from tui.sessions import Message, Role
-from tui.widgets.frame import preview
+from tui.sessions.tags import change_tags
+from tui.widgets.frame import aligned, preview
 
 
 async def new(chat: ChatScreen, _argument: str) -> None:
@@ -25,18 +26,22 @@ async def browse(chat: ChatScreen, argument: str) -> None:
     from tui.screens.sessions import SessionsScreen
 
     async def opened(session_id: int | None) -> None:
+        for tab in chat.tabs.all:  # their chats may have been deleted, or have other names now
+            if tab.conversation.is_deleted:
+                await new(tab, "")
+            else:
+                tab.show_title()
         if session_id is not None:
             await open_session(chat, session_id)
-        elif chat.conversation.session_id not in {entry.id for entry in chat.conversation.store.sessions()}:
-            await new(chat, "")  # the one on the screen was deleted
-        else:
-            chat.title_bar.title = chat.conversation.title  # it may have another name now
 
     chat.app.push_screen(SessionsScreen(chat.conversation.store, argument), opened)
 
 
 async def open_session(chat: ChatScreen, session_id: int) -> None:
-    """Open a stored chat; the model stays."""
+    """Open a stored chat, or go to the tab that has it; the model stays."""
+    if tab := next((tab for tab in chat.tabs.all if tab.conversation.session_id == session_id), None):
+        await chat.tabs.show(tab)
+        return
     await chat.stop()
     chat.conversation.open(session_id)
     await _show(chat)
@@ -58,7 +63,18 @@ async def rename(chat: ChatScreen, argument: str) -> None:
         chat.prompt.put(f"/rename {chat.conversation.title}")
         return
     chat.conversation.store.rename(session_id, argument)
-    chat.title_bar.title = argument
+    chat.show_title()
+
+
+async def tag(chat: ChatScreen, argument: str) -> None:
+    """Add tags to the chat, or remove those that follow a minus; without any, show those that there are."""
+    store = chat.conversation.store
+    if argument:
+        change_tags(store, _stored(chat), argument)
+        chat.show_title()
+        return
+    used = [(f"#{name}", "1 chat" if count == 1 else f"{count} chats", "") for name, count in store.tags()]
+    chat.show_note(aligned(used) if used else "No chat has a tag. /tag NAME adds one, /tag -NAME removes it.")
 
 
 async def delete(chat: ChatScreen, _argument: str) -> None:

@@ -133,6 +133,19 @@ async def notify(chat: ChatScreen, argument: str) -> None:
     chat.notify(f"Notifications are {store.remembered('notify') or 'on'}, where the terminal tells what it shows.")
 
 
+async def vim(chat: ChatScreen, argument: str) -> None:
+    """Use vim's keys, or not; remembered."""
+    store = chat.conversation.store
+    if argument not in ("", "on", "off"):
+        raise RequestError("/vim on or /vim off.")
+    if argument:
+        store.remember("vim", argument)
+        for tab in chat.tabs.all:
+            tab.prompt.use_vim(argument == "on")
+    on = store.remembered("vim") == "on"
+    chat.notify(f"Vim's keys are {'on: Esc for normal mode, i to type' if on else 'off'}.")
+
+
 async def theme(chat: ChatScreen, argument: str) -> None:
     """Change the colours, by name or from a list."""
     if not argument:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from localllm.text import shortened
-from tui.commands import answers, sessions, settings
+from tui.commands import answers, saved, sessions, settings, tabs
 from tui.screens.chat import ChatScreen
 from tui.widgets.frame import aligned, key_names
 
@@ -31,7 +31,11 @@ async def show_help(chat: ChatScreen, _argument: str) -> None:
     """Show commands and keys."""
     keys = chat.keys
     commands = [
-        (f"/{command.name} {command.argument}", command.title, key_names(keys.get(command.name, command.key)))
+        (
+            f"/{command.name} {command.argument}",
+            command.title,
+            key_names(keys.get(command.name, command.key).partition(",")[0]),
+        )
         for command in COMMANDS
     ]
     others = [(key_names(keys.get(name, usual)), what, "") for name, usual, what in _KEYS]
@@ -46,9 +50,15 @@ COMMANDS: tuple[Command, ...] = (
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
     Command("models", "Choose a model", settings.choose_model, "f4", label="Model"),
     Command("parameters", "Sampling, limits and the system prompt", settings.edit_parameters, "f5", label="Tune"),
+    Command("tab", "Open a new chat in a tab beside this one", tabs.open_tab, "f8", label="Tab"),
+    Command("next", "Go to the next tab, or to tab N", tabs.next_tab, "f7,ctrl+pagedown", "[N]"),
+    Command("previous", "Go to the previous tab", tabs.previous_tab, "f6,ctrl+pageup"),
+    Command("close", "Close this tab; its chat stays in the list", tabs.close_tab),
     Command("rename", "Rename the chat", sessions.rename, argument="TITLE"),
+    Command("tag", "Add tags to the chat, or remove them", sessions.tag, argument="[NAME -NAME]"),
     Command("delete", "Delete the chat", sessions.delete),
     Command("undo", "Bring a deleted chat back, or a changed file", sessions.undo),
+    Command("find", "Search in this chat", answers.find, "ctrl+f", "[TEXT]"),
     Command("export", "Write the chat to a .md or .json file", sessions.export, argument="[FILE]"),
     Command("regenerate", "Answer again", answers.regenerate, "ctrl+r"),
     Command("continue", "Continue an answer that was cut", answers.continue_answer, "ctrl+g"),
@@ -62,9 +72,12 @@ COMMANDS: tuple[Command, ...] = (
     Command("folder", "Answer from the documents of a folder", settings.ask_folder, argument="[PATH|off]"),
     Command("set", "Set a parameter or the system prompt", settings.set_parameter, argument="NAME VALUE"),
     Command("show", "Show the model and the parameters", settings.show),
+    Command("prompt", "Write a saved prompt; save NAME keeps the last", saved.prompt, argument="[NAME]"),
+    Command("persona", "Answer as a saved persona; save NAME keeps one", saved.persona, argument="[NAME]"),
     Command("load", "Load another model", settings.load, argument="MODEL"),
     Command("save", "Save model, parameters and messages as a new model", settings.save, argument="NAME"),
     Command("notify", "Tell when an answer is done and you are elsewhere", settings.notify, argument="[on|off]"),
+    Command("vim", "Use vim's keys", settings.vim, argument="[on|off]"),
     Command("theme", "Change the colours", settings.theme, argument="[NAME]"),
     Command("quit", "Leave", sessions.leave),
 )
@@ -80,7 +93,7 @@ _KEYS = (
     ("stop", "escape", "Stop an answer or a load; close this note"),
     ("message.earlier", "ctrl+up", "Select a message"),
     ("message.edit", "ctrl+e", "... edit it and send it again"),
-    ("message.fork", "ctrl+f", "... continue in a copy that ends there"),
+    ("message.fork", "ctrl+o", "... continue in a copy that ends there"),
     ("message.code", "ctrl+b", "... copy its code"),
     ("scroll.up", "pageup", "Scroll"),
     ("", "ctrl+p", "Find a command"),

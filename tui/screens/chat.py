@@ -26,13 +26,16 @@ from tui.backend import Backend, ModelInfo
 from tui.background import in_thread
 from tui.conversation import Conversation
 from tui.screens.folder import ChatFolder
-from tui.screens.loading import ModelLoader
+from tui.screens.loading import ModelLoader, Place
 from tui.screens.tools import ChatTools
 from tui.sessions import Message
 from tui.status import Latency, joined
-from tui.widgets.frame import Note, Notice, StatusLine, TitleBar
+from tui.tabs import TabChanged, Tabs
+from tui.widgets.completion import Suggestion
+from tui.widgets.find import FindBar
+from tui.widgets.frame import Note, Notice, StatusLine, TabMark, TitleBar
 from tui.widgets.messages import AnswerView
-from tui.widgets.prompt import Prompt, Suggestion
+from tui.widgets.prompt import Prompt
 from tui.widgets.transcript import Transcript
 
 MEMORY_EVERY_S = 2.0
@@ -54,21 +57,27 @@ class ChatScreen(Screen[None]):
         self,
         conversation: Conversation,
         backend: Backend,
-        remembered_as: str = "model",
+        loader: ModelLoader,
+        tabs: "Tabs[ChatScreen]",
+        mode: str,
         pull: bool = False,
         keys: Mapping[str, str] | None = None,
         commands: Sequence[Suggestion] = (),
         folder: Path | None = None,
     ) -> None:
-        """remembered_as: under which name the store keeps the model that was loaded last. pull: whether the first model
-        is pulled where it is not here. keys: the user's own, by binding. commands: what the prompt completes.
-        folder: the one that tools act on; None for the current one.
+        """mode: the application's, whose base this screen is. pull: whether the first model is pulled where it is not
+        here. keys: the user's own, by binding. commands: what the prompt completes. folder: the one that tools act on;
+        None for the current one.
         """
         super().__init__()
         self.conversation = conversation
         self.backend = backend
+        self.loader = loader
+        self.tabs = tabs
+        self.mode = mode
         self.keys = keys or {}
         self.transcript = Transcript(conversation.variant, conversation.checker)
+        self.find = FindBar(self.transcript)
         self.prompt = Prompt(commands, backend.count_tokens)
         self.notice = Notice()
         self.status_line = StatusLine()
@@ -76,14 +85,14 @@ class ChatScreen(Screen[None]):
         self.latency = Latency()
         self.editing: Message | None = None
         self.deleted: int | None = None
-        shown = (self.title_bar, self.transcript, self.status_line)
-        self.loader = ModelLoader(backend, conversation, self, shown, remembered_as)
+        self.place = Place(self, conversation, self.title_bar, self.transcript, self.status_line)
         self._pull = pull
-        self.tools = ChatTools(folder, conversation, self, (self.transcript, self.status_line, self.prompt))
+        self.tools = ChatTools(folder, conversation, self, mode, (self.transcript, self.status_line, self.prompt))
         self.folder = ChatFolder(conversation, backend, self.status_line)
         self._answer: AnswerStream | None = None
         self._writing: Message | None = None
         self._begun = False
+        self._unread = False  # an answer has ended while another tab was seen
         self.stopping = threading.Event()
         self._heard_at = 0.0  # when the answer on its way last said something
         self._missing = ""  # a text that names files which do not exist, refused once
@@ -96,6 +105,7 @@ class ChatScreen(Screen[None]):
         with Vertical(id="entry"):
             yield self.prompt.completion
             yield self.notice
+            yield self.find
             yield self.prompt
         yield self.status_line
         yield Footer()
@@ -103,21 +113,15 @@ class ChatScreen(Screen[None]):
     async def on_mount(self) -> None:
         """Show the conversation, then load the model behind it."""
         self.prompt.sent = self.conversation.store.prompts()
+        self.prompt.use_vim(self.conversation.store.remembered("vim") == "on")
         self.prompt.focus()
         await self.show_conversation()
-        store = self.conversation.store
-        store.on_saving = self._show_saving
-        if store.unsaved:
-            self._show_saving(store.unsaved)
         self.set_interval(MEMORY_EVERY_S, self._measure)
-        if self.conversation.model:
-            self.loader.begin(self.conversation.model, pull=self._pull)
-        else:
-            self.call_after_refresh(lambda: self.run_worker(self.loader.offer()))
+        self.loader.join(self.place, self._pull)
 
     def on_unmount(self) -> None:
-        """Leave nothing behind: the load ends, the answer is kept as far as it has come."""
-        self.loader.shut()
+        """Leave nothing behind: the answer is kept as far as it has come."""
+        self.loader.leave(self.place)
         self.keep_answer()
         self.stopping.set()
         self.tools.close()
@@ -133,13 +137,33 @@ class ChatScreen(Screen[None]):
         """Whether an answer is on its way, from the moment it was asked for."""
         return self._begun
 
+    def mark(self) -> TabMark:
+        """What a tab shows of this chat: its title, and whether it asks, answers, has answered, has a draft."""
+        states = (
+            (self.tools.asking, "?", "$warning"),
+            (self.busy, "●", "$accent"),
+            (self._unread, "✔", "$success"),
+            (bool(self.prompt.text.strip()), "✎", ""),
+        )
+        sign, style = next(((sign, style) for holds, sign, style in states if holds), ("", ""))
+        return TabMark(self.title_bar.title, sign, style)
+
+    def seen(self) -> None:
+        """The user looks at this chat."""
+        self._unread = False
+
+    def show_title(self) -> None:
+        """Show the title and the tags as they are now."""
+        self.title_bar.title = self.conversation.title
+        self.title_bar.tags = self.conversation.tags
+        self.post_message(TabChanged())
+
     async def show_conversation(self) -> None:
         """Draw the conversation as it is now, from its end on."""
-        self.title_bar.title = self.conversation.title
-        if self.conversation.messages:
-            await self.transcript.show(self.conversation.messages)
-        else:
-            await self.transcript.welcome()
+        self.show_title()
+        self.find.shut()
+        show = self.transcript.show if self.conversation.messages else self.transcript.welcome
+        await show(self.conversation.messages)
 
     # Typing always reaches the prompt, whatever is selected.
 
@@ -148,13 +172,29 @@ class ChatScreen(Screen[None]):
         if event.is_printable and event.character and self.focused is not self.prompt:
             event.stop()
             self.prompt.focus()
-            self.prompt.insert(event.character)
+            if self.prompt.inserts:
+                self.prompt.insert(event.character)
+            else:
+                self.prompt.press(event.character)
 
     def on_paste(self, event: Paste) -> None:
         """Give what is pasted elsewhere to the prompt."""
         if self.focused is not self.prompt:
             self.prompt.focus()
             self.prompt.post_message(Paste(event.text))
+
+    def on_prompt_wanted(self, event: Prompt.Wanted) -> None:
+        """What a key of vim's normal mode asks for."""
+        transcript, lines = self.transcript, self.transcript.size.height // 2
+        if event.what == "find":
+            self.find.open(self.conversation.messages, then=self.prompt)
+        elif event.what.startswith("find-"):
+            self.find.action_step(1 if event.what == "find-next" else -1)
+        elif event.what in ("first", "last"):
+            (transcript.scroll_home if event.what == "first" else transcript.scroll_end)(animate=False)
+        else:
+            step = {"down": 1, "up": -1, "half-down": lines, "half-up": -lines}[event.what]
+            transcript.scroll_relative(y=step, animate=False)
 
     def send(self, text: str) -> None:
         """Ask the model, if it can be asked now; else the text goes back into the prompt."""
@@ -194,7 +234,7 @@ class ChatScreen(Screen[None]):
             self.prompt.give_back(text)
             self.show_error(str(error))
             return
-        self.title_bar.title = self.conversation.title
+        self.show_title()
         await self.answer()
 
     def begin_answer(self, view: AnswerView | None = None) -> None:
@@ -210,8 +250,10 @@ class ChatScreen(Screen[None]):
             finally:
                 self._begun = False
                 self.refresh_bindings()
+                self.post_message(TabChanged())
 
         self._begun = True
+        self.post_message(TabChanged())
         self.stopping.clear()
         self._work = self.run_worker(whole)
 
@@ -237,7 +279,8 @@ class ChatScreen(Screen[None]):
     async def answer(self, view: AnswerView | None = None) -> None:
         """Let the model answer what is shown and call tools; with a view, continue its cut answer."""
         message = await self.tools.answer(self._answer_once, view, self.stopping)
-        self.post_message(Answered())
+        self._unread = self.tabs.current is not self
+        self.post_message(Answered(self.conversation.title))
         info = self.info
         if message and message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
             self.run_worker(self._make_title(), exclusive=True, group="title")
@@ -309,7 +352,7 @@ class ChatScreen(Screen[None]):
             await make_title(self.conversation, self.backend)
         except LocalLLMError as error:
             self.log.warning(str(error))
-        self.title_bar.title = self.conversation.title
+        self.show_title()
 
     def keep_answer(self) -> None:
         """Store the answer on its way as far as it has come: the program is about to end."""
@@ -323,10 +366,15 @@ class ChatScreen(Screen[None]):
             self.log.error(str(error))
 
     def load_model(self, name: str) -> None:
-        """Load another model; the conversation stays."""
+        """Load another model for all tabs; conversations stay, answers on their way end."""
+        for chat in self.tabs.all:
+            chat.cancel()
+        self.loader.begin(name, self.place)
+
+    def cancel(self) -> None:
+        """End the answer that the model is giving."""
         if self._answer:
             self._answer.cancel()
-        self.loader.begin(name)
 
     def action_stop(self) -> None:
         """Stop the answer, else the load."""
@@ -336,6 +384,7 @@ class ChatScreen(Screen[None]):
     def action_back(self) -> None:
         """Leave what is being done and go back to the prompt; close what is below the messages."""
         self.transcript.query(Note).remove()
+        self.find.shut()
         if self.editing:
             self.editing = None
             self.prompt.end_edit(empty=True)
@@ -344,11 +393,14 @@ class ChatScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Stop is offered while there is something to stop, Back while there is somewhere to go back from."""
         at_work = self.busy or self.loader.busy
+        finding = self.find.display
+        if action in ("stop", "back") and self.prompt.takes_escape:
+            return False
         if action == "stop":
-            return at_work
+            return at_work and not finding
         if action == "back":
             away = self.editing is not None or self.focused is not self.prompt
-            return not at_work and (away or bool(self.transcript.query(Note)))
+            return finding or (not at_work and (away or bool(self.transcript.query(Note))))
         return True
 
     def action_scroll(self, pages: int) -> None:
@@ -384,15 +436,9 @@ class ChatScreen(Screen[None]):
         """Show something that is no part of the conversation."""
         self.run_worker(self.transcript.note(Note(content)))
 
-    def _show_saving(self, unsaved: str) -> None:
-        """Say that chats are in memory only, and why; or that they are saved again."""
-        self.status_line.facts.unsaved = bool(unsaved)
-        self.status_line.redraw()
-        text = f"{unsaved} The chat goes on; saving is tried again." if unsaved else "Chats are saved again."
-        self.notify(text, severity="error" if unsaved else "information", timeout=20 if unsaved else 5, markup=False)
-
     def _measure(self) -> None:
         facts = self.status_line.facts
+        facts.unsaved = bool(self.conversation.store.unsaved)
         if self.info:
             facts.memory = self.backend.memory_bytes()
         if facts.answering:

@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
+from textual.app import App
 from textual.screen import Screen
 from textual.worker import Worker
 
@@ -20,65 +22,91 @@ from tui.widgets.transcript import Transcript
 BUILT_IN = "built-in"  # a ModelChoice's source
 
 
-class ModelLoader:
-    """Loads one model at a time. A load that begins ends the one before; the conversation stays."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A chat that the model answers, and what shows there how a load goes."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        conversation: Conversation,
-        screen: Screen[None],
-        shown: tuple[TitleBar, Transcript, StatusLine],
-        remembered_as: str,
-    ) -> None:
-        """screen: runs the work. shown: what says how it goes. remembered_as: the store's name for the last model."""
-        self._backend, self._conversation, self._screen = backend, conversation, screen
-        self._title_bar, self._transcript, self._status_line = shown
+    screen: Screen[None]
+    conversation: Conversation
+    title_bar: TitleBar
+    transcript: Transcript
+    status_line: StatusLine
+
+
+class ModelLoader:
+    """Loads one model at a time, for all places. A load that begins ends the one before; conversations stay."""
+
+    def __init__(self, backend: Backend, app: App[None], remembered_as: str) -> None:
+        """app: runs the work. remembered_as: the store's name for the last model."""
+        self._backend, self._app = backend, app
         self._remembered_as = remembered_as
+        self._places: list[Place] = []
+        self._place: Place | None = None  # where the load was asked for
         self._work: Worker[None] | None = None
         self._stopped = threading.Event()
         self._name = ""
         self._fallback = ""
+        self._loaded = ""  # the name under which the present model was loaded
         self.busy = False
 
-    def begin(self, name: str, fallback: str = "", pull: bool = True) -> None:
-        """Load a model. fallback: loaded if it cannot be had and no other one is there.
+    def join(self, place: Place, pull: bool) -> None:
+        """Add a place. With the first one, its conversation's model is loaded, or the user chooses one.
+
+        pull: whether that model is pulled where it is not on this machine.
+        """
+        self._places.append(place)
+        info = self._backend.info
+        if self.busy:
+            return  # the next progress is shown there too
+        if info is not None:
+            self._show_model(place, info)
+            self._use(place, self._loaded, info)
+        elif place.conversation.model:
+            self.begin(place.conversation.model, place, pull=pull)
+        else:
+            place.screen.call_after_refresh(lambda: place.screen.run_worker(self.offer(place)))
+
+    def leave(self, place: Place) -> None:
+        """Remove a place; a load that it asked for goes on."""
+        self._places.remove(place)
+        if not self._places:
+            self._stopped.set()
+
+    def begin(self, name: str, place: Place, fallback: str = "", pull: bool = True) -> None:
+        """Load a model. place: where what goes wrong is shown. fallback: loaded if it cannot be had and none is there.
 
         pull: whether a model that is not on this machine is pulled.
         """
         self._end()
-        self._name, self._fallback, self.busy = name, fallback, True
+        self._name, self._place, self._fallback, self.busy = name, place, fallback, True
         self._show_activity(f"loading {name.rpartition('/')[2]}", 0.0)
-        self._screen.refresh_bindings()
+        place.screen.refresh_bindings()
         # What loading imports must not hold up the first picture.
-        self._screen.call_after_refresh(self._start, name, pull, self._stopped)
+        place.screen.call_after_refresh(self._start, place, pull, self._stopped)
 
     def stop(self) -> None:
         """Give the load up. The model before it stays, unless it has been freed already."""
         self._end()
         self._settle()
-        self._fall_back(f"{self._name} was not loaded: stopped.", failed=False)
+        if self._place is not None:
+            self._fall_back(self._place, f"{self._name} was not loaded: stopped.", failed=False)
 
-    def shut(self) -> None:
-        """Let a load that is on its way end by itself; the chat is closing."""
-        self._stopped.set()
-
-    async def offer(self) -> None:
+    async def offer(self, place: Place) -> None:
         """Let a user who has named no model choose one, and take the built-in one where they do not."""
         from tui.screens.models import ModelsScreen
 
         try:
             choices = await in_thread(lambda: self._backend.models(None))
         except LocalLLMError as error:
-            self._transcript.show_error(str(error))
+            place.transcript.show_error(str(error))
             return
         built_in = next((choice.name for choice in choices if choice.source == BUILT_IN), "")
 
         def chosen(name: str | None) -> None:
             if name or built_in:
-                self.begin(name or built_in, built_in)
+                self.begin(name or built_in, place, built_in)
 
-        self._screen.app.push_screen(ModelsScreen(self._backend, None, _heading(choices)), chosen)
+        self._app.push_screen(ModelsScreen(self._backend, None, _heading(choices)), chosen)
 
     def _end(self) -> None:
         """Abandon the load on its way: its thread ends at its next progress."""
@@ -88,11 +116,11 @@ class ModelLoader:
             self._work.cancel()
         self.busy = False
 
-    def _start(self, name: str, pull: bool, stopped: threading.Event) -> None:
+    def _start(self, place: Place, pull: bool, stopped: threading.Event) -> None:
         if not stopped.is_set():
-            self._work = self._screen.run_worker(partial(self._load, name, pull, stopped), group="load")
+            self._work = self._app.run_worker(partial(self._load, self._name, place, pull, stopped), group="load")
 
-    async def _load(self, name: str, pull: bool, stopped: threading.Event) -> None:
+    async def _load(self, name: str, place: Place, pull: bool, stopped: threading.Event) -> None:
         said = ("", 0.0)
 
         def progress(what: str, share: float) -> None:
@@ -102,61 +130,73 @@ class ModelLoader:
             now = time.monotonic()
             if what != said[0] or now - said[1] > FLUSH_S:
                 said = (what, now)
-                self._screen.app.call_later(self._show_progress, stopped, what, share)
+                self._app.call_later(self._show_progress, stopped, what, share)
 
         try:
             info = await in_thread(lambda: self._backend.load(name, progress, pull))
         except LocalLLMError as error:
             self.busy = False
             self._settle()
-            self._fall_back(str(error), failed=True)
+            self._fall_back(place, str(error), failed=True)
             return
-        self.busy = False
+        self.busy, self._loaded = False, name
         self._settle()
-        self._take(name, info)
+        for each in self._places:
+            self._use(each, name, info)
+        try:
+            place.conversation.store.remember(self._remembered_as, name)
+        except LocalLLMError as error:
+            place.transcript.show_error(str(error))
+        if info.notice and place in self._places:
+            place.transcript.tell(info.notice)
 
     def _show_progress(self, stopped: threading.Event, what: str, share: float) -> None:
         if not stopped.is_set() and self.busy:
             self._show_activity(what, share)
 
     def _show_activity(self, what: str, share: float) -> None:
-        self._status_line.facts.activity = (what, share)
-        self._status_line.redraw()
+        for place in self._places:
+            place.status_line.facts.activity = (what, share)
+            place.status_line.redraw()
 
     def _settle(self) -> None:
         """Show the model that is there now."""
-        info, facts = self._backend.info, self._status_line.facts
-        facts.activity = None
-        facts.model, facts.place, facts.context = (info.name, info.place, info.context) if info else ("", "", None)
-        self._title_bar.model = facts.model
-        self._status_line.redraw()
-        self._screen.refresh_bindings()
+        for place in self._places:
+            place.status_line.facts.activity = None
+            self._show_model(place, self._backend.info)
 
-    def _take(self, name: str, info: ModelInfo) -> None:
-        conversation = self._conversation
+    def _show_model(self, place: Place, info: ModelInfo | None) -> None:
+        facts = place.status_line.facts
+        facts.model, facts.place, facts.context = (info.name, info.place, info.context) if info else ("", "", None)
+        place.title_bar.model = facts.model
+        place.status_line.redraw()
+        place.screen.refresh_bindings()
+
+    def _use(self, place: Place, name: str, info: ModelInfo) -> None:
+        """Have a conversation answered by the model that was loaded under a name."""
+        conversation = place.conversation
         if info.settings is not None:
             conversation.set_defaults(Parameters.from_settings(info.settings))
         try:
             conversation.set_model(name)
-            conversation.store.remember(self._remembered_as, name)
         except LocalLLMError as error:
-            self._transcript.show_error(str(error))
-        if info.notice:
-            self._transcript.tell(info.notice)
+            place.transcript.show_error(str(error))
         if not info.sees and conversation.picture_names:
             text = f"{info.name} reads text only: it answers without this chat's pictures."
-            self._screen.notify(text, markup=False)
+            place.screen.notify(text, markup=False)
 
-    def _fall_back(self, why: str, failed: bool) -> None:
+    def _fall_back(self, place: Place, why: str, failed: bool) -> None:
         """Say why the model is not there; load the fallback if there is no other."""
+        if place not in self._places:
+            place = self._places[0]  # its tab was closed
         fallback = self._fallback
         if fallback and fallback != self._name and self._backend.info is None:
-            self._transcript.show_error(f"{why} The built-in model answers instead; F4 lists the others.")
-            self.begin(fallback)
+            place.transcript.show_error(f"{why} The built-in model answers instead; F4 lists the others.")
+            self.begin(fallback, place)
         elif failed:
-            self._transcript.show_error(why)
+            place.transcript.show_error(why)
         else:
-            self._screen.notify(why, markup=False)
+            place.screen.notify(why, markup=False)
 
 
 def _heading(choices: Sequence[ModelChoice]) -> str:

@@ -138,7 +138,8 @@ def _context(tokens: int) -> str:
 
 
 def _line(left: tuple[str, str], right: tuple[str, str], width: int) -> Content:
-    """One line, a part at each end; the left one gives way."""
-    end = Content.styled(*right)
-    text = Content.styled(*left).truncate(max(width - end.cell_length - 2, 8), ellipsis=True)
+    """One line, a part at each end; the left one gives way, down to half of the line, then the right one."""
+    start, end = Content.styled(*left), Content.styled(*right)
+    end = end.truncate(max(width - min(start.cell_length, width // 2) - 2, 8), ellipsis=True)
+    text = start.truncate(max(width - end.cell_length - 2, 8), ellipsis=True)
     return Content.assemble(text, " " * max(width - text.cell_length - end.cell_length, 2), end)

@@ -38,7 +38,7 @@ class ParametersScreen(ModalScreen[Parameters | None]):
     """Returns the new parameters, or None. An empty field takes that of defaults, which are the model's."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "Back", id="list.back", priority=True),
+        Binding("escape", "leave", "Back", id="list.back", priority=True),
         Binding("ctrl+s", "keep", "Keep", id="parameters.keep", priority=True),
     ]
 
@@ -52,6 +52,18 @@ class ParametersScreen(ModalScreen[Parameters | None]):
             for name, text in texts.items()
         }
         self._error = Static("", classes="error", markup=False)
+        self._left = self._texts()  # what is dropped without a word: nothing was changed, or the user was warned
+
+    def _texts(self) -> list[str]:
+        return [self._system.text, *(field.value for field in self._fields.values())]
+
+    def action_leave(self) -> None:
+        """Go back; changes are dropped only by a second time."""
+        if self._texts() == self._left:
+            self.dismiss(None)
+            return
+        self._left = self._texts()
+        self._error.update("Ctrl+S keeps the changes. Esc again drops them.")
 
     def compose(self) -> ComposeResult:
         """Presets, the system prompt, one field for each parameter."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -15,7 +16,9 @@ from textual.widgets.option_list import Option
 from localllm.errors import LocalLLMError
 from localllm.text import harmless
 from tui.sessions import SessionStore, SessionSummary
+from tui.sessions.tags import change_tags, split_search
 
+_SEARCH = "Search titles and messages; #tag"
 AROUND = 24  # characters of a message shown before what was found; twice as many behind it
 
 
@@ -27,6 +30,7 @@ class SessionsScreen(ModalScreen[int | None]):
         Binding("up", "move(-1)", "Up", id="list.up", show=False, priority=True),
         Binding("down", "move(1)", "Down", id="list.down", show=False, priority=True),
         Binding("ctrl+e", "rename", "Rename", id="sessions.rename", priority=True),
+        Binding("ctrl+t", "tag", "Tags", id="sessions.tag", priority=True),
         Binding("ctrl+d", "delete", "Delete", id="sessions.delete", priority=True),
         Binding("ctrl+z", "undo", "Undo", id="sessions.undo", priority=True),
         Binding("escape", "leave", "Back", id="list.back", priority=True),
@@ -38,9 +42,10 @@ class SessionsScreen(ModalScreen[int | None]):
         self._search = search
         self._sessions: list[SessionSummary] = []
         self._deleted: list[int] = []
-        self._renaming: int | None = None
+        self._edited: int | None = None  # the session whose title or tags the field takes
+        self._edit: Callable[[int, str], None] = store.rename
         # Held, not looked for: a key may be heard when they have left the screen.
-        self._field = Input(search, placeholder="Search titles and messages")
+        self._field = Input(search, placeholder=_SEARCH)
         self._entries = OptionList(markup=False)
 
     def compose(self) -> ComposeResult:
@@ -56,35 +61,34 @@ class SessionsScreen(ModalScreen[int | None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Search while the user types."""
-        if self._renaming is None:
+        if self._edited is None:
             self._search = event.value
             self._list()
 
     def action_open(self) -> None:
-        """Open the marked session, or take the new title."""
+        """Open the marked session, or take the new title or tags."""
         # Keys with priority overtake the characters before them; a callback queues up behind, and behind what they do.
         self._field.call_later(self.call_later, self._open)
 
     def _open(self) -> None:
-        if self._renaming is None:
+        if self._edited is None:
             if (marked := self._marked()) is not None:
                 self.dismiss(marked.id)
             return
-        title = self._field.value.strip()
-        if title:
-            self._act(lambda identity: self._store.rename(identity, title), self._renaming)
-        self._end_renaming()
+        if text := self._field.value.strip():
+            self._act(lambda identity: self._edit(identity, text), self._edited)
+        self._end_edit()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Open the one that was clicked."""
         self.dismiss(self._sessions[event.option_index].id)
 
     def action_leave(self) -> None:
-        """Give up renaming, or go back."""
-        if self._renaming is None:
+        """Give up an edit, or go back."""
+        if self._edited is None:
             self.dismiss(None)
         else:
-            self._end_renaming()
+            self._end_edit()
 
     def action_move(self, step: int) -> None:
         """Mark another session."""
@@ -95,10 +99,17 @@ class SessionsScreen(ModalScreen[int | None]):
     def action_rename(self) -> None:
         """Let the field take a new title."""
         if (marked := self._marked()) is not None:
-            self._renaming = marked.id
-            field = self._field
-            field.value, field.placeholder = marked.title, "New title"
-            field.focus()
+            self._begin_edit(marked.id, self._store.rename, marked.title, "New title")
+
+    def action_tag(self) -> None:
+        """Let the field take tags."""
+        if (marked := self._marked()) is not None:
+            self._begin_edit(marked.id, partial(change_tags, self._store), "", "Tags to add; -tag removes one")
+
+    def _begin_edit(self, session_id: int, edit: Callable[[int, str], None], text: str, hint: str) -> None:
+        self._edited, self._edit = session_id, edit
+        self._field.value, self._field.placeholder = text, hint
+        self._field.focus()
 
     def action_delete(self) -> None:
         """Delete the marked session."""
@@ -112,10 +123,10 @@ class SessionsScreen(ModalScreen[int | None]):
         if self._deleted:
             self._act(self._store.restore, self._deleted.pop())
 
-    def _end_renaming(self) -> None:
-        self._renaming = None
+    def _end_edit(self) -> None:
+        self._edited = None
         field = self._field
-        field.value, field.placeholder = self._search, "Search titles and messages"
+        field.value, field.placeholder = self._search, _SEARCH
         self._list()
 
     def _act(self, change: Callable[[int], None], session_id: int) -> None:
@@ -130,14 +141,15 @@ class SessionsScreen(ModalScreen[int | None]):
         return self._sessions[place] if place is not None and place < len(self._sessions) else None
 
     def _list(self) -> None:
+        search, tags = split_search(self._search)
         try:
-            self._sessions = self._store.sessions(self._search)
+            self._sessions = self._store.sessions(search, tags=tags)
         except LocalLLMError as error:
             self.notify(str(error), severity="error", markup=False)
             return
         entries = self._entries
         entries.clear_options()
-        entries.add_options(Option(_row(session, self._search)) for session in self._sessions)
+        entries.add_options(Option(_row(session, search)) for session in self._sessions)
         if self._search and not self._sessions:
             entries.add_option(Option("Nothing found.", disabled=True))
         entries.highlighted = 0 if self._sessions else None
@@ -157,7 +169,9 @@ def snippet(text: str, search: str) -> tuple[str, str, str]:
 def _row(session: SessionSummary, search: str = "") -> Content:
     messages = "1 message" if session.messages == 1 else f"{session.messages} messages"
     detail = f"{_age(time.time() - session.updated)} · {messages} · {session.model.rpartition('/')[2]}"
-    row = Content.assemble((harmless(session.title), "bold"), "\n", (harmless(detail), "$foreground 60%"))
+    tags = harmless("".join(f"  #{tag}" for tag in session.tags))
+    title = Content.assemble((harmless(session.title), "bold"), (tags, "$accent"))
+    row = Content.assemble(title, "\n", (harmless(detail), "$foreground 60%"))
     if not session.found:
         return row
     before, itself, behind = map(harmless, snippet(session.found, search))

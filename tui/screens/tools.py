@@ -23,6 +23,7 @@ from tui.background import in_thread
 from tui.conversation import Conversation
 from tui.screens.approval import ApprovalScreen, Decision
 from tui.sessions import Message
+from tui.tabs import TabChanged
 from tui.widgets.frame import Note, StatusLine
 from tui.widgets.messages import AnswerView
 from tui.widgets.prompt import Prompt
@@ -46,13 +47,15 @@ class ChatTools:
         folder: Path | None,
         conversation: Conversation,
         screen: Screen[None],
+        mode: str,
         shown: tuple[Transcript, StatusLine, Prompt],
     ) -> None:
-        """folder: None is the current one."""
+        """folder: None is the current one. mode: the application's, in which the user is asked."""
         self.folder = Folder(folder or _current_folder())
         self.problems: list[str] = []
         self.rounds = 0  # of calls since the user asked
-        self._conversation, self._screen = conversation, screen
+        self.asking = False  # the user, who may look at another tab
+        self._conversation, self._screen, self._mode = conversation, screen, mode
         self._transcript, self._status_line, self._prompt = shown
         self._lock = threading.Lock()
         self._servers: McpServers | None = None
@@ -182,7 +185,14 @@ class ChatTools:
 
     async def _ask(self, action: Action, stop: threading.Event) -> Decision:
         """Show an action and wait for the decision; it is refused if `stop` is set meanwhile."""
-        return await self._screen.app.push_screen_wait(ApprovalScreen(action, stop, self._prompt.insert))
+        self.asking = True
+        self._screen.post_message(TabChanged())
+        try:
+            question = ApprovalScreen(action, stop, self._prompt.insert)
+            return await self._screen.app.push_screen_wait(question, mode=self._mode)
+        finally:
+            self.asking = False
+            self._screen.post_message(TabChanged())
 
 
 def _current_folder() -> Path:

@@ -88,6 +88,7 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.text_factory = lambda data: data.decode(errors="replace")  # one damaged letter must not hide a chat
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
+    db.create_function("has", 2, lambda text, folded: folded in str(text).casefold(), deterministic=True)
 
 
 def _is_new(path: Path) -> bool:
@@ -171,12 +172,26 @@ def m005_summary(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE message ADD COLUMN summary TEXT NOT NULL DEFAULT ''")
 
 
+def m006_tags(db: sqlite3.Connection) -> None:
+    """Words under which the user files a session."""
+    db.execute(
+        """
+        CREATE TABLE tag (
+            session_id INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
+            name TEXT NOT NULL,
+            PRIMARY KEY (session_id, name)
+        ) WITHOUT ROWID
+        """
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     m001_sessions,
     m002_remembered,
     m003_tool_calls,
     m004_application_id,
     m005_summary,
+    m006_tags,
 )
 
 

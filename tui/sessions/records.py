@@ -38,6 +38,10 @@ class Attachment:
         """The name, with the place of an excerpt."""
         return self.as_excerpt().label if self.line else self.name
 
+    def picture_data(self) -> bytes:
+        """The picture's file; empty for a text."""
+        return base64.b64decode(self.picture)
+
     def as_excerpt(self) -> Excerpt:
         """The text as something to quote."""
         return Excerpt(self.name, self.text, self.line or 1, self.page)
@@ -107,14 +111,14 @@ class Message:
 
     def pictures(self) -> tuple[bytes, ...]:
         """The attached pictures' files."""
-        return tuple(base64.b64decode(file.picture) for file in self.attachments if file.picture)
+        return tuple(file.picture_data() for file in self.attachments if file.picture)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
     """A session as a list shows it, which leaves parameters out. updated is seconds since the epoch.
 
-    found: the first message that has what was searched for, "" where the title alone has it.
+    found: the first message that has what was searched for, "" where the title alone has it. tags: in order.
     """
 
     id: int
@@ -125,6 +129,8 @@ class SessionSummary:
     titled: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
     found: str = ""
+    tags: tuple[str, ...] = ()
+    deleted: bool = False
 
 
 def _check(value: object, kind: Any) -> None:

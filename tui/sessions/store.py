@@ -64,25 +64,43 @@ class SessionStore:
         self._write((f"INSERT INTO session ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values))
         return identity
 
-    def sessions(self, search: str = "", limit: int = 500) -> list[SessionSummary]:
-        """Sessions with messages, newest first; `search` is looked for in titles and messages."""
-        pattern = "%" + search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+    def sessions(self, search: str = "", limit: int = 500, tags: Sequence[str] = ()) -> list[SessionSummary]:
+        """Sessions with messages that have all the tags, newest first; `search` is looked for in titles and messages,
+        without regard to case.
+        """
+        folded = search.casefold()
+        tagged = "AND EXISTS (SELECT 1 FROM tag WHERE session_id = session.id AND name = ?)" * len(tags)
         rows = self._rows(
             f"""
-            {_SUMMARY} WHERE deleted IS NULL AND leaf IS NOT NULL AND (title LIKE ?1 ESCAPE '\\' OR EXISTS (
-                SELECT 1 FROM message WHERE session_id = session.id AND content LIKE ?1 ESCAPE '\\'))
-            ORDER BY updated DESC LIMIT ?2
+            {_SUMMARY} WHERE deleted IS NULL AND leaf IS NOT NULL AND (has(title, ?) OR EXISTS (
+                SELECT 1 FROM message WHERE session_id = session.id AND has(content, ?))) {tagged}
+            ORDER BY updated DESC LIMIT ?
             """,
-            (pattern, limit),
+            (folded, folded, *tags, limit),
         )
         with self._explained():
             found = [_summary(row) for row in rows]
-        return [replace(session, found=self._first_with(pattern, session.id)) for session in found] if search else found
+        return [replace(session, found=self._first_with(folded, session.id)) for session in found] if search else found
 
-    def _first_with(self, pattern: str, session_id: int) -> str:
-        sql = "SELECT content FROM message WHERE session_id = ? AND content LIKE ? ESCAPE '\\' ORDER BY id LIMIT 1"
-        rows = self._rows(sql, (session_id, pattern))
+    def _first_with(self, folded: str, session_id: int) -> str:
+        sql = "SELECT content FROM message WHERE session_id = ? AND has(content, ?) ORDER BY id LIMIT 1"
+        rows = self._rows(sql, (session_id, folded))
         return str(rows[0]["content"]) if rows else ""
+
+    def tag(self, session_id: int, name: str) -> None:
+        """Give a session a tag, if it does not have it."""
+        self._write(("INSERT OR IGNORE INTO tag VALUES (?, ?)", (session_id, name)))
+
+    def untag(self, session_id: int, name: str) -> None:
+        """Take a tag away."""
+        self._write(("DELETE FROM tag WHERE session_id = ? AND name = ?", (session_id, name)))
+
+    def tags(self) -> list[tuple[str, int]]:
+        """All tags in use, with how many sessions have each."""
+        sql = (
+            "SELECT name, count(*) FROM tag JOIN session ON session.id = session_id WHERE deleted IS NULL GROUP BY name"
+        )
+        return [(str(name), int(count)) for name, count in self._rows(sql)]
 
     def summary(self, session_id: int) -> SessionSummary:
         """One session, with its parameters."""
@@ -266,7 +284,9 @@ class SessionStore:
 
 _SUMMARY = """
     SELECT id, title, titled, model, parameters, updated,
-           (SELECT count(*) FROM message WHERE session_id = session.id) AS messages
+           (SELECT count(*) FROM message WHERE session_id = session.id) AS messages, deleted,
+           (SELECT json_group_array(name) FROM (
+               SELECT name FROM tag WHERE session_id = session.id ORDER BY name)) AS tags
     FROM session
 """
 
@@ -301,6 +321,8 @@ def _summary(row: sqlite3.Row) -> SessionSummary:
         updated=float(row["updated"]),
         messages=int(row["messages"]),
         titled=bool(row["titled"]),
+        tags=tuple(json.loads(row["tags"])),
+        deleted=row["deleted"] is not None,
     )
 
 

@@ -1,11 +1,13 @@
 """What is around the messages: the title, the welcome, notes and notices, the status line."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from textual.app import ComposeResult
 from textual.containers import Center, Horizontal, Vertical
 from textual.content import Content
 from textual.reactive import reactive
+from textual.style import Style
 from textual.timer import Timer
 from textual.widgets import Static
 
@@ -22,19 +24,32 @@ LOGO = """\
 _HINTS = (("/", "commands"), ("@", "files"), ("F1", "help"), ("Ctrl+P", "find a command"), ("Ctrl+D", "leave"))
 
 
+MATCH = "bold underline $accent"  # of what was searched; terminals without colours have the rest of it
 _DIFF_COLOURS = {"+": "$success", "-": "$error", "@": "$accent"}
 
 
+@dataclass(frozen=True, slots=True)
+class TabMark:
+    """A tab as the title bar shows it. sign: of its state, with its style; both "" for none."""
+
+    title: str
+    sign: str = ""
+    style: str = ""
+
+
 class TitleBar(Horizontal):
-    """The conversation's title and the model's name."""
+    """The conversation's title and the model's name; where several chats are open, the titles of all."""
 
     title = reactive("New chat", init=False)
     model = reactive("", init=False)
+    tags: reactive[tuple[str, ...]] = reactive((), init=False)
 
     def __init__(self) -> None:
         super().__init__()
         self._title = Static("New chat", id="title", markup=False)
         self._model = Static("", id="model", markup=False)
+        self._marks: Sequence[TabMark] = ()
+        self._current = 0
 
     def compose(self) -> ComposeResult:
         """Name of the program, title, model."""
@@ -42,13 +57,46 @@ class TitleBar(Horizontal):
         yield self._title
         yield self._model
 
-    def watch_title(self, title: str) -> None:
+    def show_tabs(self, marks: Sequence[TabMark], current: int) -> None:
+        """Show the states of all tabs, in place of the title where there are several."""
+        self._marks, self._current = marks, current
+        self._redraw()
+
+    def watch_title(self) -> None:
         """Show another title."""
-        self._title.update(harmless(title))
+        self._redraw()
+
+    def watch_tags(self) -> None:
+        """Show other tags."""
+        self._redraw()
+
+    def on_resize(self) -> None:
+        """Fit the tabs into the new width, which the title has after its next layout."""
+        self.call_after_refresh(self._redraw)
 
     def watch_model(self, model: str) -> None:
         """Show another model."""
         self._model.update(harmless(model))
+        self.call_after_refresh(self._redraw)
+
+    def _redraw(self) -> None:
+        if len(self._marks) > 1:
+            self._title.update(_tab_row(self._marks, self._current, self._title.size.width))
+        else:
+            tags = "".join(f"  #{tag}" for tag in self.tags)
+            self._title.update(Content.assemble(harmless(self.title), (harmless(tags), "$accent")))
+
+
+def _tab_row(marks: Sequence[TabMark], current: int, width: int) -> Content:
+    """The tabs side by side: number, sign, as much of the titles as fits. A click brings one to the front."""
+    room = max((width - 2 * len(marks)) // len(marks) - 4, 1)
+    pieces: list[Content] = []
+    for place, mark in enumerate(marks):
+        title = Content(harmless(mark.title)).truncate(room, ellipsis=True)
+        tab = Content.assemble(f" {place + 1} ", (mark.sign, mark.style), " " if mark.sign else "", title, " ")
+        tab = tab.stylize_before("bold reverse" if place == current else MUTED)
+        pieces.append(tab.stylize(Style.from_meta({"@click": f"app.tab({place})"})))
+    return Content("").join(pieces)
 
 
 class StatusLine(Static):

@@ -1,5 +1,6 @@
 """Markdown as answers are written in it: every character shows, code wraps, tables fit into the width."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -82,14 +83,21 @@ class FittedTable(_MarkdownTable):  # type: ignore[misc]
         else:
             await MarkdownBlock._update_from_block(self, block)
 
-    def _drawn(self) -> Table:
+    def mark_matches(self, pattern: re.Pattern[str] | None) -> int:
+        """Mark what fits a pattern in the cells, or nothing; returns how many there are."""
+        headers, rows = self._get_headers_and_rows()
+        self.update(self._drawn(pattern))
+        cells = [cell for row in (headers, *rows) for cell in row]
+        return sum(len(pattern.findall(cell.plain)) for cell in cells) if pattern else 0
+
+    def _drawn(self, pattern: re.Pattern[str] | None = None) -> Table:
         headers, rows = self._get_headers_and_rows()
         wraps = any(len(cell.plain) > _LONG_CELL for row in rows for cell in row)
         table = Table(box=box.ROUNDED, border_style="dim", header_style="bold", show_lines=wraps)
         for header, side in zip(headers, self._sides(), strict=True):
-            table.add_column(_text(header), justify=side, overflow="fold")
+            table.add_column(_text(header, pattern), justify=side, overflow="fold")
         for row in rows:
-            table.add_row(*map(_text, row))
+            table.add_row(*(_text(cell, pattern) for cell in row))
         return table
 
     def _sides(self) -> list[Any]:
@@ -99,11 +107,13 @@ class FittedTable(_MarkdownTable):  # type: ignore[misc]
         return [str(cell._token.attrs.get("style", "text-align:left")).partition(":")[2] for cell in cells]
 
 
-def _text(content: Content) -> Text:
+def _text(content: Content, pattern: re.Pattern[str] | None) -> Text:
     text = Text(content.plain)
     for span in content.spans:
         if isinstance(span.style, str) and span.style in _STYLES:
             text.stylize(_STYLES[span.style], span.start, span.end)
+    if pattern:
+        text.highlight_regex(pattern, "bold underline reverse")
     return text
 
 

@@ -11,9 +11,10 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
-from localllm.text import harmless, human_seconds, shortened
+from localllm.text import harmless, human_bytes, human_seconds, shortened
 from tui.sessions import Message, Role
 from tui.widgets.frame import preview
+from tui.widgets.pictures import drawn
 
 if TYPE_CHECKING:
     from textual.widgets.markdown import MarkdownStream
@@ -35,7 +36,7 @@ class MessageView(Vertical, can_focus=True, can_focus_children=False):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+e", "app.command('edit')", "Edit", id="message.edit"),
         Binding("ctrl+r", "app.command('regenerate')", "Again", id="message.regenerate"),
-        Binding("ctrl+f", "app.command('fork')", "Fork", id="message.fork"),
+        Binding("ctrl+o", "app.command('fork')", "Fork", id="message.fork"),
         Binding("ctrl+y", "app.command('copy')", "Copy", id="message.copy"),
         Binding("ctrl+b", "app.command('code')", "Copy code", id="message.code"),
         Binding("ctrl+t", "app.command('think')", "Thinking", id="message.think"),
@@ -72,8 +73,13 @@ class UserView(MessageView):
             if file.line:
                 continue
             tokens = "" if file.tokens is None else f" · {file.tokens} tokens"
-            sign = "▣" if file.picture else "▤"
-            yield Static(harmless(f"{sign} {file.name}{tokens}"), markup=False, classes="attachment")
+            data = file.picture_data()
+            size = f" · {human_bytes(len(data))}" if data else ""
+            yield Static(
+                harmless(f"{'▣' if data else '▤'} {file.name}{size}{tokens}"), markup=False, classes="attachment"
+            )
+            if data and (picture := drawn(data)):
+                yield picture
         for mark in self._variant_mark():
             yield Static(mark, classes="figures")
 

@@ -2,99 +2,30 @@
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.events import Key, Paste
 from textual.message import Message
-from textual.widgets import OptionList, TextArea
-from textual.widgets.option_list import Option
+from textual.widgets import TextArea
+from textual.worker import Worker
 
-from localllm.text import harmless
-from tui.attachments import matching_paths, mention_of
+from tui.attachments import mention_of
 from tui.background import in_thread
 from tui.sessions import Attachment
-from tui.status import MUTED
+from tui.widgets.completion import Completion, Suggestion
+from tui.widgets.vim import KEYS, NormalMode
 
 # A longer text that is pasted would push the question out of the field.
 PASTED_LINES = 12
 PASTED_CHARS = 2000
 
-MOST_SHOWN = 8
-COUNTED_CHARS = 200  # of a text whose tokens are shown while it is written
 PAUSE_S = 0.3  # in the typing, before they are counted
 
-Suggestion = tuple[str, str, str]
-"""A slash command: its name, what may follow it, and what it does."""
-
-# What has been written of a mention: a path, or in quotes one that may have blanks.
-_PATH = re.compile(r"""(?<!\S)@(?:"([^"]*)|([^"\s]\S*)?)$""")
 _JOINERS = frozenset("\u200c\u200d")
-
-
-class Completion(OptionList, can_focus=False):
-    """Offers what could complete the word before the cursor. The prompt's keys move in it and take from it."""
-
-    def __init__(self, commands: Sequence[Suggestion]) -> None:
-        super().__init__(id="completion", markup=False, compact=True)
-        self._commands = commands
-        self.display = False
-        self._values: list[str] = []
-        self._length = 0
-
-    def offer(self, before: str, whole: str) -> None:
-        """Show what fits. before: the line up to the cursor; whole: the field's text."""
-        self._values, self._length = [], len(before)
-        rows: list[Content] = []
-        if whole.startswith("/") and before == whole and " " not in whole:
-            fitting = [each for each in self._commands if each[0].startswith(whole[1:])][: 2 * MOST_SHOWN]
-            if [name for name, _, _ in fitting] != [whole[1:]]:
-                self._values = [f"/{name}{' ' if argument else ''}" for name, argument, _ in fitting]
-                rows = [
-                    Content.assemble((f"/{name} {argument}".ljust(26), "bold"), (title, MUTED))
-                    for name, argument, title in fitting
-                ]
-        elif mention := _PATH.search(before):
-            self._length = len(mention[0]) - 1
-            begun = mention[1] or mention[2] or ""
-            paths = matching_paths(begun, MOST_SHOWN)
-            rows = [Content(harmless(path)) for path in paths]
-            quoted = mention[1] is not None
-            whole_already = paths == [begun] and not quoted
-            self._values = [] if whole_already else [_mentioned(path, quoted) for path in paths]
-        self.display = bool(self._values)
-        self.clear_options()
-        if self._values:
-            self.add_options(Option(row) for row in rows)
-            self.highlighted = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is offered."""
-        return bool(self._values)
-
-    def move(self, step: int) -> None:
-        """Mark the next or previous entry, around the ends."""
-        self.highlighted = ((self.highlighted or 0) + step) % len(self._values)
-
-    def take(self) -> tuple[int, str]:
-        """How many characters before the cursor the marked entry replaces, and by what."""
-        return self._length, self._values[self.highlighted or 0]
-
-    def shut(self) -> None:
-        """Offer nothing until the text changes."""
-        self._values, self.display = [], False
-
-
-def _mentioned(path: str, quoted: bool) -> str:
-    """A path as a mention has it behind the at sign: blanks need quotes, which a folder's name leaves open."""
-    if not quoted and not any(letter.isspace() for letter in path):
-        return path
-    return f'"{path}' if path.endswith("/") else f'"{path}"'
 
 
 class Prompt(TextArea):
@@ -105,6 +36,7 @@ class Prompt(TextArea):
         Binding("up", "mark(-1)", "Mark above", priority=True, id="prompt.above", show=False),
         Binding("down", "mark(1)", "Mark below", priority=True, id="prompt.below", show=False),
         Binding("escape", "shut", "Close", priority=True, id="prompt.close", show=False),
+        Binding("escape", "normal", "Normal mode", priority=True, id="prompt.normal", show=False),
         Binding("enter", "send", "Send", priority=True, id="prompt.send", show=False),
         Binding("shift+enter,alt+enter,ctrl+j", "newline", "New line", priority=True, id="prompt.newline", show=False),
         Binding("up", "recall(-1)", "Earlier prompt", priority=True, id="prompt.earlier", show=False),
@@ -118,10 +50,16 @@ class Prompt(TextArea):
 
         text: str
 
+    @dataclass
+    class Wanted(Message):
+        """A key of the normal mode asks for something outside the field. what: see tui.widgets.vim."""
+
+        what: str
+
     def __init__(
         self, commands: Sequence[Suggestion] = (), count_tokens: Callable[[str], int | None] = lambda _text: None
     ) -> None:
-        """commands: offered while a line begins with a slash. count_tokens: of a long text, shown on the border."""
+        """commands: offered while a line begins with a slash. count_tokens: of the text, shown on the border."""
         super().__init__(
             id="prompt",
             show_line_numbers=False,
@@ -131,11 +69,48 @@ class Prompt(TextArea):
         )
         self.sent: list[str] = []
         self.pasted: dict[str, Attachment] = {}  # long texts by the names that stand for them
-        self.completion = Completion(commands)
+        self.completion = Completion(commands, count_tokens)
         self._count_tokens = count_tokens
         self._place: int | None = None
         self._draft = ""
         self._written = False
+        self._work: Worker[None] | None = None
+        self._edits = False  # an earlier message
+        self._vim: NormalMode | None = None
+        self.inserts = True  # False in the normal mode of vim's keys
+
+    def use_vim(self, wanted: bool) -> None:
+        """Have vim's keys, or not; typing types until Esc."""
+        self._vim, self.inserts = NormalMode() if wanted else None, True
+        self._show_mode()
+
+    @property
+    def takes_escape(self) -> bool:
+        """Whether Esc leaves the insert mode."""
+        return self._vim is not None and self.inserts and self.has_focus
+
+    def press(self, key: str) -> None:
+        """Act on a key of the normal mode."""
+        assert self._vim is not None
+        self.inserts, wanted = self._vim.press(self, key)
+        self._show_mode()
+        if wanted:
+            self.post_message(self.Wanted(wanted))
+
+    def action_normal(self) -> None:
+        """Leave the insert mode."""
+        self.call_later(self._leave_insert)
+
+    def _leave_insert(self) -> None:
+        self.completion.shut()
+        self.inserts = False
+        self._show_mode()
+
+    def _show_mode(self) -> None:
+        """Say on the border what typing does, where that is not what it always does."""
+        mode = "" if self._vim is None else "INSERT" if self.inserts else "NORMAL"
+        editing = "Editing an earlier message · Enter sends, Esc gives up" if self._edits else ""
+        self.border_title = " · ".join(filter(None, [mode, editing])) or None
 
     def on_paste(self, event: Paste) -> None:
         """A file's path, as terminals paste one that is dropped on them, and a long text become attachments."""
@@ -154,8 +129,16 @@ class Prompt(TextArea):
         self.insert(f"{' ' if before and not before.endswith(' ') else ''}{mention} ")
 
     async def _on_key(self, event: Key) -> None:
-        """Take joiners, which Persian, Hindi and families of emoji are written with, and which Textual leaves out."""
-        if event.character in _JOINERS:
+        """Take joiners, which Persian, Hindi and families of emoji are written with, and which Textual leaves out.
+
+        In the normal mode, keys are commands.
+        """
+        key = event.character if event.is_printable and event.character else event.key
+        if not self.inserts and (event.is_printable or key in KEYS):
+            event.stop()
+            event.prevent_default()
+            self.press(key)
+        elif event.character in _JOINERS:
             event.stop()
             event.prevent_default()
             self.insert(event.character)
@@ -169,8 +152,8 @@ class Prompt(TextArea):
             self.refresh_bindings()
         row, column = self.cursor_location
         self.completion.offer(self.document.get_line(row)[:column], self.text)
-        if len(self.text) >= COUNTED_CHARS:
-            self.run_worker(self._count(self.text), exclusive=True, group="count")
+        if self.text.strip() and not self.text.startswith("/"):
+            self._work = self.run_worker(partial(self._count, self.text), exclusive=True, group="count")
         else:
             self.border_subtitle = None
 
@@ -178,7 +161,7 @@ class Prompt(TextArea):
         await asyncio.sleep(PAUSE_S)
         count = await in_thread(lambda: self._count_tokens(text))
         if count is not None and self.text == text:
-            self.border_subtitle = f"{count} tokens"
+            self.border_subtitle = "1 token" if count == 1 else f"{count} tokens"
 
     def action_send(self) -> None:
         """Hand the text over. What is written from now on is the next prompt's; the screen may give this one back."""
@@ -225,12 +208,14 @@ class Prompt(TextArea):
 
     def begin_edit(self, text: str) -> None:
         """Take an earlier message for editing, and say so on the border."""
-        self.border_title = "Editing an earlier message · Enter sends, Esc gives up"
+        self._edits = True
+        self._show_mode()
         self.put(text)
 
     def end_edit(self, empty: bool = False) -> None:
         """The edit is sent, or given up: then the text goes."""
-        self.border_title = None
+        self._edits = False
+        self._show_mode()
         self._place = None
         if empty:
             self.text = ""
@@ -244,8 +229,10 @@ class Prompt(TextArea):
         """Completions take their keys while they are open; the history is reached from the first and last line."""
         if action in ("complete", "mark", "shut"):
             return self.completion.is_open
-        if action == "leave":  # in a text, the key deletes to the right
-            return not self.text
+        if action == "normal":
+            return self.takes_escape and not self.completion.is_open
+        if action == "leave":  # in a text, the key deletes to the right; in the normal mode, it scrolls
+            return not self.text and self.inserts
         if action == "recall":
             row, last = self.cursor_location[0], self.document.line_count - 1
             at_edge = row == 0 if parameters == (-1,) else row == last and self._place is not None

@@ -34,7 +34,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._variant = variant
         self._checker = checker
         self._messages: Sequence[Message] = ()
-        self._first = 0
+        self._first = self._last = 0  # which of the messages are mounted; the last one is not
         self._growing = False
         self._following = False
         self._changing = asyncio.Lock()  # what is shown changes in steps that wait for each other
@@ -66,10 +66,23 @@ class Transcript(VerticalScroll, can_focus=False):
         """Show other messages, from the end on. The sequence is kept, so that earlier ones can follow."""
         async with self._changing:
             self._messages = messages
-            self._first = max(len(messages) - WINDOW, 0)
-            await self.remove_children()
-            await self.mount_all(self._view(message) for message in messages[self._first :])
+            await self._mount_window(max(len(messages) - WINDOW, 0), len(messages))
             self._follow()
+
+    async def _mount_window(self, first: int, last: int) -> None:
+        self._first, self._last = first, last
+        await self.remove_children()
+        await self.mount_all(self._view(message) for message in self._messages[first:last])
+
+    async def reveal(self, number: int) -> MessageView:
+        """Mount a message, if it is not, with some before and behind it; it is not scrolled to."""
+        async with self._changing:
+            self.anchor(False)
+            self._following = False
+            if not self._first <= number < self._last:
+                begin = max(number - WINDOW // 2, 0)
+                await self._mount_window(begin, min(begin + WINDOW, len(self._messages)))
+            return self.views[number - self._first]
 
     async def append(self, message: Message) -> MessageView:
         """Show a message that was added at the end, and go there. The first of a long window are unmounted."""
@@ -77,7 +90,11 @@ class Transcript(VerticalScroll, can_focus=False):
         async with self._changing:
             await self.query(Welcome).remove()
             await self.query(Note).remove()  # the user has read it and goes on
+            if self._last + 1 < len(self._messages):  # an earlier part is shown
+                end = len(self._messages) - 1
+                await self._mount_window(max(end - WINDOW, 0), end)
             await self.mount(view)
+            self._last += 1
             excess = self.views[: -2 * WINDOW]
             self._first += len(excess)
             await self.remove_children(excess)
@@ -106,11 +123,11 @@ class Transcript(VerticalScroll, can_focus=False):
             self._following = False
         note.scroll_visible(top=True, animate=False, immediate=True)
 
-    async def welcome(self) -> None:
-        """Show where to begin, in place of messages."""
+    async def welcome(self, messages: Sequence[Message]) -> None:
+        """Show where to begin, until the first message is appended."""
         async with self._changing:
             await self.remove_children()
-            self._messages, self._first = (), 0
+            self._messages, self._first, self._last = messages, 0, 0
             await self.mount(Welcome())
 
     def tell(self, notice: str) -> None:
@@ -149,9 +166,21 @@ class Transcript(VerticalScroll, can_focus=False):
     def watch_scroll_y(self, old: float, new: float) -> None:
         """Mount earlier messages when the first one that is mounted comes into view."""
         super().watch_scroll_y(old, new)
-        if new <= 0 < old and self._first and not self._growing:
+        if self._growing:
+            return
+        if new <= 0 < old and self._first:
             self._growing = True
             self.run_worker(self._grow())
+        elif old < new >= self.max_scroll_y and self._last < len(self._messages):
+            self._growing = True
+            self.run_worker(self._grow_down())
+
+    async def _grow_down(self) -> None:
+        async with self._changing:
+            end = min(self._last + WINDOW, len(self._messages))
+            await self.mount_all(self._view(message) for message in self._messages[self._last : end])
+            self._last = end
+            self._growing = False
 
     async def _grow(self) -> None:
         async with self._changing:

@@ -1,0 +1,79 @@
+"""The picker of files behind an at sign."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from localllm.text import human_bytes
+from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.tui.chatting import ask, loaded, until
+from tests.tui.conftest import MakeApp
+from tui.files import list_files, ranked, size_of
+
+PATHS = ["src/engine/cache.py", "docs/cache.md", "tests/test_cache_of_pages.py", "src/charge/eraser.py", "README.md"]
+
+
+@pytest.mark.parametrize(
+    ("letters", "best"),
+    [
+        ("cache", ["docs/cache.md", "src/engine/cache.py", "tests/test_cache_of_pages.py"]),
+        ("CACHE.P", ["src/engine/cache.py"]),
+        ("charge", ["src/charge/eraser.py"]),
+        ("dcm", ["docs/cache.md"]),
+        ("zzz", []),
+    ],
+)
+def test_files_are_ranked_by_where_the_letters_are(letters: str, best: list[str]) -> None:
+    assert [choice.path for choice in ranked(PATHS, letters, 8)][: len(best)] == best
+    for choice in ranked(PATHS, letters, 8):
+        assert "".join(choice.path[place] for place in choice.letters).lower() == letters.lower()
+
+
+def test_letters_that_fit_in_very_many_ways_are_found_in_one() -> None:
+    """Trying all of them would never end."""
+    path = "ab" * 200 + "/c"
+    assert [choice.path for choice in ranked([path], "abbabaabbabac", 8)] == [path]
+
+
+def test_sizes_are_tokens_where_they_can_be_counted(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("three short words", encoding="utf-8")
+    (tmp_path / "data.bin").write_bytes(b"\xff\xfe\x00" * 1000)
+    (tmp_path / "large.txt").write_text("word " * 100_000, encoding="utf-8")
+
+    def count(text: str) -> int:
+        return len(text.split())
+
+    assert size_of(str(tmp_path / "text.txt"), count) == "3 tokens"
+    assert size_of(str(tmp_path / "text.txt"), lambda _text: None) == "17 B"
+    assert size_of(str(tmp_path / "data.bin"), count) == human_bytes(3000)
+    assert size_of(str(tmp_path / "large.txt"), count) == human_bytes(500_000)
+    assert size_of(str(tmp_path / "nothing"), count) == ""
+    assert size_of(str(tmp_path), count) == ""
+
+
+def test_a_file_is_picked_by_letters_of_its_path_and_sent(
+    make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("src/engine/page_cache.py", "src/engine/other.py", ".git/page_cache", "node_modules/page_cache.js"):
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("one two three four", encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "project")
+    assert list_files() == ["src/engine/other.py", "src/engine/page_cache.py"]
+    backend = FakeBackend([said("Yes."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            completion = chat.prompt.completion
+            await pilot.press(*"see @pgc")
+            await until(pilot, lambda: completion.option_count == 1)
+            await until(pilot, lambda: "4 tokens" in str(completion.get_option_at_index(0).prompt))
+            await pilot.press("tab")
+            await until(pilot, lambda: chat.prompt.text == "see @src/engine/page_cache.py")
+            await until(pilot, lambda: not completion.display)
+            await ask(pilot, "")
+
+    asyncio.run(flow())
+    assert "one two three four" in backend.requests[0].messages[0]["content"]

@@ -1,0 +1,146 @@
+"""Prompts and personas that the user keeps: plain files in the configuration folder, to edit and to share.
+
+prompts/NAME.md is a text. personas/NAME.toml has `system`, any other parameter of the chat, and `model`.
+"""
+
+import dataclasses
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from localllm.errors import RequestError
+from localllm.text import shortened
+from tui.parameters import NAMES, Parameters
+
+_NAME = re.compile(r"\w[\w.-]{0,63}")
+_ENDINGS = {"prompt": ".md", "persona": ".toml"}
+MAX_BYTES = 2**20
+# What a persona leaves as it is unless it says otherwise: they belong to the chat, not to the way it answers.
+_OF_THE_CHAT = ("tools", "folder", "rivals", "ctx")
+
+
+@dataclass(frozen=True, slots=True)
+class Persona:
+    """How answers are made, under a name. values: parameters by name, as text. model: "" leaves the present one."""
+
+    name: str
+    values: dict[str, str]
+    model: str = ""
+
+    def over(self, present: Parameters, defaults: Parameters) -> Parameters:
+        """The parameters of a chat that takes this persona: nothing of the one before is left. Raises RequestError."""
+        parameters = dataclasses.replace(defaults, **{name: getattr(present, name) for name in _OF_THE_CHAT})
+        for name, text in self.values.items():
+            parameters = parameters.with_text(name, text, defaults)
+        return parameters
+
+
+def folder_of(kind: str) -> Path:
+    """Where files of a kind ("prompt" or "persona") are, e.g. ~/.config/localllm/prompts. It need not exist."""
+    return Path(platformdirs.user_config_dir("localllm", appauthor=False)) / f"{kind}s"
+
+
+def saved_names(kind: str) -> list[str]:
+    """The names of a kind, in order."""
+    ending = _ENDINGS[kind]
+    try:
+        found = [path.name.removesuffix(ending) for path in folder_of(kind).iterdir() if path.name.endswith(ending)]
+    except OSError:
+        return []  # nothing was saved yet
+    return sorted(name for name in found if _NAME.fullmatch(name))
+
+
+def read_prompt(name: str) -> str:
+    """The text of a prompt. Raises RequestError."""
+    return _read("prompt", name).strip()
+
+
+def save_prompt(name: str, text: str) -> Path:
+    """Keep a prompt in a new file, and return its path. Raises RequestError, also where the name is taken."""
+    return _write("prompt", name, text.strip() + "\n")
+
+
+def read_persona(name: str) -> Persona:
+    """A persona, checked. Raises RequestError that names the file and what is wrong in it."""
+    text, path = _read("persona", name), _path("persona", name)
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{path}: is not valid TOML: {error}.") from error
+    model = content.pop("model", "")
+    if not isinstance(model, str):
+        raise RequestError(f"{path}: model must be a name in quotes (got {model!r}).")
+    persona = Persona(name, {key: _as_text(path, key, value) for key, value in content.items()}, model)
+    try:
+        persona.over(Parameters(), Parameters())
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from error
+    return persona
+
+
+def save_persona(name: str, parameters: Parameters, defaults: Parameters, model: str) -> Path:
+    """Keep the system prompt and the parameters that were changed in a new file, and return its path.
+
+    The model is noted in a comment. Raises RequestError, also where the name is taken or nothing was changed.
+    """
+    names = [key for key in NAMES if key not in _OF_THE_CHAT and getattr(parameters, key) != getattr(defaults, key)]
+    if not names:
+        raise RequestError("Nothing differs from the model's defaults. /set system TEXT or F5 changes how it answers.")
+    lines = [f"{key} = {_as_toml(getattr(parameters, key))}" for key in names]
+    note = f"# model = {_as_toml(model)}  # loads this model too" if model else ""
+    return _write("persona", name, "\n".join([*lines, *([note] if note else [])]) + "\n")
+
+
+def _as_text(path: Path, key: str, value: Any) -> str:
+    """A value of the file as /set takes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise RequestError(f"{path}: {shortened(key)} must be a text, a number, true or false.")
+
+
+def _as_toml(value: Any) -> str:
+    """JSON's strings, numbers and booleans are TOML's, but for one control character that TOML wants escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _path(kind: str, name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise RequestError(f"{shortened(name)!r} cannot be a name: letters, digits and _ . - make one, 64 at most.")
+    return folder_of(kind) / f"{name}{_ENDINGS[kind]}"
+
+
+def _read(kind: str, name: str) -> str:
+    path = _path(kind, name)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise RequestError(f"{path}: is larger than {MAX_BYTES // 2**20} MiB.")
+        return data.decode()
+    except FileNotFoundError as error:
+        known = ", ".join(saved_names(kind)) or f"none yet: /{kind} save NAME"
+        raise RequestError(f"There is no {kind} {name}. Saved: {known}.") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from error
+
+
+def _write(kind: str, name: str, text: str) -> Path:
+    path = _path(kind, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise RequestError(f"{path} exists already. Edit it, or choose another name.") from error
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be written: {error.strerror}. Check the folder's permissions.") from error
+    return path

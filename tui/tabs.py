@@ -1,0 +1,97 @@
+"""Several chats at once: each is a screen in a mode of its own, of which one is seen; the others go on answering."""
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from textual.app import App
+from textual.message import Message
+
+from localllm.errors import RequestError
+from tui.widgets.frame import TabMark, TitleBar
+
+MOST = 9
+
+
+class TabChanged(Message):
+    """What is shown of a tab has changed."""
+
+
+class Tab(Protocol):
+    """What Tabs needs of a screen; `mode` is the name of its mode."""
+
+    mode: str
+    title_bar: TitleBar
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is on its way."""
+
+    def mark(self) -> TabMark:
+        """Its title and its state."""
+
+    def seen(self) -> None:
+        """It was brought to the front."""
+
+
+TabT = TypeVar("TabT", bound=Tab)
+
+
+class Tabs(Generic[TabT]):
+    """The open chats in order."""
+
+    def __init__(self, app: App[Any], make: Callable[[str], TabT]) -> None:
+        """make: builds a chat for a mode of this name."""
+        self._app, self._make = app, make
+        self._made = 0
+        self.all: list[TabT] = []
+
+    @property
+    def current(self) -> TabT:
+        """The one that is seen, or lies under what is."""
+        return next(tab for tab in self.all if tab.mode == self._app.current_mode)
+
+    @property
+    def busy(self) -> list[TabT]:
+        """Those with an answer on its way."""
+        return [tab for tab in self.all if tab.busy]
+
+    def add(self) -> TabT:
+        """Build a tab behind the others, and its mode. Raises RequestError if there are MOST."""
+        if len(self.all) >= MOST:
+            raise RequestError(f"{MOST} chats are open. /close closes one; it stays in the list (F3).")
+        self._made += 1
+        tab = self._make(f"tab-{self._made}")
+        self.all.append(tab)
+        self._app.add_mode(tab.mode, lambda: tab)  # type: ignore[arg-type, return-value]
+        return tab
+
+    async def open(self) -> TabT:
+        """Add a tab and bring it to the front."""
+        tab = self.add()
+        await self.show(tab)
+        return tab
+
+    async def show(self, tab: TabT) -> None:
+        """Bring a tab to the front."""
+        await self._app.switch_mode(tab.mode)
+        tab.seen()
+        self.redraw()
+
+    async def step(self, step: int) -> None:
+        """Bring the next (1) or previous (-1) tab to the front, around the ends."""
+        await self.show(self.all[(self.all.index(self.current) + step) % len(self.all)])
+
+    async def close(self, tab: TabT) -> None:
+        """Remove a tab that is not the only one. Its answer must have ended."""
+        place = self.all.index(tab)
+        if tab is self.current:
+            await self.show(self.all[place - 1 if place else 1])
+        self.all.remove(tab)
+        self.redraw()
+        await self._app.remove_mode(tab.mode)
+
+    def redraw(self) -> None:
+        """Show the states as they are now."""
+        current = self.current
+        marks = [tab.mark() for tab in self.all]
+        current.title_bar.show_tabs(marks, self.all.index(current))

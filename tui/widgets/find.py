@@ -1,0 +1,183 @@
+"""Searching in a chat: a line above the prompt, matches marked in the messages."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.geometry import Region
+from textual.widget import Widget
+from textual.widgets import Collapsible, Input, Static
+from textual.worker import Worker
+
+from tui.sessions import Message
+from tui.widgets.frame import MATCH
+from tui.widgets.messages import MessageView
+from tui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from tui.widgets.markdown import FittedTable
+
+CURRENT = "bold reverse"
+
+Place = tuple[int, int]
+"""A match: the number of its message, and which of the matches in it."""
+
+
+def find_all(messages: Sequence[Message], pattern: re.Pattern[str]) -> list[Place]:
+    """The matches in what was said and what tools returned, from the first message on."""
+    return [
+        (number, count)
+        for number, message in enumerate(messages)
+        for count, _ in enumerate(pattern.finditer(message.content))
+    ]
+
+
+class FindBar(Horizontal):
+    """Takes what is searched, says how often it is there, and goes from match to match."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "step(-1)", "Previous match", id="find.previous"),
+        Binding("down", "step(1)", "Next match", id="find.next"),
+    ]
+
+    def __init__(self, transcript: Transcript) -> None:
+        super().__init__(id="find")
+        self._transcript = transcript
+        self._messages: Sequence[Message] = ()
+        self._field = Input(placeholder="Search in this chat", compact=True)
+        self._count = Static("", id="count")
+        self._pattern: re.Pattern[str] | None = None
+        self._places: list[Place] = []
+        self._at = 0
+        self._work: Worker[None] | None = None
+        self._then: Widget | None = None
+        self._marked: dict[Static, tuple[Content, Content]] = {}  # as it was, and with its matches
+        self._tables: list[FittedTable] = []  # that have matches
+        self.display = False
+
+    def compose(self) -> ComposeResult:
+        """The field, then the count."""
+        yield self._field
+        yield self._count
+
+    def open(self, messages: Sequence[Message], text: str = "", then: Widget | None = None) -> None:
+        """Search in these messages. Where it is open already, go to the match before.
+
+        then: gets the focus when Enter is pressed; None keeps it here, and Enter goes on.
+        """
+        self._then = then
+        self._messages = messages
+        if self.display and not text:
+            self.action_step(-1)
+        self.display = True
+        if text:
+            self._field.value = text
+        self._field.focus()
+
+    def shut(self) -> None:
+        """Take the marks away and hide."""
+        self._unmark()
+        self.display = False
+        self._pattern, self._places = None, []
+        with self.prevent(Input.Changed):
+            self._field.value = ""
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Search while the user types, from the last match on."""
+        text = event.value
+        self._pattern = re.compile(re.escape(text), re.IGNORECASE) if text else None
+        self._places = find_all(self._messages, self._pattern) if self._pattern else []
+        self._at = len(self._places) - 1
+        self._go()
+
+    def on_input_submitted(self) -> None:
+        """Go to the match before, since the search began at the end; or leave the field."""
+        if self._then is None:
+            self.action_step(-1)
+        else:
+            self._then.focus()
+
+    def action_step(self, step: int) -> None:
+        """Go to the next (1) or previous (-1) match, around the ends."""
+        if self._places:
+            self._at = (self._at + step) % len(self._places)
+            self._go()
+
+    def _go(self) -> None:
+        count = len(self._places)
+        self._count.update(f"{self._at + 1} of {count}" if count else "not found" if self._pattern else "")
+        self._work = self.run_worker(self._show, exclusive=True, group="find")
+
+    async def _show(self) -> None:
+        """Mark the matches of the messages that are mounted, and bring the present one into view."""
+        self._unmark()
+        if self._pattern is None or not self._places:
+            return
+        number, count = self._places[self._at]
+        present = await self._transcript.reveal(number)
+        for view in self._transcript.views:
+            found = self._mark(view, self._pattern)
+            if view is not present:
+                continue
+            if not found:  # what Markdown does not show, such as stars
+                view.scroll_visible(animate=False)
+                continue
+            static, start, end = found[min(count, len(found) - 1)]
+            self._bring(static, start, end)
+
+    def _mark(self, view: MessageView, pattern: re.Pattern[str]) -> list[tuple[Static, int, int]]:
+        """Mark a message's matches; returns what shows each, and from where to where; in a table, 0 to 0."""
+        from tui.widgets.markdown import FittedTable  # as late as the messages import it
+
+        found: list[tuple[Static, int, int]] = []
+        for static in view.query(Static):
+            if isinstance(static, FittedTable):
+                if count := static.mark_matches(pattern):
+                    self._tables.append(static)
+                found += [(static, 0, 0)] * count
+                continue
+            before = static.visual
+            if not isinstance(before, Content) or static.has_class("figures", "attachment"):
+                continue
+            spans = [match.span() for match in pattern.finditer(before.plain)]
+            if spans:
+                marked = before
+                for start, end in spans:
+                    marked = marked.stylize(MATCH, start, end)
+                self._put(static, before, marked)
+                found += [(static, start, end) for start, end in spans]
+        return found
+
+    def _bring(self, static: Static, start: int, end: int) -> None:
+        before, marked = self._marked.get(static, (Content(), Content()))
+        if end:
+            self._put(static, before, marked.stylize(CURRENT, start, end))
+        for folded in static.ancestors_with_self:
+            if isinstance(folded, Collapsible):
+                folded.collapsed = False
+
+        def scroll() -> None:
+            width = static.content_size.width
+            line = len(before[:end].wrap(width)) - 1 if width and end else 0
+            at = static.content_region.offset - self._transcript.content_region.offset
+            region = Region(at.x, at.y + line, max(width, 1), 1).translate(self._transcript.scroll_offset)
+            self._transcript.scroll_to_region(region, animate=False, center=True, force=True)
+
+        self.call_after_refresh(scroll)
+
+    def _put(self, static: Static, before: Content, marked: Content) -> None:
+        static.update(marked)
+        self._marked[static] = before, marked
+
+    def _unmark(self) -> None:
+        for static, (before, marked) in self._marked.items():
+            if static.visual is marked:  # else it shows something else by now
+                static.update(before)
+        self._marked.clear()
+        for table in self._tables:
+            table.mark_matches(None)
+        self._tables.clear()
