@@ -18,6 +18,7 @@ from localllm.settings import Settings, parse_lora
 
 if TYPE_CHECKING:
     from gpu_offload.planner import PlanRequest
+    from models.packed_file import PackedWeights
 
 log = logging.getLogger(__name__)
 
@@ -326,18 +327,24 @@ def _open_native(
     kv_tokens: int | None,
     room: int | None,
 ) -> tuple[Runner, MemoryPlan]:
+    from localllm.packed import open_with_packed
     from models import NativeRunner
 
     plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room)
-    try:
-        runner = NativeRunner(
+
+    def opened(ready: "PackedWeights | None") -> NativeRunner:
+        return NativeRunner(
             file,
             kv_bytes=plan.kv,
             threads=settings.threads,
             context=settings.ctx,
             kv_types=native_kv_types(settings),
             progress=progress,
+            ready=ready,
         )
+
+    try:
+        runner = open_with_packed(file, settings.packed_mib, opened)
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
