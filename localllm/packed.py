@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PACKED_NAME = re.compile(r"[0-9a-f]{32}\.packed")
+PACKED_NAME = re.compile(rf"[0-9a-f]{{32}}\.packed|{re.escape(TEMPORARY)}[0-9a-z_]{{8}}\.packed")
+"""What is recognised as ours: whole files, and those that were being written."""
 DEFAULT_BYTES = 16 * 2**30
 DEFAULT_SHARE = 0.25  # of the free disk
 LEAST_BYTES = 64 * 2**20  # less is packed about as fast as it is read
@@ -207,7 +208,7 @@ def packed_files() -> list[StoredWeights]:
     found = []
     with contextlib.suppress(OSError):
         for path in packed_folder().iterdir():
-            if PACKED_NAME.fullmatch(path.name):
+            if PACKED_NAME.fullmatch(path.name) and not path.name.startswith(TEMPORARY):
                 with contextlib.suppress(OSError):
                     state = path.lstat()
                     if stat.S_ISREG(state.st_mode):
@@ -246,10 +247,10 @@ def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -
     try:
         with FileLock(folder / ".lock", timeout=0, mode=0o600):
             for each in folder.iterdir():  # only a process that was killed can have left these
-                if each.name.startswith(TEMPORARY):
+                if PACKED_NAME.fullmatch(each.name) and each.name.startswith(TEMPORARY):
                     each.unlink()
             _make_room(path, files, size, limit_mib)
-            fd, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY, suffix=".tmp")
+            fd, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY, suffix=".packed")
             try:
                 yield fd
                 os.replace(name, path)
