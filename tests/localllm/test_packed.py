@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from typer.testing import CliRunner
 
 from gguf_io import open_model
 from localllm import packed
-from localllm.cli.main import app
+from localllm.library.own_store import OwnStore
 from models import NativeRunner
 from models.packed_file import PackedWeights
 from tests.models.architecture_models import MODELS
@@ -277,14 +276,14 @@ def test_models_that_are_gone_take_their_packed_weights_along(home: Path, load: 
     assert left.files[0][0] == str(paths[1])
 
 
-def test_rm_removes_them(model: Path, home: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCALLLM_MODEL_STORE", str(home / "store"))
-    (home / "Modelfile").write_text(f"FROM {model}\n")
-    assert CliRunner().invoke(app, ["create", "mine", "--file", str(home / "Modelfile")]).exit_code == 0
-    blob = max((home / "store/blobs").iterdir(), key=lambda path: path.stat().st_size)
+def test_they_go_with_a_models_blob(model: Path, home: Path, load: Loads) -> None:
+    store = OwnStore(home / "store")
+    store.prepare()
+    store.add_blob("model", model.read_bytes())
+    (blob,) = store.blobs.iterdir()
     load(blob)
     assert len(stored()) == 1
-    assert CliRunner().invoke(app, ["rm", "mine"]).exit_code == 0
+    store.discard([blob.name])
     assert not stored()
 
 
