@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from cpu_kernels.cores import usable_cores
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
+from localllm.errors import OutOfMemoryError
 from localllm.files import TEMPORARY, sync_folder
 from models.packed_file import DamagedError, PackedWeights, PackedWriter, map_packed, parts_of, read_about
 
@@ -84,6 +85,50 @@ def open_with_packed(
     if keeper is not None:
         runner.closing.append(keeper.stop)
     return runner
+
+
+def open_from_disk(
+    file: ModelFile,
+    limit_mib: int | None,
+    size: int,
+    opened: "Callable[[PackedWeights | None], NativeRunner]",
+    progress: Callable[[str, float], None] | None,
+) -> "NativeRunner":
+    """A runner that `opened` makes with mapped weights; they are packed to the disk first, if they are not there.
+
+    size: bytes of the packed weights. Packing takes some MiB of memory. Raises OutOfMemoryError where the disk has no
+    room for them, OSError, and what `opened` raises.
+    """
+    for _ in range(2):  # once more where the file on the disk is damaged
+        ready = find_packed(file, limit_mib, usable_cores())
+        if ready is None:
+            _pack_to_disk(file, limit_mib, size, progress)
+            ready = find_packed(file, limit_mib, usable_cores())
+        if ready is None:
+            break
+        try:
+            ready.check()
+        except DamagedError as error:
+            _remove_damaged(_path(file), error)
+        else:
+            return opened(ready)
+    raise OutOfMemoryError(f"{file.path.name} cannot run from the disk: what was written there cannot be read again.")
+
+
+def _pack_to_disk(
+    file: ModelFile, limit_mib: int | None, size: int, progress: Callable[[str, float], None] | None
+) -> None:
+    from models.packing import pack_to  # imports the compiler
+
+    time.sleep(max(0.0, (_newest_ns(file) + _SETTLED_NS - time.time_ns()) / 1e9))
+    path, files = _path(file), _states(file)
+    try:
+        with _place_for(path, [name for name, *_ in files], size, limit_mib) as fd:
+            writer = PackedWriter(fd)
+            pack_to(file, writer, progress)
+            writer.finish({"key": path.stem, "files": files})
+    except _GivenUpError as reason:
+        raise OutOfMemoryError(f"{file.path.name} does not fit into memory, nor on the disk: {reason}.") from reason
 
 
 def find_packed(file: ModelFile, limit_mib: int | None, threads: int) -> PackedWeights | None:
@@ -165,9 +210,8 @@ class PackedKeeper:
 
 def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:
     """Begin to keep a model's packed weights, unless they are small, there already, or the file is just being made."""
-    newest = max(max(each.modified_ns, each.changed_ns) for each in file.states)
     small = sum(each.nbytes for each in packed.values()) < LEAST_BYTES
-    if limit_mib == 0 or small or newest > time.time_ns() - _SETTLED_NS or _path(file).exists():
+    if limit_mib == 0 or small or _newest_ns(file) > time.time_ns() - _SETTLED_NS or _path(file).exists():
         return None
     return PackedKeeper(file, packed, limit_mib)
 
@@ -283,6 +327,10 @@ def _make_room(path: Path, files: list[str], size: int, limit_mib: int | None) -
 def _path(file: ModelFile) -> Path:
     made_of = json.dumps([_states(file), _code()])
     return packed_folder() / f"{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.packed"
+
+
+def _newest_ns(file: ModelFile) -> int:
+    return max(max(each.modified_ns, each.changed_ns) for each in file.states)
 
 
 def _states(file: ModelFile) -> list[tuple[str, int, int, int, int]]:

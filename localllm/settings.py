@@ -104,6 +104,8 @@ class Settings:
     disk_cache: bool = True
     # MiB of disk for packed weights, which make the next load of a model fast; 0 for none.
     packed_mib: int | None = None
+    # Whether a model that memory has no room for may run on the native engine with a part of its weights on disk.
+    from_disk: bool = False
     # The folder of pulled models, and further folders to look for GGUF files in, separated as in PATH.
     model_store: str | None = None
     model_folders: str = ""

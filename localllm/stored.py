@@ -43,7 +43,12 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("unfinished", store / "partial", unfinished, "localllm rm --unfinished"),
         ("kernels", _kernels(), size_of(_kernels()), "removed when unused for a month; localllm cache --free kernels"),
         ("kv", disk_cache_folder(), size_of(disk_cache_folder()), f"{limit}; localllm cache --free kv"),
-        ("packed", packed_folder(), size_of(packed_folder()), f"{_packed_limit(settings)}; localllm cache --free packed"),
+        (
+            "packed",
+            packed_folder(),
+            size_of(packed_folder()),
+            f"{_packed_limit(settings)}; localllm cache --free packed",
+        ),
         (
             "documents",
             indexes_folder(),
@@ -60,7 +65,9 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
 
 
 def cleared(what: str) -> int:
-    """Clear "kernels", "kv", "packed" or "documents" and return the bytes that became free. Raises RequestError for other words.
+    """Clear "kernels", "kv", "packed" or "documents" and return the bytes that became free.
+
+    Raises RequestError for other words.
 
     Only files that localllm names so are removed, and folders that this leaves empty: the folder that a variable leads
     to may hold other things.
@@ -72,7 +79,8 @@ def cleared(what: str) -> int:
         return _cleared_files(packed_folder(), PACKED_NAME)
     if what not in caches:
         raise RequestError(
-            f"unknown cache {what!r}; choose {', '.join(caches)}, packed or documents. Models are removed with `localllm rm`."
+            f"unknown cache {what!r}; choose {', '.join(caches)}, packed or documents. "
+            "Models are removed with `localllm rm`."
         )
     folder, (names, files) = caches[what][0](), caches[what][1]
     before = size_of(folder)

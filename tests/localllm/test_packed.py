@@ -125,7 +125,9 @@ def test_the_processor_is_part_of_the_name() -> None:
     codes = set()
     for isa in ("portable", "avx2"):
         environment = {**os.environ, "LOCALLLM_ISA": isa}
-        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script], check=False, env=environment, capture_output=True, text=True
+        )
         codes.add(done.stdout or isa)  # a processor without AVX2 says so
     assert len(codes) == 2
 
