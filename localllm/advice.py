@@ -1,6 +1,7 @@
 """What a model would take and how fast it would be here, from its header: nothing is loaded."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from cpu_kernels.limits import available_memory
@@ -11,11 +12,18 @@ from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
 from gpu_offload.planner import MemoryUse, Plan, PlanRequest
 from gpu_offload.planner import plan as make_plan
-from localllm.engine.backends import BackendChoice, choose_backend, draft_beside, native_kv_types, plan_request
+from localllm.engine.backends import (
+    BackendChoice,
+    choose_backend,
+    disk_notes,
+    draft_beside,
+    native_kv_types,
+    plan_request,
+)
 from localllm.engine.loaded_model import draft_bytes
 from localllm.engine.projectors import projector_of
-from localllm.errors import RequestError
-from localllm.memory import RESERVE_BYTES, kv_bytes_in_file, native_memory
+from localllm.errors import OutOfMemoryError, RequestError
+from localllm.memory import RESERVE_BYTES, kv_bytes_in_file, native_memory, plan_from_disk
 from localllm.roofline.expected import ExpectedSpeed, expected_speed
 from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
@@ -56,10 +64,10 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
     choice = None if imagined else choose_backend(file, settings, room)  # which makes devices of workers
     native = choice is not None and choice.backend == "native"
     try:
-        made, longest = (
+        made, longest, from_disk = (
             _native_plan(file, settings, room)
             if native
-            else _llama_plan(file, settings, imagined or _gpus_here(), room, dry_run=choice is not None)
+            else (*_llama_plan(file, settings, imagined or _gpus_here(), room, dry_run=choice is not None), False)
         )
     except ValueError as error:
         raise RequestError(f"{error}. Choose f16 with --kv-type-k and --kv-type-v.") from error
@@ -70,7 +78,7 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
         trained_context=ModelNeeds(file).trained_context,
         longest_context=longest,
         measured=kept is not None,
-        expected=expected_speed(file, kept, native_kv_types(settings)) if kept else None,
+        expected=expected_speed(file, kept, native_kv_types(settings)) if kept and not from_disk else None,
         bits=8 * file.weights_bytes / max(file.parameter_count, 1),
     )
 
@@ -85,8 +93,11 @@ def best_of(advices: Sequence[Advice | None]) -> int | None:
     return -max(ranked)[2] if ranked else None
 
 
-def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, int]:
-    """The native engine's plan, for the settings' context or the longest that fits, and the longest context."""
+def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, int, bool]:
+    """The native engine's plan, for the settings' context or the longest that fits, and the longest context.
+
+    Then whether a part of the weights stays on the disk.
+    """
     kv_types, trained = native_kv_types(settings), ModelNeeds(file).trained_context
     kv_bytes_in_file(file, kv_types)
     memory = native_memory(file, kv_types, settings.threads)
@@ -99,11 +110,23 @@ def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, 
     notes = [f"{context} tokens of context with {kv_types[0]} keys and {kv_types[1]} values"]
     if table := file.weights_bytes - file.loaded_bytes:
         notes.append(f"{human_bytes(table)} of the weights stay in the file and are read row by row")
+    from_disk = not use.fits and settings.from_disk
+    if from_disk:
+        with suppress(OutOfMemoryError):  # then it does not fit
+            disk = plan_from_disk(replace(memory, weights=memory.weights + beside), context, kv, room)
+            use = MemoryUse("main memory", disk.weights, kv, compute, 0, RESERVE_BYTES, room)
+            notes += disk_notes(file, disk)
     if not use.fits:
         missing = -(-(use.needed + use.reserve - use.available) >> 20)
         notes.append(f"main memory lacks {missing:,} MiB: choose a shorter context or a smaller model")
+        if not from_disk:
+            notes.append("the setting from_disk lets a part of the weights stay on the disk, which is slow")
     options = LlamaOptions(context_tokens=context, type_k=kv_types[0], type_v=kv_types[1], threads=settings.threads)
-    return Plan(file.name, ModelNeeds(file).layer_count + 1, options, (use,), tuple(notes), measured=True), longest
+    return (
+        Plan(file.name, ModelNeeds(file).layer_count + 1, options, (use,), tuple(notes), measured=True),
+        longest,
+        from_disk,
+    )
 
 
 def _llama_plan(

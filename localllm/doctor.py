@@ -18,6 +18,7 @@ from localllm.library.hub import endpoint
 from localllm.library.lookup import users_models
 from localllm.library.names import OLLAMA_HOST
 from localllm.library.own_store import free_bytes
+from localllm.packed import packed_folder
 from localllm.settings import Settings, config_path, load_settings, sessions_path
 from localllm.stored import size_of
 
@@ -93,6 +94,11 @@ def written_folders(settings: Settings) -> tuple[WrittenFolder, ...]:
             "KV cache",
             disk_cache_folder(),
             "Long prompts are computed again after each start. Name another folder by XDG_CACHE_HOME.",
+        ),
+        WrittenFolder(
+            "packed weights",
+            packed_folder(),
+            "Each load of a model packs its weights again. Name another folder by XDG_CACHE_HOME.",
         ),
         WrittenFolder(
             "chats",

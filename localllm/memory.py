@@ -13,6 +13,9 @@ from localllm.errors import OutOfMemoryError, RequestError
 # Left to the rest of the machine, and the least that a conversation can do with.
 RESERVE_BYTES = 512 * 2**20
 LEAST_TOKENS = 512
+# Of a model that runs from the disk: tokens that are planned for, and the share of its weights that memory must hold.
+DISK_TOKENS = 4096
+LEAST_IN_MEMORY = 0.125
 # Of llama.cpp's compute buffers, which grow with the context, where only one figure is shown.
 _ESTIMATED_TOKENS = 4096
 
@@ -46,7 +49,8 @@ class ModelMemory:
 class MemoryPlan:
     """Sums in bytes. available: what this process can take without swapping; kv: the budget of the page pool.
 
-    states: the part of it that a hybrid model's states take, whatever the number of tokens.
+    states: the part of it that a hybrid model's states take, whatever the number of tokens. on_disk: weights that
+    memory has no room for beside the others, so that they are read again when they are needed.
     """
 
     available: int
@@ -56,6 +60,7 @@ class MemoryPlan:
     kv_bytes_per_token: int
     reserve: int = RESERVE_BYTES
     states: int = 0
+    on_disk: int = 0
 
     def __str__(self) -> str:
         rows = [
@@ -67,6 +72,8 @@ class MemoryPlan:
         ]
         if self.states:
             rows.insert(4, ("  states", self.states))
+        if self.on_disk:
+            rows.append(("on disk", self.on_disk))
         return "\n".join(f"  {name:10}{size / 2**20:10,.0f} MiB" for name, size in rows)
 
     @property
@@ -106,6 +113,29 @@ def plan_memory(
         raise OutOfMemoryError(
             f"The model does not fit into memory:\n{plan}\n"
             "Close other programs, choose a smaller quantisation, or set the KV budget (kv_mib) lower."
+        )
+    return plan
+
+
+def plan_from_disk(
+    memory: ModelMemory, context: int, kv_bytes: int | None = None, available: int | None = None
+) -> MemoryPlan:
+    """Plan a model of whose packed weights only a part stays in memory; the arguments are those of plan_memory.
+
+    kv_bytes None takes what DISK_TOKENS tokens need. Raises OutOfMemoryError with the sums where less than
+    LEAST_IN_MEMORY of the weights would be left in memory.
+    """
+    available = available_memory() if available is None else available
+    positions = min(context, DISK_TOKENS if kv_bytes is None else kv_bytes // memory.kv_per_token)
+    kv = memory.states(0) + positions * memory.kv_per_token if kv_bytes is None else kv_bytes
+    buffers = memory.buffers + positions * memory.position_bytes
+    inside = min(memory.weights, available - RESERVE_BYTES - buffers - kv)
+    states, outside = memory.states(kv), memory.weights - max(inside, 0)
+    plan = MemoryPlan(available, max(inside, 0), buffers, kv, memory.kv_per_token, states=states, on_disk=outside)
+    if inside < LEAST_IN_MEMORY * memory.weights or plan.kv_tokens < min(LEAST_TOKENS, context):
+        raise OutOfMemoryError(
+            f"The model does not run from the disk either, with so little of it in memory:\n{plan}\n"
+            "Close other programs, or choose a smaller quantisation."
         )
     return plan
 

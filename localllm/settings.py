@@ -46,6 +46,7 @@ _BOUNDS = {
     "ctx": (1, 2**24),
     "threads": (1, 2**16),
     "kv_mib": (1, 2**40),
+    "packed_mib": (0, 2**40),
     "parallel": (1, 2**16),
     "max_tokens": (0, 2**31),
     "port": (0, 2**16 - 1),
@@ -101,6 +102,10 @@ class Settings:
     parallel: int = 8
     draft: str | None = None
     disk_cache: bool = True
+    # MiB of disk for packed weights, which make the next load of a model fast; 0 for none.
+    packed_mib: int | None = None
+    # Whether a model that memory has no room for may run on the native engine with a part of its weights on disk.
+    from_disk: bool = False
     # The folder of pulled models, and further folders to look for GGUF files in, separated as in PATH.
     model_store: str | None = None
     model_folders: str = ""

@@ -10,6 +10,9 @@ from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_
 from localllm.errors import RequestError
 from localllm.files import TEMPORARY
 from localllm.library import places
+from localllm.packed import DEFAULT_BYTES as PACKED_BYTES
+from localllm.packed import DEFAULT_SHARE as PACKED_SHARE
+from localllm.packed import PACKED_NAME, packed_folder
 from localllm.settings import Settings, config_path, sessions_path
 from localllm.tools.journal import journal_path
 
@@ -41,6 +44,12 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("kernels", _kernels(), size_of(_kernels()), "removed when unused for a month; localllm cache --free kernels"),
         ("kv", disk_cache_folder(), size_of(disk_cache_folder()), f"{limit}; localllm cache --free kv"),
         (
+            "packed",
+            packed_folder(),
+            size_of(packed_folder()),
+            f"{_packed_limit(settings)}; localllm cache --free packed",
+        ),
+        (
             "documents",
             indexes_folder(),
             size_of(indexes_folder()),
@@ -56,17 +65,22 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
 
 
 def cleared(what: str) -> int:
-    """Clear "kernels", "kv" or "documents" and return the bytes that became free. Raises RequestError for other words.
+    """Clear "kernels", "kv", "packed" or "documents" and return the bytes that became free.
+
+    Raises RequestError for other words.
 
     Only files that localllm names so are removed, and folders that this leaves empty: the folder that a variable leads
     to may hold other things.
     """
     caches = {"kernels": (_kernels, _KERNELS), "kv": (disk_cache_folder, _KV)}
     if what == "documents":
-        return _cleared_indexes()
+        return _cleared_files(indexes_folder(), _DOCUMENTS)
+    if what == "packed":
+        return _cleared_files(packed_folder(), PACKED_NAME)
     if what not in caches:
         raise RequestError(
-            f"unknown cache {what!r}; choose {', '.join(caches)} or documents. Models are removed with `localllm rm`."
+            f"unknown cache {what!r}; choose {', '.join(caches)}, packed or documents. "
+            "Models are removed with `localllm rm`."
         )
     folder, (names, files) = caches[what][0](), caches[what][1]
     before = size_of(folder)
@@ -83,16 +97,22 @@ def cleared(what: str) -> int:
     return before - size_of(folder)
 
 
-def _cleared_indexes() -> int:
-    folder = indexes_folder()
+def _cleared_files(folder: Path, names: re.Pattern[str]) -> int:
+    """Remove the files of a folder that have such names, and return the bytes that became free."""
     before = size_of(folder)
     for path in _entries(folder):
-        if _DOCUMENTS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+        if names.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise RequestError(f"{path} cannot be removed: {error.strerror}. Remove it by hand.") from error
     return before - size_of(folder)
+
+
+def _packed_limit(settings: Settings) -> str:
+    if settings.packed_mib is not None:
+        return f"at most {settings.packed_mib:,} MiB (packed_mib)" if settings.packed_mib else "off (packed_mib)"
+    return f"at most {PACKED_BYTES >> 30} GiB or {PACKED_SHARE:.0%} of the free disk"
 
 
 def size_of(path: Path) -> int:

@@ -1,5 +1,6 @@
 """The engine's Runner on our own CPU kernels."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from models.config import read_config
 from models.decoder import DecoderRecorder
 from models.kv_layout import stored_types
 from models.kv_pages import PageStore
+from models.packed_file import PackedWeights
 from models.recording import Recording
 from models.refusals import refusal
 from models.registry import find_architecture
@@ -48,12 +50,14 @@ class NativeRunner:
         context: int | None = None,
         kv_types: tuple[str, str] = ("f16", "f16"),
         progress: LoadProgress | None = None,
+        ready: PackedWeights | None = None,
     ) -> None:
         """Load and pack the weights and compile what they need. The file may be closed afterwards.
 
         kv_bytes: budget of the page pool. threads: None for all cores this process may use; never more than run at
         once. context: the longest sequence that will be asked for, which some models' rotation depends on; None for
-        what they were trained for. kv_types: how keys and values are stored, "f16" or "q8_0" each. Raises
+        what they were trained for. kv_types: how keys and values are stored, "f16" or "q8_0" each. ready: weights that
+        were packed before. Raises
         UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
@@ -80,21 +84,31 @@ class NativeRunner:
         )
         self._team = ThreadTeam(self._threads)
         try:
-            self._load(file, architecture, context or config.context, progress)
+            self._load(file, architecture, context or config.context, progress, ready)
         except BaseException:
             self._team.close()
             raise
 
-    def _load(self, file: ModelFile, architecture: Architecture, context: int, progress: LoadProgress | None) -> None:
+    def _load(
+        self,
+        file: ModelFile,
+        architecture: Architecture,
+        context: int,
+        progress: LoadProgress | None,
+        ready: PackedWeights | None,
+    ) -> None:
         config = self._config
         if progress is not None:
             progress("loading weights", 0.0)
         builder = ProgramBuilder()
-        loader = WeightLoader(file, self._team, builder, progress)
+        loader = WeightLoader(file, self._team, builder, progress, ready)
         self._ropes = Ropes(config, architecture, loader, context)
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
         recorder = DecoderRecorder(recording, self._store, self._ropes)
         self._logits_operations = recorder.record()
+        self.packed = loader.packed
+        self.closing: list[Callable[[], None]] = []
+        """What is called by `close`, before the weights go."""
         self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
 
@@ -262,6 +276,8 @@ class NativeRunner:
 
     def close(self) -> None:
         """Stop the threads; memory goes with the last reference. Idempotent."""
+        while self.closing:
+            self.closing.pop()()
         self._team.close()
         self._steps.close()
         self._sequences.clear()

@@ -1,5 +1,6 @@
 """Tensors of a file on their way into packed matrices and padded vectors."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile, TensorInfo
 from gguf_io.model_file import SLACK_BYTES, TensorRows
 from models.errors import UnsupportedModelError
+from models.packed_file import PackedWeights
 from models.refusals import refuse_unused
 
 _BYTES_PACKED_TOGETHER = 4 << 20
@@ -77,8 +79,9 @@ class WeightLoader:
         team: ThreadTeam | None,
         builder: ProgramBuilder,
         progress: Callable[[str, float], None] | None,
+        ready: PackedWeights | None = None,
     ) -> None:
-        """team: None where nothing is packed."""
+        """team: None where nothing is packed. ready: matrices that were packed before; all others are packed."""
         self._file = file
         self._team = team
         self._builder = builder
@@ -88,6 +91,9 @@ class WeightLoader:
         self._loaded_bytes = 0
         self._matrices: dict[str, Matrix] = {}
         self._used: set[str] = set()
+        self._ready = ready
+        self.packed: dict[str, NDArray[np.generic]] = {}
+        """The packed bytes by what they are: tensor, rows and format. See models.packed_file."""
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of that name."""
@@ -180,7 +186,10 @@ class WeightLoader:
             return np.ascontiguousarray(values, dtype).reshape(heads * k, count).view(np.uint8)
 
         form = native_form("F32" if dtype is np.float32 else "F16")
-        matrix = self._pack_rows(form, lambda low, rows: raw()[low : low + rows], np.arange(k), k, count, heads)
+        one = np.arange(k)
+        matrix = self._pack_rows(
+            f"{name} turned", form, lambda low, rows: raw()[low : low + rows], one, k, count, heads
+        )
         self._report(tensor)
         return matrix
 
@@ -202,12 +211,13 @@ class WeightLoader:
                 self._buffer = np.empty(room, np.uint8)
             return self._file.data(tensor.name, low, count, self._buffer)
 
-        matrix = self._pack_rows(self._native_form(tensor), read, order, rows, k, experts)
+        matrix = self._pack_rows(tensor.name, self._native_form(tensor), read, order, rows, k, experts)
         self._report(tensor)
         return matrix
 
     def _pack_rows(
         self,
+        name: str,
         form: NativeForm,
         read: Callable[[int, int], NDArray[np.uint8]],
         order: NDArray[np.int64],
@@ -215,8 +225,8 @@ class WeightLoader:
         k: int,
         experts: int,
     ) -> Matrix:
-        """Pack rows of k values, of which read(first, count) gives the bytes, [row][byte]."""
-        weight_format, convert = form
+        """Pack rows of k values, of which read(first, count) gives the bytes, [row][byte]. name: what they are."""
+        weight_format = form[0]
         length = padded(len(order))
         one = np.full(length, -1, np.int64)
         one[: len(order)] = order
@@ -224,9 +234,13 @@ class WeightLoader:
         row_map = np.where(one >= 0, one + offsets, -1).astype(np.int32).reshape(-1)
         group_bytes, group_rows = weight_format.group_bytes(k), weight_format.group_rows
         groups = len(row_map) // group_rows
-        packed = self._room(groups * group_bytes)
+        identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{hashlib.sha256(one.data).hexdigest()[:32]}"
+        ready = self._ready.find(identity, groups * group_bytes) if self._ready else None
+        packed = self._room(groups * group_bytes) if ready is None else ready
         self._builder.keep(packed)
-        self._fill(packed, read, row_map, weight_format, convert, k)
+        self.packed[identity] = packed
+        if ready is None:
+            self._fill(identity, packed, read, row_map, form, k)
         return Matrix(weight_format, packed, length, k, experts)
 
     def _values(self, name: str) -> NDArray[np.float32]:
@@ -239,37 +253,48 @@ class WeightLoader:
 
     def _fill(
         self,
+        identity: str,
         packed: NDArray[np.generic],
         read: Callable[[int, int], NDArray[np.uint8]],
         row_map: NDArray[np.int32],
-        weight_format: WeightFormat,
-        convert: Callable[[NDArray[np.uint8]], NDArray[np.generic]],
+        form: NativeForm,
         k: int,
     ) -> None:
         """Pack rows, read as _pack_rows has it. row_map: the source row of each packed row, -1 for zeros."""
-        group_bytes, group_rows = weight_format.group_bytes(k), weight_format.group_rows
-        groups = len(row_map) // group_rows
-        op = aligned_zeros((int(Op.SIZE),), np.int64)
-        together = max(1, _BYTES_PACKED_TOGETHER // group_bytes)
+        group_bytes, group_rows = form[0].group_bytes(k), form[0].group_rows
         # Piece by piece, so that little of the file is in memory beside its packed copy.
-        for first in range(0, groups, together):
-            source_rows = row_map[first * group_rows : (first + together) * group_rows]
-            present = source_rows[source_rows >= 0]
-            low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
-            source = convert(read(low, high - low))
-            places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
-            op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
-                source.ctypes.data,
-                source.shape[1],
-                packed.ctypes.data + first * group_bytes,
-                group_bytes,
-                group_rows,
-                k,
-                places.ctypes.data,
-                len(places) // group_rows,
-            )
-            assert self._team is not None
-            self._team.run_kernel(weight_format.repack, op)
+        together = max(1, _BYTES_PACKED_TOGETHER // group_bytes) * group_rows
+        for first in range(0, len(row_map), together):
+            target = packed[first // group_rows * group_bytes :]
+            self._pack_groups(target, read, row_map[first : first + together], form, k)
+
+    def _pack_groups(
+        self,
+        target: NDArray[np.generic],
+        read: Callable[[int, int], NDArray[np.uint8]],
+        source_rows: NDArray[np.int32],
+        form: NativeForm,
+        k: int,
+    ) -> None:
+        """Pack a few groups of rows into the beginning of `target`."""
+        weight_format, convert = form
+        present = source_rows[source_rows >= 0]
+        low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
+        source = convert(read(low, high - low))
+        places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
+        op = aligned_zeros((int(Op.SIZE),), np.int64)
+        op[Op.ARGUMENTS : Op.ARGUMENTS + 8] = (
+            source.ctypes.data,
+            source.shape[1],
+            target.ctypes.data,
+            weight_format.group_bytes(k),
+            weight_format.group_rows,
+            k,
+            places.ctypes.data,
+            len(places) // weight_format.group_rows,
+        )
+        assert self._team is not None
+        self._team.run_kernel(weight_format.repack, op)
 
     def _native_form(self, tensor: TensorInfo) -> NativeForm:
         """The format that a tensor is packed in, and the conversion of its rows where it has no kernels of its own."""

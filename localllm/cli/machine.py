@@ -48,15 +48,15 @@ def config(as_json: AsJson = False, debug: Debug = False) -> None:
 def cache(
     free: Annotated[
         list[str] | None,
-        typer.Option("--free", metavar="WHAT", help="Clear kernels, kv or documents; may be repeated."),
+        typer.Option("--free", metavar="WHAT", help="Clear kernels, kv, packed or documents; may be repeated."),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Show or clear caches. Nothing but time is lost.
 
-    Kernels are compiled again, the prompts whose keys and values kv holds are computed again, and the folders that were
-    asked are indexed again.
+    Kernels are compiled again, the prompts whose keys and values kv holds are computed again, weights are packed again,
+    and the folders that were asked are indexed again.
     """
     from localllm.settings import load_settings
     from localllm.stored import cleared, stored_places

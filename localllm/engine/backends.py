@@ -13,11 +13,12 @@ from gguf_io import ModelFile, open_model
 from localllm.engine.projectors import WITHOUT, projector_of
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import RESERVE_BYTES, MemoryPlan, kv_bytes_in_file, native_memory, plan_memory
+from localllm.memory import RESERVE_BYTES, MemoryPlan, kv_bytes_in_file, native_memory, plan_from_disk, plan_memory
 from localllm.settings import Settings, parse_lora
 
 if TYPE_CHECKING:
     from gpu_offload.planner import PlanRequest
+    from models.packed_file import PackedWeights
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def open_runner(
         try:
             with kernels_needed():
                 runner, plan = _open_native(file, settings, progress, kv_tokens, main_memory)
-            choice = replace(choice, main_bytes=plan.needed - plan.kv)
+            choice = replace(choice, main_bytes=plan.needed - plan.kv, notes=disk_notes(file, plan))
         except UnsupportedModelError as error:
             if settings.backend == "native" or not llama_is_here():
                 raise
@@ -179,7 +180,8 @@ def plan_native(
     """The native engine's memory, from the header, with the settings' KV budget or one for kv_tokens.
 
     room: bytes of main memory, None asks the machine; beside: those of a draft model. Raises OutOfMemoryError with the
-    sums, and with llama.cpp's where it could have been chosen; UnsupportedModelError.
+    sums, and with llama.cpp's where it could have been chosen; UnsupportedModelError. Where the setting from_disk
+    allows it, a part of the weights may stay on the disk.
     """
     from models.config import read_config
     from models.kv_layout import bytes_of_tokens, stored_types
@@ -190,9 +192,12 @@ def plan_native(
         config = read_config(file)
         budget = bytes_of_tokens(config, stored_types(config, native_kv_types(settings)), kv_tokens)
     context = settings.ctx or file.metadata.get_int(f"{file.architecture}.context_length", 0)
+    memory = replace(memory, weights=memory.weights + beside)
     try:
-        return plan_memory(replace(memory, weights=memory.weights + beside), context, budget, room)
+        return plan_memory(memory, context, budget, room)
     except OutOfMemoryError as error:
+        if settings.from_disk:
+            return plan_from_disk(memory, context, budget, room)
         if settings.backend != "auto" or not llama_is_here():
             raise
         needed = _llama_needs(file, settings, room) >> 20
@@ -207,7 +212,7 @@ def _where_it_fits(choice: BackendChoice, file: ModelFile, settings: Settings, r
         return choice
     room = available_memory() if room is None else room
     try:
-        plan_native(file, replace(settings, backend="native"), room=room)
+        plan_native(file, replace(settings, backend="native", from_disk=False), room=room)
     except UnsupportedModelError:  # told by who opens it
         return choice
     except OutOfMemoryError:
@@ -326,18 +331,27 @@ def _open_native(
     kv_tokens: int | None,
     room: int | None,
 ) -> tuple[Runner, MemoryPlan]:
+    from localllm.packed import open_from_disk, open_with_packed
     from models import NativeRunner
 
     plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room)
-    try:
-        runner = NativeRunner(
+
+    def opened(ready: "PackedWeights | None") -> NativeRunner:
+        return NativeRunner(
             file,
             kv_bytes=plan.kv,
             threads=settings.threads,
             context=settings.ctx,
             kv_types=native_kv_types(settings),
             progress=progress,
+            ready=ready,
         )
+
+    try:
+        if plan.on_disk:
+            runner = open_from_disk(file, settings.packed_mib, plan.weights + plan.on_disk, opened, progress)
+        else:
+            runner = open_with_packed(file, settings.packed_mib, opened)
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
@@ -346,6 +360,22 @@ def _open_native(
             "A limit of this process (ulimit -v) may be lower than the machine's memory."
         ) from error
     return runner, plan
+
+
+def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
+    """What is to be known of a model that runs from the disk."""
+    from models.needs import native_needs
+
+    if not plan.on_disk:
+        return ()
+    needs, whole = native_needs(file), plan.weights + plan.on_disk
+    read = sum(each.weight_bytes for products in (needs.row, needs.logits) for each in products.values())
+    # Of a mixture of experts, the share that is missing; else all, for what comes next is what was dropped first.
+    missing = int(read * plan.on_disk / whole) if read < whole / 2 else read
+    return (
+        f"from disk: memory has room for {plan.weights >> 20:,} of {whole >> 20:,} MiB of weights",
+        f"a token may read {missing >> 20:,} MiB, which takes {missing / 2**30:.1f} s from a disk of 1 GiB/s",
+    )
 
 
 def _open_llama(

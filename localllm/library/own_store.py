@@ -143,6 +143,7 @@ class OwnStore:
     def remove(self, name: ModelName) -> int:
         """Remove a model and the blobs that no other one uses; return the bytes that became free.
 
+        What was packed of files that are gone goes too (localllm/packed.py) and is not counted.
         A manifest that cannot be read is removed too. Raises ModelNotFoundError.
         """
         self._require(name)
@@ -190,7 +191,13 @@ class OwnStore:
                     error,
                 )
                 return 0
-        return sum(_unlinked(self.blobs / file) for file in files if _BLOB.fullmatch(file) and file not in used)
+        unused = [file for file in files if _BLOB.fullmatch(file) and file not in used]
+        freed = sum(_unlinked(self.blobs / file) for file in unused)
+        if unused:
+            from localllm.packed import remove_orphans  # takes a moment to import
+
+            remove_orphans()
+        return freed
 
     def _remove_empty(self, folder: Path) -> None:
         while folder != self.manifests and not any(folder.iterdir()):

@@ -26,7 +26,7 @@ COMMANDS = [
     "plan builtin",
     "config",
     "cache",
-    "cache --free kernels --free kv --free documents",
+    "cache --free kernels --free kv --free packed --free documents",
     "ask {folder} somebody --model builtin --max-tokens 4",
     "ask {folder} --index",
     "doctor",
@@ -71,6 +71,7 @@ def fill(folder: Path, outside: Path) -> None:
         *(f"kv/{'ef' * 16}/photo.kv", f"{'ef' * 16}/photo.jpg", f"kv/{'ef' * 16}/notes.tmp", "hub/version.txt"),
         *(f"blobs/{digest}", f"blobs/{digest}-partial", "manifests/registry.ollama.ai/library/model/latest"),
         *(f"partial/{digest}.part", f"partial/{digest}.json", "partial/.localllm-old.tmp", "blobs/.localllm-old.tmp"),
+        *("packed/photo.packed", f"packed/{'ab' * 16}.jpg", "packed/.localllm-old.tmp", "packed/.localllm-old.packed"),
         *("models/blobs/tax.pdf", f"models/partial/{digest}.part", "huggingface/hub/models--a--b/refs/main"),
     ]
     for name in names:

@@ -1,0 +1,379 @@
+"""Packed weights that are kept on disk, so that a model's next load maps them instead of packing again.
+
+A file is named by everything that its content depends on: the state of the model's files (path, size, times, inode),
+and the code and the processor that it was packed by and for. What is in it is in models/packed_file.py.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import platformdirs
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from cpu_kernels.cores import usable_cores
+from cpu_kernels.limits import available_memory
+from gguf_io import ModelFile
+from localllm.errors import OutOfMemoryError
+from localllm.files import TEMPORARY, sync_folder
+from models.packed_file import DamagedError, PackedWeights, PackedWriter, map_packed, parts_of, read_about
+
+if TYPE_CHECKING:
+    from models.native_runner import NativeRunner
+
+log = logging.getLogger(__name__)
+
+PACKED_NAME = re.compile(rf"[0-9a-f]{{32}}\.packed|{re.escape(TEMPORARY)}[0-9a-z_]{{8}}\.packed")
+"""What is recognised as ours: whole files, and those that were being written."""
+DEFAULT_BYTES = 16 * 2**30
+DEFAULT_SHARE = 0.25  # of the free disk
+LEAST_BYTES = 64 * 2**20  # less is packed about as fast as it is read
+FREE_TIMES = 2  # a file is written only where so many times its size are free
+LEAST_MEMORY = 2**30
+# A load's own work comes first.
+_WAIT_S = 2.0
+_LOWEST_PRIORITY = 19
+# A file that was changed so shortly before may be changed again without a new time.
+_SETTLED_NS = 2 * 10**9
+_ROOT = Path(__file__).parent.parent
+_DECIDING = ("gguf_io/*.py", "gguf_io/layouts/*.py", "models/weights.py", "models/packed_file.py")
+
+
+def packed_folder() -> Path:
+    """The folder that all processes of this user share, e.g. ~/.cache/localllm/packed."""
+    return Path(platformdirs.user_cache_dir("localllm", appauthor=False)) / "packed"
+
+
+def open_with_packed(
+    file: ModelFile, limit_mib: int | None, opened: "Callable[[PackedWeights | None], NativeRunner]"
+) -> "NativeRunner":
+    """A runner that `opened` makes with the packed weights on the disk or, from None, by packing the file's own.
+
+    The latter are then kept on disk in the background, until the runner closes. limit_mib: the setting, 0 for neither.
+    Raises what `opened` raises.
+    """
+    ready = find_packed(file, limit_mib, usable_cores())
+    if ready is not None:
+        runner = opened(ready)
+        try:
+            ready.check()
+        except (DamagedError, OSError) as error:
+            runner.close()
+            _remove_damaged(_path(file), error)
+        except BaseException:
+            runner.close()
+            raise
+        else:
+            return runner
+    runner = opened(None)
+    keeper = keep_packed(file, runner.packed, limit_mib)
+    if keeper is not None:
+        runner.closing.append(keeper.stop)
+    return runner
+
+
+def open_from_disk(
+    file: ModelFile,
+    limit_mib: int | None,
+    size: int,
+    opened: "Callable[[PackedWeights | None], NativeRunner]",
+    progress: Callable[[str, float], None] | None,
+) -> "NativeRunner":
+    """A runner that `opened` makes with mapped weights; they are packed to the disk first, if they are not there.
+
+    size: bytes of the packed weights. Packing takes some MiB of memory. Raises OutOfMemoryError where the disk has no
+    room for them, OSError, and what `opened` raises.
+    """
+    for _ in range(2):  # once more where the file on the disk is damaged
+        ready = find_packed(file, limit_mib, usable_cores())
+        if ready is None:
+            _pack_to_disk(file, limit_mib, size, progress)
+            ready = find_packed(file, limit_mib, usable_cores())
+        if ready is None:
+            break
+        try:
+            ready.check()
+        except DamagedError as error:
+            _remove_damaged(_path(file), error)
+        else:
+            return opened(ready)
+    raise OutOfMemoryError(f"{file.path.name} cannot run from the disk: what was written there cannot be read again.")
+
+
+def _pack_to_disk(
+    file: ModelFile, limit_mib: int | None, size: int, progress: Callable[[str, float], None] | None
+) -> None:
+    from models.packing import pack_to  # imports the compiler
+
+    time.sleep(max(0.0, (_newest_ns(file) + _SETTLED_NS - time.time_ns()) / 1e9))
+    path, files = _path(file), _states(file)
+    try:
+        with _place_for(path, [name for name, *_ in files], size, limit_mib) as fd:
+            writer = PackedWriter(fd)
+            pack_to(file, writer, progress)
+            writer.finish({"key": path.stem, "files": files})
+    except _GivenUpError as reason:
+        raise OutOfMemoryError(f"{file.path.name} does not fit into memory, nor on the disk: {reason}.") from reason
+
+
+def find_packed(file: ModelFile, limit_mib: int | None, threads: int) -> PackedWeights | None:
+    """A model's packed weights, if they are on the disk; see PackedWeights.check. limit_mib: the setting; 0 is off.
+
+    A file that is damaged, or another's, is removed.
+    """
+    if limit_mib == 0:
+        return None
+    path = _path(file)
+    try:
+        fd = _opened(path)
+        if fd is None:
+            return None
+        try:
+            if read_about(fd).get("key") != path.stem:
+                raise DamagedError("it belongs to another model")
+            found = map_packed(fd, threads)
+            with contextlib.suppress(OSError):  # a folder that cannot be written
+                os.utime(fd)
+            return found
+        finally:
+            os.close(fd)
+    except DamagedError as error:
+        _remove_damaged(path, error)
+    except OSError as error:
+        log.info("%s cannot be read: %s", path, error.strerror)
+    return None
+
+
+class PackedKeeper:
+    """Writes a model's packed weights to the disk in the background, until it is stopped."""
+
+    def __init__(self, file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> None:
+        """packed: matrices by what they are, see WeightLoader.packed."""
+        self._stopped = threading.Event()
+        self._path = _path(file)
+        self._files = _states(file)
+        self._packed = dict(packed)
+        self._limit_mib = limit_mib
+        self._thread = threading.Thread(target=self._keep, name="packed-keeper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give up what is not written yet, and let go of the weights. Idempotent."""
+        self._stopped.set()
+        self._thread.join()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until everything is written, or was given up."""
+        self._thread.join(seconds)
+
+    def _keep(self) -> None:
+        if self._stopped.wait(_WAIT_S):
+            return
+        if sys.platform == "linux":  # which gives each thread a priority of its own
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        try:
+            size = sum(each.nbytes for each in self._packed.values())
+            with _place_for(self._path, [name for name, *_ in self._files], size, self._limit_mib) as fd:
+                writer = PackedWriter(fd)
+                for name, matrix in self._packed.items():
+                    writer.put(name, parts_of(matrix, self._go_on))
+                writer.finish({"key": self._path.stem, "files": self._files})
+        except _GivenUpError as reason:
+            log.info("The packed weights are not kept: %s", reason)
+        except OSError as error:
+            log.info("The packed weights are not kept: %s: %s", self._path.parent, error.strerror)
+        finally:
+            self._packed.clear()
+
+    def _go_on(self) -> None:
+        if self._stopped.is_set():
+            raise _GivenUpError("the model was closed")
+        if available_memory() < LEAST_MEMORY:
+            raise _GivenUpError("memory is short")
+
+
+def keep_packed(file: ModelFile, packed: Mapping[str, NDArray[Any]], limit_mib: int | None) -> PackedKeeper | None:
+    """Begin to keep a model's packed weights, unless they are small, there already, or the file is just being made."""
+    small = sum(each.nbytes for each in packed.values()) < LEAST_BYTES
+    if limit_mib == 0 or small or _newest_ns(file) > time.time_ns() - _SETTLED_NS or _path(file).exists():
+        return None
+    return PackedKeeper(file, packed, limit_mib)
+
+
+def limit_bytes(limit_mib: int | None) -> int:
+    """Most bytes that all packed files may take. limit_mib: the setting."""
+    if limit_mib is not None:
+        return limit_mib * 2**20
+    folder = packed_folder()
+    room = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+    return min(DEFAULT_BYTES, int(DEFAULT_SHARE * (room + sum(each.bytes for each in packed_files()))))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """A packed file on the disk. used_ns: when it was last loaded. files: the model's, as they were; () if damaged."""
+
+    path: Path
+    bytes: int
+    used_ns: int
+    files: tuple[tuple[str, int, int, int, int], ...]
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the model's files are gone or others now, so that nothing will ever load this one."""
+        for name, *stamp in self.files:
+            try:
+                found = os.stat(name)
+            except OSError:
+                return True
+            if stamp != [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]:
+                return True
+        return not self.files
+
+
+def packed_files() -> list[StoredWeights]:
+    """All packed files, the least recently used first. Other files of the folder are left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in packed_folder().iterdir():
+            if PACKED_NAME.fullmatch(path.name) and not path.name.startswith(TEMPORARY):
+                with contextlib.suppress(OSError):
+                    state = path.lstat()
+                    if stat.S_ISREG(state.st_mode):
+                        found.append(StoredWeights(path, state.st_blocks * 512, state.st_mtime_ns, _files_of(path)))
+    return sorted(found, key=lambda each: each.used_ns)
+
+
+def remove_orphans() -> None:
+    """Remove the packed files of models that are gone or were changed."""
+    for each in packed_files():
+        if each.orphaned:
+            with contextlib.suppress(OSError):
+                each.path.unlink()
+
+
+def _remove_damaged(path: Path, reason: DamagedError | OSError) -> None:
+    log.warning("%s is not used, and removed: %s. The model is packed again.", path, reason)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+class _GivenUpError(Exception):
+    """Why packed weights are not written."""
+
+
+@contextlib.contextmanager
+def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -> Iterator[int]:
+    """A new file open for writing, which gets its name when the block ends well. Older ones go to make room.
+
+    Raises _GivenUpError where there is no room, or another process is writing; OSError.
+    """
+    folder = path.parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_private(os.stat(folder)):
+        raise _GivenUpError(f"{folder} is not this user's alone")
+    try:
+        with FileLock(folder / ".lock", timeout=0, mode=0o600):
+            for each in folder.iterdir():  # only a process that was killed can have left these
+                if PACKED_NAME.fullmatch(each.name) and each.name.startswith(TEMPORARY):
+                    each.unlink()
+            _make_room(path, files, size, limit_mib)
+            fd, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY, suffix=".packed")
+            try:
+                yield fd
+                os.replace(name, path)
+                sync_folder(folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+            finally:
+                os.close(fd)
+    except Timeout:
+        raise _GivenUpError("another process is writing packed weights") from None
+
+
+def _make_room(path: Path, files: list[str], size: int, limit_mib: int | None) -> None:
+    limit = limit_bytes(limit_mib)
+    if size > limit:
+        raise _GivenUpError(f"they take {size >> 20:,} MiB, and the setting packed_mib allows {limit >> 20:,}")
+    remove_orphans()
+    stored = packed_files()
+    for each in [each for each in stored if [name for name, *_ in each.files] == files]:  # of other code or processors
+        each.path.unlink(missing_ok=True)
+        stored.remove(each)
+    while sum(each.bytes for each in stored) + size > limit:
+        stored.pop(0).path.unlink(missing_ok=True)
+    if shutil.disk_usage(path.parent).free < FREE_TIMES * size:
+        raise _GivenUpError("the disk is nearly full")
+
+
+def _path(file: ModelFile) -> Path:
+    made_of = json.dumps([_states(file), _code()])
+    return packed_folder() / f"{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.packed"
+
+
+def _newest_ns(file: ModelFile) -> int:
+    return max(max(each.modified_ns, each.changed_ns) for each in file.states)
+
+
+def _states(file: ModelFile) -> list[tuple[str, int, int, int, int]]:
+    return [(str(each.path), *each.stamp) for each in file.states]
+
+
+def _code() -> str:
+    """What decides how weights are packed: our sources and the processor."""
+    from cpu_kernels.kernel_cache import cache_directory
+
+    digest = hashlib.sha256(f"{cache_directory().name} {np.__version__}".encode())
+    for pattern in _DECIDING:
+        for source in sorted(_ROOT.glob(pattern)):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _opened(path: Path) -> int | None:
+    """Open a packed file for reading; None where there is none, or it may be another user's work. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    state = os.fstat(fd)
+    if stat.S_ISREG(state.st_mode) and _is_private(state) and _is_private(os.stat(path.parent)):
+        return fd
+    os.close(fd)
+    log.warning("%s is not used: others could have written it", path)
+    return None
+
+
+def _is_private(state: os.stat_result) -> bool:
+    """Whether only this user can write there: what others may change may be cut while it is mapped."""
+    return state.st_uid == os.getuid() and not state.st_mode & 0o022
+
+
+def _files_of(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:
+    """The model's files that a packed file was made of; () where that cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return tuple(tuple(each) for each in read_about(fd)["files"])
+        finally:
+            os.close(fd)
+    except (OSError, DamagedError, KeyError, TypeError):
+        return ()

@@ -1,0 +1,85 @@
+"""A model's packed weights written to a file tensor by tensor, where memory has no room for all of them.
+
+The program is recorded as for computing and thrown away: it decides which rows of which tensors are packed, and how.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.formats.conversions import NativeForm
+from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.threads import ThreadTeam
+from gguf_io import ModelFile
+from models.config import read_config
+from models.decoder import DecoderRecorder
+from models.kv_layout import stored_types
+from models.kv_pages import PageStore
+from models.native_runner import MAX_ROWS
+from models.packed_file import PackedWriter
+from models.recording import Recording
+from models.registry import find_architecture
+from models.rope_tables import Ropes
+from models.steps import LoadProgress
+from models.weights import WeightLoader
+
+_PIECE_BYTES = 4 << 20
+
+
+def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None, threads: int | None = None) -> None:
+    """Pack all that NativeRunner packs, and write it; the caller finishes the file.
+
+    Takes the memory of a few pieces of a tensor. Raises what NativeRunner raises for the model's file, OSError.
+    """
+    architecture, config = find_architecture(file.architecture), read_config(file)
+    team = ThreadTeam(min(threads or usable_cores(), usable_processors()))
+    try:
+        builder = ProgramBuilder()
+        loader = _WritingLoader(file, team, builder, progress, writer)
+        store = PageStore(config, 0, stored_types(config, ("f16", "f16")))
+        ropes = Ropes(config, architecture, loader, config.context)
+        DecoderRecorder(Recording(builder, loader, config, architecture, MAX_ROWS, team.threads), store, ropes).record()
+    finally:
+        team.close()
+
+
+class _WritingLoader(WeightLoader):
+    """Writes packed matrices to a file and keeps none."""
+
+    def __init__(
+        self,
+        file: ModelFile,
+        team: ThreadTeam,
+        builder: ProgramBuilder,
+        progress: LoadProgress | None,
+        writer: PackedWriter,
+    ) -> None:
+        super().__init__(file, team, builder, progress)
+        self._writer = writer
+
+    def _room(self, size: int) -> NDArray[np.generic]:
+        return np.broadcast_to(np.zeros(1, np.uint8), (size,))
+
+    def _fill(
+        self,
+        identity: str,
+        packed: NDArray[np.generic],
+        read: Callable[[int, int], NDArray[np.uint8]],
+        row_map: NDArray[np.int32],
+        form: NativeForm,
+        k: int,
+    ) -> None:
+        self._writer.put(identity, self._pieces(read, row_map, form, k))
+
+    def _pieces(
+        self, read: Callable[[int, int], NDArray[np.uint8]], row_map: NDArray[np.int32], form: NativeForm, k: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        group_bytes, group_rows = form[0].group_bytes(k), form[0].group_rows
+        together = max(1, _PIECE_BYTES // group_bytes)
+        room = np.empty(together * group_bytes, np.uint8)
+        for first in range(0, len(row_map), together * group_rows):
+            rows = row_map[first : first + together * group_rows]
+            self._pack_groups(room, read, rows, form, k)
+            yield room[: len(rows) // group_rows * group_bytes]

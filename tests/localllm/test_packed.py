@@ -1,0 +1,295 @@
+"""Packed weights on the disk: found again, bounded, private, and never of another model, processor or version."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from gguf_io import open_model
+from localllm import packed
+from localllm.library.own_store import OwnStore
+from models import NativeRunner
+from models.packed_file import PackedWeights
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
+from tests.waiting import PATIENCE_S
+
+PLENTY = 1000  # MiB
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own, where small and new models are kept too, at once."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    monkeypatch.setattr(packed, "_SETTLED_NS", -(2**62))
+    monkeypatch.setattr(packed, "_WAIT_S", 0.0)
+    return tmp_path
+
+
+@pytest.fixture
+def model(home: Path) -> Path:
+    return write(MODELS["llama"], home / "model.gguf")
+
+
+class Loads:
+    """Loads a model as the engine does, and counts how often its weights were packed."""
+
+    def __init__(self) -> None:
+        self.packed = 0
+
+    def __call__(self, path: Path, limit_mib: int | None = PLENTY) -> np.ndarray:
+        """Logits of a token; what is kept of the weights is whole by then."""
+        with open_model(path) as file:
+
+            def opened(ready: PackedWeights | None) -> NativeRunner:
+                self.packed += ready is None
+                return NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready)
+
+            runner = packed.open_with_packed(file, limit_mib, opened)
+        for thread in threading.enumerate():
+            if thread.name == "packed-keeper":
+                thread.join(PATIENCE_S)
+        logits = runner.run([5], [0], [runner.create_sequence()], [0]).copy()
+        runner.close()
+        return logits
+
+
+@pytest.fixture
+def load() -> Iterator[Loads]:
+    yield Loads()
+    assert not any(path.name.startswith(".localllm-") for path in packed.packed_folder().glob("*"))
+
+
+def stored() -> list[Path]:
+    return [each.path for each in packed.packed_files()]
+
+
+def test_a_second_load_packs_nothing(model: Path, load: Loads) -> None:
+    first = load(model)
+    (path,) = stored()
+    os.utime(path, (1, 1))
+    np.testing.assert_array_equal(load(model), first)
+    assert load.packed == 1 and stored() == [path]
+    assert path.stat().st_mtime > 1, "its last use is not noted"
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_kept_or_used_where_it_is_off(model: Path, load: Loads) -> None:
+    load(model, 0)
+    assert not packed.packed_folder().exists()
+    load(model)
+    load(model, 0)
+    assert load.packed == 3
+
+
+def test_small_models_and_new_files_are_not_kept(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_SETTLED_NS", 2**62)
+    load(model)
+    monkeypatch.setattr(packed, "_SETTLED_NS", -(2**62))
+    monkeypatch.setattr(packed, "LEAST_BYTES", 2**40)
+    load(model)
+    assert not stored()
+
+
+def test_a_file_that_was_changed_is_packed_again(model: Path, home: Path, load: Loads) -> None:
+    first = load(model)
+    other = write(MODELS["llama"], home / "other.gguf", seed=3)
+    before = model.stat()
+    model.write_bytes(other.read_bytes())
+    os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))  # only the time of its change tells
+    assert before.st_size == model.stat().st_size
+    assert not np.array_equal(load(model), first)
+    assert load.packed == 2 and len(stored()) == 1, "what was packed of the old file stays"
+
+
+def test_another_processor_or_version_packs_again(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(model)
+    old = stored()
+    monkeypatch.setattr(packed, "_code", lambda: "another")
+    np.testing.assert_array_equal(load(model), first)
+    assert load.packed == 2 and len(stored()) == 1 and stored() != old
+
+
+def test_the_processor_is_part_of_the_name() -> None:
+    """What LOCALLLM_ISA forces is packed apart."""
+    script = "from localllm.packed import _code; print(_code())"
+    codes = set()
+    for isa in ("portable", "avx2"):
+        environment = {**os.environ, "LOCALLLM_ISA": isa}
+        done = subprocess.run(
+            [sys.executable, "-c", script], check=False, env=environment, capture_output=True, text=True
+        )
+        codes.add(done.stdout or isa)  # a processor without AVX2 says so
+    assert len(codes) == 2
+
+
+@pytest.mark.parametrize("place", [0.01, 0.5, 0.9, 0.999])
+def test_damage_costs_a_packing_and_no_bit(
+    place: float, model: Path, load: Loads, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = load(model)
+    (path,) = stored()
+    data = bytearray(path.read_bytes())
+    offset = int(place * len(data))
+    data[offset : offset + 1] = bytes([data[offset] ^ 1])
+    path.write_bytes(data)
+    np.testing.assert_array_equal(load(model), first)
+    # A bit between two matrices is nobody's.
+    assert load.packed == 2 and "packed again" in caplog.text
+    np.testing.assert_array_equal(load(model), first)
+    assert load.packed == 2
+
+
+@pytest.mark.parametrize("left", [0, 100, 50_000])
+def test_a_cut_file_is_packed_again(left: int, model: Path, load: Loads) -> None:
+    first = load(model)
+    os.truncate(stored()[0], left)
+    np.testing.assert_array_equal(load(model), first)
+    assert load.packed == 2
+
+
+def test_another_models_file_is_not_taken(model: Path, home: Path, load: Loads) -> None:
+    other = write(MODELS["llama"], home / "other.gguf", seed=3)
+    first, second = load(model), load(other)
+    mine, others = (
+        next(each.path for each in packed.packed_files() if each.files[0][0] == str(p)) for p in (model, other)
+    )
+    shutil.copyfile(others, mine)
+    np.testing.assert_array_equal(load(model), first)
+    assert load.packed == 3 and not np.array_equal(first, second)
+
+
+def test_what_others_can_write_is_not_taken(model: Path, load: Loads) -> None:
+    load(model)
+    (path,) = stored()
+    path.chmod(0o622)
+    load(model)
+    path.chmod(0o600)
+    path.parent.chmod(0o777)
+    load(model)
+    path.parent.chmod(0o700)
+    assert load.packed == 3
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+    load(model)
+    assert load.packed == 4
+
+
+def test_the_least_recently_used_go_first(home: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [write(MODELS["llama"], home / f"{number}.gguf", seed=number) for number in range(4)]
+    load(models[0])
+    size = packed.packed_files()[0].bytes
+    monkeypatch.setattr(packed, "limit_bytes", lambda _: 3 * size)
+    for age, path in enumerate(models[1:3]):
+        load(path)
+        os.utime(stored()[-1], (10 + age, 10 + age))
+    load(models[0])  # used now
+    load(models[3])
+    kept = {Path(each.files[0][0]).stem for each in packed.packed_files()}
+    assert kept == {"0", "2", "3"}
+    assert sum(each.bytes for each in packed.packed_files()) <= 3 * size
+
+
+def test_a_model_that_is_larger_than_the_bound_or_the_disk_is_not_kept(
+    model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as small:
+        small.setattr(packed, "limit_bytes", lambda _: 1000)
+        load(model)
+    usage = shutil.disk_usage(model.parent)
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    load(model)
+    assert load.packed == 2 and not stored()
+
+
+def test_nothing_is_written_where_memory_is_short(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "available_memory", lambda: 2**20)
+    load(model)
+    assert not stored()
+
+
+def test_a_folder_that_cannot_be_made_costs_nothing(model: Path, load: Loads, home: Path) -> None:
+    (home / "home/.cache").mkdir(parents=True)
+    (home / "home/.cache/localllm").write_text("a file")
+    np.testing.assert_array_equal(load(model), load(model))
+    assert load.packed == 2 and (home / "home/.cache/localllm").read_text() == "a file"
+
+
+def test_one_process_writes_at_a_time(model: Path, load: Loads) -> None:
+    packed.packed_folder().mkdir(mode=0o700, parents=True)
+    with FileLock(packed.packed_folder() / ".lock"):
+        load(model)
+    assert not stored()
+    load(model)
+    assert len(stored()) == 1
+
+
+def test_a_model_that_is_closed_meanwhile_leaves_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go = threading.Event(), threading.Event()
+
+    def memory() -> int:
+        reached.set()
+        assert go.wait(PATIENCE_S)
+        return 2**40
+
+    monkeypatch.setattr(packed, "available_memory", memory)
+    with open_model(model) as file:
+        runner = packed.open_with_packed(
+            file, PLENTY, lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready)
+        )
+    assert reached.wait(PATIENCE_S)
+    threading.Timer(0.1, go.set).start()
+    runner.close()
+    assert {path.name for path in packed.packed_folder().iterdir()} <= {".lock"}
+
+
+def test_what_a_killed_process_left_goes_with_the_next(model: Path, load: Loads) -> None:
+    script = (
+        "import os, signal\nfrom pathlib import Path\nfrom localllm.packed import _place_for, packed_folder\n"
+        "with _place_for(packed_folder() / f'{\"0\" * 32}.packed', [], 1, 100) as fd:\n"
+        "    os.write(fd, b'half')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in packed.packed_folder().iterdir() if path.name.startswith(".localllm-")]
+    theirs = packed.packed_folder() / ".localllm-notes"
+    theirs.write_text("somebody's")
+    load(model)
+    assert theirs.read_text() == "somebody's"
+    theirs.unlink()
+    assert len(stored()) == 1
+
+
+def test_models_that_are_gone_take_their_packed_weights_along(home: Path, load: Loads) -> None:
+    paths = [write(MODELS["llama"], home / f"{number}.gguf", seed=number) for number in range(2)]
+    for path in paths:
+        load(path)
+    paths[0].unlink()
+    packed.remove_orphans()
+    (left,) = packed.packed_files()
+    assert left.files[0][0] == str(paths[1])
+
+
+def test_they_go_with_a_models_blob(model: Path, home: Path, load: Loads) -> None:
+    store = OwnStore(home / "store")
+    store.prepare()
+    store.add_blob("model", model.read_bytes())
+    (blob,) = store.blobs.iterdir()
+    load(blob)
+    assert len(stored()) == 1
+    store.discard([blob.name])
+    assert not stored()
+
+
+def test_the_default_bound_follows_the_disk() -> None:
+    free = shutil.disk_usage("/").free
+    assert 0 < packed.limit_bytes(None) <= min(packed.DEFAULT_BYTES, free)
+    assert packed.limit_bytes(5) == 5 * 2**20
