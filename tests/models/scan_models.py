@@ -27,6 +27,7 @@ def _sizes(heads: int, head: int, groups: int, state: int, reach: int = 4) -> di
     }
 
 
+_FALCON_NORM = {"ffn_norm": "width"}  # so do its files name it
 _GRANITE = {
     **_sizes(16, 32, 1, 64),
     "attention.head_count_kv": [0, 0, 2, 0, 2],
@@ -72,7 +73,8 @@ SCAN_MODELS: dict[str, Synthetic] = {
         layers=3,
         tied=False,
         extra={**_sizes(8, 64, 1, 96), "rope.freq_base": 1e8},
-        added={name: shape for name, shape in _SCAN.items() if name != "ssm_norm.weight"},
+        added=_SCAN | _FALCON_NORM,
+        dropped=("ssm_norm.weight", "ffn_norm.weight"),
     ),
     "falcon-h1-odd": Synthetic(
         "falcon-h1",
@@ -82,7 +84,8 @@ SCAN_MODELS: dict[str, Synthetic] = {
         heads=6,
         head=36,
         extra=_sizes(6, 20, 2, 40, 2),
-        added=_SCAN,
+        added=_SCAN | _FALCON_NORM,
+        dropped=("ffn_norm.weight",),
     ),
     "nemotron_h": Synthetic(
         "nemotron_h",
