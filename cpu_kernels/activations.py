@@ -68,7 +68,7 @@ ALL_FORMS = _BLOCKS_32 | _BLOCKS_256 | _PLAIN
 
 _SHORT = POLICY.int16_accumulators
 
-GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID, GATE_RELU = range(6)
+GATE_SILU, GATE_GELU, GATE_CLAMPED, GELU_ALONE, GATE_SIGMOID, GATE_RELU, SQUARED_RELU_ALONE = range(7)
 
 
 @inner
@@ -251,7 +251,7 @@ def norm_add(op: int, step: int, thread: int, threads: int) -> None:
 
 @inner
 def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
-    """out = activation(gate) * up, without up for GELU_ALONE.
+    """out = activation(gate) * up, without up for GELU_ALONE and SQUARED_RELU_ALONE.
 
     All but ReLU are x / (1 + 2^e(x)), or 1 / (1 + 2^e(x)).
     """
@@ -260,9 +260,10 @@ def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
     gelu = splat_f32(_GELU_EXPONENT)
     cube = splat_f32(_GELU_CUBE)
     steep, highest, lowest = splat_f32(_STEEP), splat_f32(_LIMIT), splat_f32(-_LIMIT)
-    if kind == GATE_RELU:
+    if kind in (GATE_RELU, SQUARED_RELU_ALONE):
         for i in range(0, n, 16):
-            store_f32(out + i * 4, mul_f32(max_f32(zero_f32(), load_f32(gate + i * 4)), load_f32(up + i * 4)))
+            x = max_f32(zero_f32(), load_f32(gate + i * 4))
+            store_f32(out + i * 4, mul_f32(x, load_f32(up + i * 4) if kind == GATE_RELU else x))
         return
     for i in range(0, n, 16):
         x, factor = load_f32(gate + i * 4), load_f32(up + i * 4)
@@ -280,7 +281,7 @@ def gate_values(kind: int, gate: int, up: int, out: int, n: int) -> None:
 
 
 def _gate_pack_samples() -> Iterator[Sample]:
-    for kind, rows, width in product(range(5), (1, 3), (1, 4)):
+    for kind, rows, width in product(range(7), (1, 3), (1, 4)):
         s = Sample(rows=rows, width=width)
         gate, up = s.array(4 * s.random.standard_normal((rows, 256))), s.normal(rows, 256)
         yield s.arguments(gate, up, 1024, 256, ALL_FORMS, s.activations(256), kind)

@@ -32,24 +32,29 @@ import numpy as np
 
 from cpu_kernels.activations import GATE_SILU, gate_values, norm_row
 from cpu_kernels.declarations import inner
-from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import kernel
 from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.page_states import (
+    WIDE,
+    clear_floats,
+    convolve,
+    copy_floats,
+    dot_product,
+    fold_page,
+    slot_of_page,
+    softplus,
+    through_state,
+)
 from cpu_kernels.records import Step, argument, field, scratch, share
 from cpu_kernels.self_check import Sample
-from cpu_kernels.simd.arithmetic import add_f32, div_f32, exp2_f32, fma, mul_f32, sub_f32, sum_f32
-from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_scaled, tile_store, zero_tile_f32
-from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_f32, splat_f32, store_f32, zero_f32
+from cpu_kernels.simd.arithmetic import exp2_f32, fma, mul_f32, sub_f32, sum_f32
+from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32, zero_f32
 
 _SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
 _SEGMENT_BYTES = 4 * 8
 _COLUMNS = 2 * PAGE_TOKENS
-_WIDE = 16 if POLICY.vector_parts == 1 else 4
 _ONE = np.float32(1.0)
 _LOG2E = np.float32(math.log2(math.e))
-_MINUS_LOG2E = np.float32(-math.log2(math.e))
-# Beyond it, log(1 + exp(x)) is x in single precision.
-_SOFTPLUS_IS_LINEAR = np.float32(20.0)
 
 
 class Shape(IntEnum):
@@ -118,61 +123,9 @@ def _part(slot: int, heads: int, padded: int, which: int) -> int:
 
 @inner
 def _slot_of(op: int, shape: int, table: int, page: int) -> int:
-    """The number of the slot that a page of a sequence has in this step."""
-    place, places = get_i32(table + page * 4), field(shape, _PLACES)
-    return get_i32(argument(op, 2) + (place // places * field(shape, _GROUP_PAGES) + place % places) * 4)
-
-
-@inner
-def _copy(source: int, target: int, floats: int) -> None:
-    for i in range(0, floats, 16):
-        store_f32(target + i * 4, load_f32(source + i * 4))
-
-
-@inner
-def _clear(target: int, floats: int) -> None:
-    for i in range(0, floats, 16):
-        store_f32(target + i * 4, zero_f32())
-
-
-@inner
-def _fold(before: int, slot: int, heads: int, padded: int, memory: int) -> None:
-    """Make the state of a slot of that of the page before, which is full. They may be the same slot."""
-    keys = _part(before, heads, padded, 1)
-    for r in range(heads):
-        faded = _part(before, heads, padded, 3) + r * PAGE_TOKENS * 4
-        last = splat_f32(get_f32(faded + (PAGE_TOKENS - 1) * 4))
-        store_f32(memory, exp2_f32(sub_f32(last, load_f32(faded))))
-        scaled = memory + 64
-        for i in range(PAGE_TOKENS):
-            factor = splat_f32(get_f32(memory + i * 4))
-            for d in range(0, padded, 16):
-                at = (i * padded + d) * 4
-                store_f32(scaled + at, mul_f32(load_f32(keys + at), factor))
-        whole = exp2_f32(last)
-        corrections = _part(before, heads, padded, 2) + r * PAGE_TOKENS * padded * 4
-        first = r * padded * padded * 4
-        for v in range(padded // 16):
-            for d in range(0, padded, _WIDE):
-                at = first + (v * padded + d) * 64
-                tile = tile_scaled(tile_load_f32(zero_tile_f32(_WIDE), before + at), whole)
-                for i in range(PAGE_TOKENS):
-                    added = load_f32(corrections + (i * padded + v * 16) * 4)
-                    tile = tile_fma(tile, added, scaled + (i * padded + d) * 4)
-                tile_store(tile, slot + at)
-
-
-@inner
-def _convolve(rows: int, first: int, count: int, reach: int, floats: int, weights: int, stride: int, out: int) -> None:
-    """SiLU of the convolution of rows first..first+count-1 of a page. rows: of its slot. out: [row][floats]."""
-    one, minus = splat_f32(_ONE), splat_f32(_MINUS_LOG2E)
-    for i in range(count):
-        source = rows + (first + i) * floats * 4
-        for c in range(0, floats, 16):
-            total = mul_f32(load_f32(weights + c * 4), load_f32(source + c * 4))
-            for k in range(1, reach):
-                total = fma(load_f32(weights + k * stride + c * 4), load_f32(source + (k * floats + c) * 4), total)
-            store_f32(out + (i * floats + c) * 4, div_f32(total, add_f32(one, exp2_f32(mul_f32(total, minus)))))
+    """Address of the first key head's part of the slot that a page of a sequence has in this step."""
+    number = slot_of_page(argument(op, 2), table, page, field(shape, _GROUP_PAGES), field(shape, _PLACES))
+    return argument(op, 1) + number * field(shape, _SLOT_BYTES)
 
 
 @inner
@@ -186,29 +139,7 @@ def _normalise(x: int, padded: int, epsilon: np.float32, scale: np.float32, out:
         store_f32(out + d * 4, mul_f32(load_f32(x + d * 4), factor))
 
 
-@inner
-def _dot(x: int, y: int, padded: int) -> np.float32:
-    total = zero_f32()
-    for d in range(0, padded, 16):
-        total = fma(load_f32(x + d * 4), load_f32(y + d * 4), total)
-    return sum_f32(total)
-
-
-def _through(width: int) -> Any:
-    """Function that multiplies `width` columns, keys or queries, by a state: out [D / 16][columns][16]."""
-
-    @inner
-    def multiply(columns: int, state: int, padded: int, out: int) -> None:
-        for v in range(padded // 16):
-            tile = zero_tile_f32(width)
-            for d in range(padded):
-                tile = tile_fma(tile, load_f32(state + (v * padded + d) * 64), columns + d * _COLUMNS * 4)
-            tile_store(tile, out + v * _COLUMNS * 64)
-
-    return multiply
-
-
-_through_two, _through_many = _through(2), _through(_WIDE)
+_through_two, _through_many = through_state(2), through_state(WIDE)
 
 
 @inner
@@ -216,7 +147,7 @@ def _gates(op: int, row: int, head: int, faded: int, t: int, memory: int) -> np.
     """Put the sum of a row's g, in powers of two, into G[t], and return its beta. head: among all, in their order."""
     constants = argument(op, 9) + head * 8
     alpha = get_f32(argument(op, 7) + row * argument(op, 8) + head * 4) + get_f32(constants)
-    grown = alpha if alpha > _SOFTPLUS_IS_LINEAR else np.float32(math.log(1.0 + math.exp(alpha)))
+    grown = softplus(alpha)
     before = np.float32(0.0)
     if t > 0:
         before = get_f32(faded + (t - 1) * 4)
@@ -269,8 +200,8 @@ def _scores(keys: int, t: int, i: int, padded: int, query: int, key_scores: int,
     key = keys + t * padded * 4
     for j in range(t + 1):
         before = keys + j * padded * 4
-        put_f32(key_scores + (i * PAGE_TOKENS + j) * 4, _dot(key, before, padded))
-        put_f32(query_scores + (i * PAGE_TOKENS + j) * 4, _dot(query, before, padded))
+        put_f32(key_scores + (i * PAGE_TOKENS + j) * 4, dot_product(key, before, padded))
+        put_f32(query_scores + (i * PAGE_TOKENS + j) * 4, dot_product(query, before, padded))
 
 
 @inner
@@ -283,7 +214,7 @@ def _rows_of_page(
     rows = _part(slot, heads, padded, 4)
     for i in range(n):
         source = argument(op, 3) + (row0 + i) * argument(op, 15) + head * floats * 4
-        _copy(source, rows + (reach - 1 + t0 + i) * floats * 4, floats)
+        copy_floats(source, rows + (reach - 1 + t0 + i) * floats * 4, floats)
     convolved = scratch(step, thread)
     columns = convolved + PAGE_TOKENS * floats * 4
     through = columns + padded * _COLUMNS * 4
@@ -291,16 +222,8 @@ def _rows_of_page(
     query_scores = key_scores + PAGE_TOKENS * PAGE_TOKENS * 4
     factors = query_scores + PAGE_TOKENS * PAGE_TOKENS * 4
     out = factors + 3 * PAGE_TOKENS * 4
-    _convolve(
-        rows,
-        t0,
-        n,
-        reach,
-        floats,
-        argument(op, 10) + head * floats * 4,
-        field(shape, _KEY_HEADS) * floats * 4,
-        convolved,
-    )
+    weights = (argument(op, 10) + head * floats * 4, 0, field(shape, _KEY_HEADS) * floats * 4)
+    convolve(rows + t0 * floats * 4, n, reach, floats, floats, weights, convolved, floats)
     keys = _part(slot, heads, padded, 1)
     epsilon, scale = get_f32(argument(op, 12)), get_f32(argument(op, 12) + 4)
     for i in range(n):
@@ -315,10 +238,10 @@ def _rows_of_page(
     for r in range(heads):
         state = _part(slot, heads, padded, 0) + r * padded * padded * 4
         if n == 1:
-            _through_two(columns, state, padded, through)
+            _through_two(columns, state, padded, padded, _COLUMNS, through)
         else:
-            for c in range(0, 2 * n, _WIDE):
-                _through_many(columns + c * 4, state, padded, through + c * 64)
+            for c in range(0, 2 * n, WIDE):
+                _through_many(columns + c * 4, state, padded, padded, _COLUMNS, through + c * 64)
         faded = _part(slot, heads, padded, 3) + r * PAGE_TOKENS * 4
         corrections = _part(slot, heads, padded, 2) + r * PAGE_TOKENS * padded * 4
         for i in range(n):
@@ -335,15 +258,19 @@ def _begin(op: int, shape: int, step: int, thread: int, head: int, table: int, p
     """Make the state at the start of a page, of that of the page before."""
     heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
     floats = (2 + heads) * padded
-    slot = argument(op, 1) + _slot_of(op, shape, table, page) * field(shape, _SLOT_BYTES) + head * bytes_of_head
+    slot = _slot_of(op, shape, table, page) + head * bytes_of_head
     if page == 0:
-        _clear(slot, heads * padded * padded)
-        _clear(_part(slot, heads, padded, 4), (reach - 1) * floats)
+        clear_floats(slot, heads * padded * padded)
+        clear_floats(_part(slot, heads, padded, 4), (reach - 1) * floats)
         return
-    before = argument(op, 1) + _slot_of(op, shape, table, page - 1) * field(shape, _SLOT_BYTES) + head * bytes_of_head
-    _fold(before, slot, heads, padded, scratch(step, thread))
+    before = _slot_of(op, shape, table, page - 1) + head * bytes_of_head
+    for r in range(heads):
+        state, tokens = r * padded * padded * 4, r * PAGE_TOKENS * 4
+        added, faded = _part(before, heads, padded, 2) + tokens * padded, _part(before, heads, padded, 3) + tokens
+        keys, memory = _part(before, heads, padded, 1), scratch(step, thread)
+        fold_page(before + state, slot + state, keys, added, faded, padded, padded, memory)
     rows = _part(before, heads, padded, 4) + PAGE_TOKENS * floats * 4
-    _copy(rows, _part(slot, heads, padded, 4), (reach - 1) * floats)
+    copy_floats(rows, _part(slot, heads, padded, 4), (reach - 1) * floats)
 
 
 def _samples() -> Iterator[Sample]:
@@ -388,11 +315,7 @@ def delta_net(op: int, step: int, thread: int, threads: int) -> None:
                 n = min(PAGE_TOKENS - t, last - row)
                 if t == 0:
                     _begin(op, shape, step, thread, head, table, page, bytes_of_head)
-                slot = (
-                    argument(op, 1)
-                    + _slot_of(op, shape, table, page) * field(shape, _SLOT_BYTES)
-                    + head * bytes_of_head
-                )
+                slot = _slot_of(op, shape, table, page) + head * bytes_of_head
                 _rows_of_page(op, shape, step, thread, head, slot, t, row, n)
                 row += n
                 position += n

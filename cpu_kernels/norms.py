@@ -66,6 +66,45 @@ def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
         pack_row(out, 0, k, k, argument(op, 4), width, row, act)
 
 
+def _norm_groups_samples() -> Iterator[Sample]:
+    for size, groups, rows in ((24, 3, 3), (64, 1, 1)):
+        s, k = Sample(rows=rows, width=min(rows, 2)), size * groups
+        x, weight = s.normal(rows * 96 + 16), s.normal(k + 16)
+        yield s.arguments(x, 384, weight, size, groups, int(Form.FLOATS), s.activations(96), s.array([1e-3]))
+
+
+@inner
+def _norm_part(x: int, weight: int, size: int, epsilon: np.float32, out: int) -> None:
+    """out = x / sqrt(mean(x^2) + epsilon) * weight for a part of a row, behind which others may lie."""
+    squares = zero_f32()
+    for i in range(0, size, 16):
+        v = select_first(load_f32(x + i * 4), zero_f32(), size - i)
+        squares = fma(v, v, squares)
+    factor = splat_f32(_ONE / np.float32(math.sqrt(sum_f32(squares) / np.float32(size) + epsilon)))
+    for i in range(0, size, 16):
+        store_f32(out + i * 4, mul_f32(mul_f32(load_f32(x + i * 4), factor), load_f32(weight + i * 4)))
+
+
+@kernel(_norm_groups_samples)
+def norm_groups_pack(op: int, step: int, thread: int, threads: int) -> None:
+    """Normalise each of several equal parts of a row by its root mean square, and pack the row.
+
+    Arguments: 0 x, 1 stride in bytes, 2 weight of all parts, 3 values of a part, 4 parts, 5 forms, 6 descriptors,
+    7 address of epsilon. Vectors behind x and weight are read and do not matter. With one row every thread packs its
+    own copy.
+    """
+    rows, width = stage_rows(op, step), stage_width(op, step)
+    size, parts, epsilon = argument(op, 3), argument(op, 4), get_f32(argument(op, 7))
+    act = activation(argument(op, 6), 1, rows, thread)
+    first, last = rows_to_pack(rows, width, thread, threads)
+    out = scratch(step, thread)
+    for row in range(first, last):
+        for part in range(parts):
+            at = part * size * 4
+            _norm_part(argument(op, 0) + row * argument(op, 1) + at, argument(op, 2) + at, size, epsilon, out + at)
+        pack_row(out, 0, size * parts, size * parts, argument(op, 5), width, row, act)
+
+
 def _norm_rows_samples() -> Iterator[Sample]:
     s = Sample(rows=3)
     yield s.arguments(s.normal(3, 64), 256, s.normal(64), 48, 64, s.array([1e-3]))

@@ -22,7 +22,8 @@ class RopePairs(Enum):
 class Activation(Enum):
     """The feed-forward network between its products: SILU, GELU and RELU of the gate, times up.
 
-    CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE: there is no gate, but GELU of up.
+    CLAMPED is gpt-oss's: a clamped, steeper SiLU, times 1 + a clamped up. GELU_ALONE, SQUARED_RELU_ALONE: there is no
+    gate, but GELU of up, or the square of RELU of up.
     """
 
     SILU = "silu"
@@ -30,6 +31,12 @@ class Activation(Enum):
     CLAMPED = "clamped"
     GELU_ALONE = "gelu alone"
     RELU = "relu"
+    SQUARED_RELU_ALONE = "squared relu alone"
+
+    @property
+    def gated(self) -> bool:
+        """Whether the network has a gate beside up."""
+        return self not in (Activation.GELU_ALONE, Activation.SQUARED_RELU_ALONE)
 
 
 class Gating(Enum):
@@ -169,7 +176,8 @@ class Norms:
     layer_norm: by mean and variance, with biases where the file has them; else by the root mean square. before, after:
     what goes into a sub-layer, and what comes out of it. first: whether the first layer's attention must have one
     before it. sums: the rows themselves, once what a sub-layer found was added to them. feed_forward, output: the
-    tensors before the feed-forward network and before logits; attention_sum, feed_forward_sum: those of sums.
+    tensors before the feed-forward network and before logits; attention_sum, feed_forward_sum: those of sums. scans:
+    whether what a selective scan gives must be normalised; else it is where the file has that norm.
     """
 
     layer_norm: bool = False
@@ -181,6 +189,7 @@ class Norms:
     output: str = "output_norm"
     attention_sum: str = "attn_output_norm"
     feed_forward_sum: str = "layer_output_norm"
+    scans: bool = True
 
 
 @dataclass(frozen=True)
@@ -213,10 +222,11 @@ class Experts:
 class Architecture:
     """A transformer with grouped-query attention and a feed-forward network, in each layer one after the other.
 
-    Layers that the file gives no key-value heads have a short convolution in place of attention, or a gated delta
-    network. Where the file states the size of a latent, attention is on latents. gated_attention: queries come with a
-    gate of what attention gives. value_heads_together: value heads of a delta network that share a key head follow each
-    other, instead of taking turns.
+    Layers that the file gives no key-value heads have a short convolution in place of attention, a gated delta network
+    or a selective scan; in some architectures layers have attention beside a scan, or only one of mixer and network.
+    Where the file states the size of a latent, attention is on latents. gated_attention: queries come with a gate of
+    what attention gives. value_heads_together: value heads of a delta network that share a key head follow each other,
+    instead of taking turns.
 
     Biases, norms of heads (of each, or of all together), attention sinks, tied embeddings, fused tensors, experts and
     shared experts are recognised by their tensors. parallel: the feed-forward network reads what attention reads,

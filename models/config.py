@@ -10,7 +10,7 @@ from models import layer_sizes
 from models.delta_sizes import DeltaNetSizes, attending_layers, delta_net_sizes
 from models.errors import UnsupportedModelError
 from models.latents import Latents, read_latents
-from models.layer_sizes import CONVOLUTION, MAX_HEAD_SIZE, MAX_HEADS, Heads, in_each_layer, same_in_all_layers
+from models.layer_sizes import CONVOLUTION, MAX_HEAD_SIZE, Heads, in_each_layer, same_in_all_layers
 from models.refusals import refuse_unread
 from models.rope_config import (
     MAX_CONTEXT,
@@ -22,6 +22,7 @@ from models.rope_config import (
     stated_number,
     window_rope_base,
 )
+from models.scan_sizes import ScanSizes, scan_sizes, scanning_layers
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
@@ -59,12 +60,14 @@ class ModelConfig:
     key-value head, of the size that a token stores. per_layer_width: values that a layer gets of each token's second
     embedding, 0 where there is none. sparsity: for each layer, how many standard deviations above the mean its gates
     begin to count, -inf where all do. altup: parallel residual streams, and which of them layers compute with.
-    attends: for each layer, whether it has attention; others have a gated delta network (delta_net), or a short
-    convolution over `convolution` tokens. gating, normalise_experts, expert_scale: what the file states of experts, in
-    its numbers. expert_groups, expert_groups_used: how many equal groups experts fall into, and those that a row's
-    experts come from. rope_size: values of a head that are rotated. window_rope_base: rotation base of layers with a
-    window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at all. window,
-    window_pattern (a period, or which layers), causal (whether rows see only those before them): None where not stated.
+    attends, recurs: for each layer, whether it has attention, and whether it has a state: a gated delta network's
+    (delta_net), a selective scan's (scan), or that of a short convolution over `convolution` tokens. Some have both. A
+    width of 0 says that a layer has no feed-forward network. gating, normalise_experts, expert_scale: what the file
+    states of experts, in its numbers. expert_groups, expert_groups_used: how many equal groups experts fall into, and
+    those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base: rotation base
+    of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at
+    all. window, window_pattern (a period, or which layers), causal (whether rows see only those before them): None
+    where not stated.
     """
 
     architecture: str
@@ -75,6 +78,7 @@ class ModelConfig:
     dense_layers: int
     dense_feed_forwards: tuple[int, ...]
     attends: tuple[bool, ...]
+    recurs: tuple[bool, ...]
     layer_heads: tuple[Heads, ...]
     kv_layers: tuple[int, ...]
     per_layer_width: int
@@ -82,6 +86,7 @@ class ModelConfig:
     altup: tuple[int, int]
     convolution: int
     delta_net: DeltaNetSizes | None
+    scan: ScanSizes | None
     heads: int
     kv_heads: int
     head_size: int
@@ -121,8 +126,13 @@ class ModelConfig:
     @property
     def last_stored(self) -> int:
         """The last layer whose rows others look back at; what comes behind it matters to a row's own logits alone."""
-        own = (layer for layer in range(self.layers) if self.kv_layers[layer] == layer or not self.attends[layer])
-        return max(own)
+        own = (self.attends[layer] and self.kv_layers[layer] == layer for layer in range(self.layers))
+        return max(layer for layer, both in enumerate(zip(own, self.recurs, strict=True)) if any(both))
+
+    @property
+    def slot_sizes(self) -> DeltaNetSizes | ScanSizes | None:
+        """Sizes of states that have slots, None where there are none."""
+        return self.delta_net or self.scan
 
     @property
     def narrows(self) -> bool:
@@ -141,7 +151,7 @@ class ModelConfig:
         attended = [heads.queries * heads.size for heads in self.layer_heads]
         if self.latents:
             attended = [self.heads * self.latents.value, self.latents.query_rank]
-        of_values = self.delta_net.value_heads * self.delta_net.head_size if self.delta_net else 0
+        of_values = self.slot_sizes.inner if self.slot_sizes else 0
         return max(self.embedding, self.per_layer_width, *widths, *attended, of_values)
 
 
@@ -151,10 +161,9 @@ def read_config(file: ModelFile) -> ModelConfig:
     Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that differ between layers.
     """
     metadata, name = file.metadata, file.architecture
-    heads = same_in_all_layers(file, f"{name}.attention.head_count", MAX_HEADS)
-    kv_key = f"{name}.attention.head_count_kv"
-    layers = _layers(file)
-    kv_heads = layer_sizes.kv_heads(file, kv_key, layers) if kv_key in metadata else (heads,) * layers
+    layers, scan = _layers(file), scan_sizes(file)
+    heads = layer_sizes.query_heads(file, may_lack=scan is not None)
+    kv_heads = layer_sizes.kv_heads(file, heads, layers, may_lack=scan is not None)
     attends = tuple(count > 0 for count in kv_heads)
     delta_net = delta_net_sizes(file)
     if delta_net:
@@ -163,18 +172,22 @@ def read_config(file: ModelFile) -> ModelConfig:
     latents = read_latents(file)
     if latents:
         kv_heads = (1,) * layers
-    head_size = latents.stored if latents else _head_size(file, embedding // heads)
+    head_size = latents.stored if latents else _head_size(file, embedding // heads if heads else 2)
     refuse_unread(file)
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     rope_size = metadata.get_int(f"{name}.rope.dimension_count", head_size, minimum=2, maximum=head_size)
     windowed = _windowed(file, layers)
     latent = latents.rank if latents else 0
-    alike = Heads(heads, next(count for count in kv_heads if count), head_size, rope_size, latent)
+    alike = Heads(max(heads, 1), next((count for count in kv_heads if count), 1), head_size, rope_size, latent)
     dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
     first = f"blk.{dense_layers}."
     experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
     dense = dense_layers or not experts or first + _DENSE in file.tensors
-    widths = in_each_layer(file, f"{name}.feed_forward_length", MAX_WIDTH, layers)[:layers] if dense else ()
+    width_key, narrowest = f"{name}.feed_forward_length", 0 if scan else 1
+    widths = in_each_layer(file, width_key, MAX_WIDTH, layers, narrowest)[:layers] if dense else ()
+    recurs = tuple(not one for one in attends)
+    if scan:
+        recurs = scanning_layers(file, attends, widths)
     scaling = rope_scaling(file, context)
     used = _experts_used(file, experts)
     groups, groups_used = _expert_groups(file, experts, used)
@@ -187,16 +200,18 @@ def read_config(file: ModelFile) -> ModelConfig:
         dense_layers=dense_layers if experts else layers,
         dense_feed_forwards=widths,
         attends=attends,
+        recurs=recurs,
         layer_heads=layer_sizes.layer_heads(file, alike, kv_heads, windowed),
         kv_layers=layer_sizes.kv_layers(file, windowed, layers),
         per_layer_width=_per_layer_width(file),
         sparsity=layer_sizes.sparsity(file, layers),
         altup=_altup(file),
         convolution=0
-        if all(attends) or delta_net
+        if delta_net or scan or not any(recurs)
         else metadata.get_int(f"{name}.{CONVOLUTION}", minimum=2, maximum=MAX_CONVOLUTION),
         delta_net=delta_net,
-        heads=heads,
+        scan=scan,
+        heads=alike.queries,
         kv_heads=alike.keys,
         head_size=head_size,
         latents=latents,

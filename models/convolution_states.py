@@ -43,7 +43,7 @@ class ConvolutionSizes:
 
 def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
     """None for a model without short convolutions."""
-    layers = config.attends.count(False) if config.delta_net is None else 0
+    layers = sum(config.recurs) if config.slot_sizes is None else 0
     return ConvolutionSizes(layers, config.convolution - 1, padded(config.embedding)) if layers else None
 
 
@@ -59,7 +59,7 @@ class ConvolutionStates:
     ) -> None:
         self.sizes, self.group_places = sizes, group_places
         self.pages = zeros_from_the_front((groups, sizes.layers, 1, group, sizes.layer_bytes))
-        self._numbers = {layer: i for i, layer in enumerate(np.flatnonzero(np.logical_not(config.attends)).tolist())}
+        self._numbers = {layer: i for i, layer in enumerate(np.flatnonzero(config.recurs).tolist())}
         self._latest = aligned_zeros((sizes.layers, STATE_ROWS, sizes.rows, sizes.width), np.float32)
 
     @property

@@ -19,6 +19,7 @@ from models.latent_layer import LatentLayers
 from models.per_layer_inputs import PerLayerInputs
 from models.recording import Recording
 from models.rope_tables import Ropes
+from models.scan_layer import ScanLayers
 from models.weights import padded
 
 
@@ -37,14 +38,17 @@ class DecoderRecorder:
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
         self._recording = recording
         config = recording.config
-        attention = LatentLayers if config.latents else AttentionLayers
-        self._attention = attention(recording, store, ropes)
-        self._without_attention: ConvolutionLayers | DeltaLayers | None = None
+        self._attention: AttentionLayers | LatentLayers | None = None
+        if any(config.attends):
+            attention = LatentLayers if config.latents else AttentionLayers
+            self._attention = attention(recording, store, ropes)
+        self._recurrent: ConvolutionLayers | DeltaLayers | None = None
         if store.states:
-            self._without_attention = ConvolutionLayers(recording, store.states)
-        elif store.delta:
-            self._without_attention = DeltaLayers(recording, store.delta)
-        widths = config.dense_feed_forwards[: config.dense_layers]
+            self._recurrent = ConvolutionLayers(recording, store.states)
+        elif store.delta and config.delta_net:
+            self._recurrent = DeltaLayers(recording, store.delta)
+        self._scans = ScanLayers(recording, store.delta) if store.delta and config.scan else None
+        widths = filter(None, config.dense_feed_forwards[: config.dense_layers])
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         self._experts = ExpertLayers(recording) if config.experts else None
         self.inputs = PerLayerInputs(recording) if config.per_layer_width else None
@@ -97,10 +101,11 @@ class DecoderRecorder:
             self._streams.predict(layer)
         if self._experts and layer >= recording.config.dense_layers:
             self._experts.score_early(f"blk.{layer}.")
-        self._mixer(layer).record(layer)
+        self._mix(layer)
         if self._streams:
             self._streams.add_aside()
-        self._feed_forward(layer).record(layer)
+        if network := self._feed_forward(layer):
+            network.record(layer)
         if self._streams:
             self._streams.correct(layer)
         elif self.inputs:
@@ -117,17 +122,26 @@ class DecoderRecorder:
         if self.inputs:
             self.inputs.narrow(layer)
 
-    def _mixer(self, layer: int) -> AttentionLayers | ConvolutionLayers | DeltaLayers | LatentLayers:
-        """What lets a layer's rows see those before them."""
-        if self._without_attention and not self._recording.config.attends[layer]:
-            return self._without_attention
-        return self._attention
+    def _mix(self, layer: int) -> None:
+        """Record what lets a layer's rows see those before them."""
+        config, scans = self._recording.config, self._scans
+        attends, recurs = config.attends[layer], config.recurs[layer]
+        if scans and recurs and attends:
+            scans.leave_aside(layer)
+        elif scans and recurs:
+            scans.record(layer)
+        elif self._recurrent and recurs:
+            self._recurrent.record(layer)
+        if self._attention and attends:
+            self._attention.record(layer)
+        if scans and recurs and attends:
+            self._recording.add_aside()
 
-    def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers:
-        """A layer's network, which works on each row alone."""
+    def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers | None:
+        """A layer's network, which works on each row alone, if it has one."""
         config = self._recording.config
         if layer < config.dense_layers:
-            return self._dense[config.dense_feed_forwards[layer]]
+            return self._dense.get(config.dense_feed_forwards[layer])
         assert self._experts is not None
         return self._experts
 

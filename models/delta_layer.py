@@ -31,9 +31,9 @@ class DeltaLayers:
         self._across, self._between = (self._of_group, 1) if together else (1, groups)
         # Which of the file's value heads lies where: [key head][value head].
         self._heads = np.arange(groups)[:, None] * self._across + np.arange(self._of_group) * self._between
-        self._one = np.concatenate([np.arange(size), np.full(states.padded - size, -1)])
-        self._rows = recording.rows(groups * (2 + self._of_group) * states.padded)
-        self._gates = recording.rows(sizes.value_heads * states.padded)
+        self._one = np.concatenate([np.arange(size), np.full(sizes.padded - size, -1)])
+        self._rows = recording.rows(groups * (2 + self._of_group) * sizes.padded)
+        self._gates = recording.rows(sizes.value_heads * sizes.padded)
         self._beta, self._alpha = recording.rows(sizes.value_heads), recording.rows(sizes.value_heads)
         self._out = recording.rows(sizes.value_heads * size)
         constants = [config.epsilon, 1 / math.sqrt(size), config.epsilon]
@@ -51,7 +51,7 @@ class DeltaLayers:
         groups, heads, size = sizes.key_heads, sizes.value_heads, sizes.head_size
         shape = np.zeros(int(Shape.COUNT), np.int64)
         shape[: Shape.GROUP_PAGES] = (
-            *(groups, self._of_group, states.padded, size),
+            *(groups, self._of_group, sizes.padded, size),
             *(sizes.reach, self._across, self._between),
         )
         shape[Shape.GROUP_PAGES :] = states.places

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cpu_kernels import delta_net
 from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
@@ -19,6 +20,31 @@ class DeltaNetSizes:
     value_heads: int
     head_size: int
     reach: int
+
+    @property
+    def padded(self) -> int:
+        """A head's values rounded up to whole vectors."""
+        return -(-self.head_size // 16) * 16
+
+    @property
+    def inner(self) -> int:
+        """Values of a row that goes out."""
+        return self.value_heads * self.head_size
+
+    @property
+    def slot_parts(self) -> int:
+        """Parts of a layer's slot, which threads share out."""
+        return self.key_heads
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of one of them."""
+        return 4 * delta_net.head_floats(self.value_heads // self.key_heads, self.padded, self.reach)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory that a thread needs."""
+        return delta_net.scratch_bytes(self.value_heads // self.key_heads, self.padded)
 
 
 def delta_net_sizes(file: ModelFile) -> DeltaNetSizes | None:

@@ -1,6 +1,7 @@
-"""States of gated delta networks: a bounded number of slots, each with all that the rows of one page need.
+"""States of gated delta networks and of selective scans: a bounded number of slots, each with all that the rows of one
+page need.
 
-A slot (cpu_kernels.delta_net) holds the state at the first token of a page and what the page's tokens add. It serves
+A slot (cpu_kernels.page_states) holds the state at the first token of a page and what the page's tokens add. It serves
 every row up to the last one written, so a cut or a fork within the page goes on at once, and it begins the next page.
 States are large, so pages of long ago are thinned out: a slot without use goes the sooner the longer that is, and the
 later the rounder its page's number is. Where no slot is near, the rows since the last one are computed once more.
@@ -12,7 +13,6 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from cpu_kernels.delta_net import head_floats
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
@@ -27,26 +27,15 @@ _ROUNDEST = 6
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """Bytes of a slot, 0 for a model without delta networks."""
-    sizes = config.delta_net
-    return 0 if sizes is None else config.attends.count(False) * sizes.key_heads * _head_bytes(config)
+    """Bytes of a slot, 0 for a model whose layers have no such states."""
+    sizes = config.slot_sizes
+    return sum(config.recurs) * sizes.slot_parts * sizes.part_bytes if sizes else 0
 
 
 def slots_within(config: ModelConfig, budget: int) -> int:
     """Slots that a model has where keys, values and states together may take so many bytes."""
     size = slot_bytes(config)
     return min(max(budget // _SHARE // size, LEAST_SLOTS), _MOST_SLOTS) if size else 0
-
-
-def _head_bytes(config: ModelConfig) -> int:
-    sizes = config.delta_net
-    assert sizes is not None
-    return 4 * head_floats(sizes.value_heads // sizes.key_heads, padded_head(sizes.head_size), sizes.reach)
-
-
-def padded_head(size: int) -> int:
-    """A head's values rounded up to whole vectors."""
-    return -(-size // 16) * 16
 
 
 class DeltaStates:
@@ -57,12 +46,12 @@ class DeltaStates:
 
     def __init__(self, config: ModelConfig, slots: int, pages: int, group: int, group_places: int) -> None:
         """group, group_places: pages of a group, and what a group takes in a sequence's table."""
-        assert config.delta_net is not None
-        self.padded = padded_head(config.delta_net.head_size)
-        self.places = (group, group_places, slot_bytes(config), _head_bytes(config))
-        layers = np.flatnonzero(np.logical_not(config.attends)).tolist()
+        sizes = config.slot_sizes
+        assert sizes is not None
+        self.places = (group, group_places, slot_bytes(config), sizes.part_bytes)
+        layers = np.flatnonzero(config.recurs).tolist()
         self._numbers = {layer: i for i, layer in enumerate(layers)}
-        self._slots = zeros_from_the_front((slots, len(layers), config.delta_net.key_heads * _head_bytes(config)))
+        self._slots = zeros_from_the_front((slots, len(layers), sizes.slot_parts * sizes.part_bytes))
         self.slot_of_page = np.asarray(aligned_zeros((pages,), np.int32), np.int32)
         self.slot_of_page[:] = -1
         self._page, self._rows, self._index = np.full(slots, -1), np.zeros(slots, np.int64), np.zeros(slots, np.int64)

@@ -16,6 +16,7 @@ KINDS = {
     Activation.CLAMPED: activations.GATE_CLAMPED,
     Activation.GELU_ALONE: activations.GELU_ALONE,
     Activation.RELU: activations.GATE_RELU,
+    Activation.SQUARED_RELU_ALONE: activations.SQUARED_RELU_ALONE,
 }
 """What cpu_kernels.activations.gate_pack calls an activation."""
 
@@ -67,7 +68,7 @@ class FeedForwardLayers:
         loader, embedding, width = self._recording.loader, self._recording.config.embedding, self._width
         down = loader.matrix(f"{prefix}ffn_down{suffix}.weight", embedding, width)
         gate_name, up_name = f"{prefix}ffn_gate{suffix}.weight", f"{prefix}ffn_up{suffix}.weight"
-        if self._recording.architecture.activation is Activation.GELU_ALONE:
+        if not self._recording.architecture.activation.gated:
             return [], loader.matrix(up_name, width, embedding), down
         if loader.has(gate_name):
             return [loader.matrix(gate_name, width, embedding)], loader.matrix(up_name, width, embedding), down

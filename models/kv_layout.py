@@ -28,14 +28,14 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
 def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     """Bytes that one token's keys and values take over all layers, heads padded as they are stored.
 
-    Included is a token's share of what its page keeps for short convolutions. States of delta networks are not: see
+    Included is a token's share of what its page keeps for short convolutions. States that have slots are not: see
     state_bytes.
     """
     return page_bytes(config, types) // PAGE_TOKENS
 
 
 def state_bytes(config: ModelConfig, budget: int) -> int:
-    """Bytes that states of delta networks take of the memory for keys and values, whatever the number of tokens."""
+    """Bytes that states in slots take of the memory for keys and values, whatever the number of tokens."""
     return slots_within(config, budget) * slot_bytes(config)
 
 
@@ -56,7 +56,7 @@ def page_bytes(config: ModelConfig, types: KVTypes) -> int:
     """
     of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(heads, types) for heads in config.kv_heads_of_layers)
     sizes = convolution_sizes(config)
-    return of_heads + (sizes.page_bytes if sizes else 0) + (0 if all(config.attends) else 4 * PAGE_TOKENS)
+    return of_heads + (sizes.page_bytes if sizes else 0) + (4 * PAGE_TOKENS if any(config.recurs) else 0)
 
 
 def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:

@@ -30,6 +30,9 @@ from models.sequence import LOST, TABLE_STEP, Sequence
 _GROUP = 8
 """Pages of a group. A longer run is a longer stream, but a first token takes a whole group."""
 
+_MOST_PAGES = 1 << 20
+"""Where no layer attends, a page has token ids alone."""
+
 
 def _kind(heads: Heads) -> tuple[int, int]:
     """What layers must have in common for their pages to lie in one array."""
@@ -44,7 +47,8 @@ class PageStore:
         self.types = types
         self.bytes_per_token = kv_bytes_per_token(config, types)
         slots = slots_within(config, budget_bytes)
-        self.total = max(1, (budget_bytes - state_bytes(config, budget_bytes)) // page_bytes(config, types))
+        pages = (budget_bytes - state_bytes(config, budget_bytes)) // page_bytes(config, types)
+        self.total = min(max(1, pages), _MOST_PAGES)
         stored = config.kv_heads_of_layers
         counts = Counter(map(_kind, stored))
         layouts = {_kind(heads): page_layouts(heads, types) for heads in stored}

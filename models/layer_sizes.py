@@ -137,10 +137,24 @@ def kv_layers(file: ModelFile, windowed: tuple[bool, ...] | None, layers: int) -
     return tuple(found)
 
 
-def kv_heads(file: ModelFile, key: str, layers: int) -> tuple[int, ...]:
-    """Key-value heads of each layer, 0 for a short convolution. Raises UnsupportedModelError where none attends."""
+def query_heads(file: ModelFile, *, may_lack: bool) -> int:
+    """Query heads, the same in all layers that attend. may_lack: 0 where the file has none."""
+    key = f"{file.architecture}.attention.head_count"
+    if may_lack and file.metadata.get(key, 0) == 0:
+        return 0
+    return same_in_all_layers(file, key, MAX_HEADS)
+
+
+def kv_heads(file: ModelFile, heads: int, layers: int, *, may_lack: bool) -> tuple[int, ...]:
+    """Key-value heads of each layer, 0 for one that does not attend. may_lack: there are such layers.
+
+    heads: query heads; without them no layer attends. Raises UnsupportedModelError where none attends otherwise.
+    """
+    key = f"{file.architecture}.attention.head_count_kv"
+    if key not in file.metadata or not heads:
+        return (heads,) * layers
     convolves = f"{file.architecture}.{CONVOLUTION}" in file.metadata
-    counts = in_each_layer(file, key, MAX_HEADS, layers, 0 if convolves else 1)[:layers]
+    counts = in_each_layer(file, key, MAX_HEADS, layers, 0 if convolves or may_lack else 1)[:layers]
     if not any(counts):
         raise UnsupportedModelError(
             f"{file.path}: {key} gives no layer key-value heads, which the native engine needs. Use --backend llama."

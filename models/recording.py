@@ -68,7 +68,8 @@ class Recording:
         """Pack x, normalised unless name (without .weight) is None. factor: of the result, if it is normalised."""
         kernel, weight, bias = activations.norm_pack, 0, 0
         if name is not None:
-            weight = self._scaled(f"{name}.weight", factor)
+            # Falcon-H1's files name a norm without .weight.
+            weight = self._scaled(name if self.loader.has(name) else f"{name}.weight", factor)
             if self.architecture.norms.layer_norm:
                 kernel = norms.layer_norm_pack
                 bias = self._scaled(f"{name}.bias", factor) if self.loader.has(f"{name}.bias") else 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels import attention, delta_net
+from cpu_kernels import attention
 from cpu_kernels.formats import panels
 from cpu_kernels.loader import release_linker
 from cpu_kernels.memory import aligned_zeros
@@ -33,8 +33,8 @@ def step_fields(
 ) -> dict[Step, NDArray[np.generic]]:
     """New arrays whose addresses a step record has, kept with the program."""
     needs = [4 * padded(config.longest), attention.scratch_bytes(config.longest_head), panels.SCRATCH_BYTES]
-    if delta := config.delta_net:
-        needs.append(delta_net.scratch_bytes(delta.value_heads // delta.key_heads, padded(delta.head_size)))
+    if config.slot_sizes:
+        needs.append(config.slot_sizes.scratch_bytes)
     sizes: dict[Step, tuple[int, type[np.generic]]] = {
         Step.TOKENS: (max_rows, np.int32),
         Step.POSITIONS: (max_rows, np.int32),
@@ -84,7 +84,8 @@ class Steps:
         self._wanted, self._wanted_segments = fields[Step.WANTED], fields[Step.WANTED_SEGMENTS]
         self._narrows = config.narrows
         self._placed: Ordered[tuple[Sequence, int, int]] = ()
-        self._kinds = {(heads.keys, heads.group) for heads in config.layer_heads}
+        attending = (heads for heads, attends in zip(config.layer_heads, config.attends, strict=True) if attends)
+        self._kinds = {(heads.keys, heads.group) for heads in attending}
         self._step[Step.SCRATCH_STRIDE] = len(fields[Step.SCRATCH]) // team.threads // 64 * 64
         self._parts = {field: aligned_zeros((0,), np.uint8) for field in (Step.PARTS, Step.WANTED_PARTS)}
         self._stages = (0, 0)  # rows and wanted rows that the step record was written for

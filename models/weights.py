@@ -133,8 +133,8 @@ class WeightLoader:
         return out
 
     def vectors(self, name: str, count: int, size: int) -> NDArray[np.float32]:
-        """A tensor of count x size as float32, each vector padded with zeros."""
-        self._tensor(name, (count, size))
+        """A tensor of count x size as float32, each vector padded with zeros; one may have one dimension."""
+        self._tensor(name, (size,) if count == 1 and self.shape(name) == (size,) else (count, size))
         out = np.zeros((count, padded(size)), np.float32)
         out[:, :size] = self._values(name).reshape(count, size)
         return out

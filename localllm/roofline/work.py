@@ -60,7 +60,7 @@ def looks(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> tuple[
     """For each layer, how many tokens a row looks back, and the bytes that it reads of each.
 
     It is infinity, or the width of a window or of a convolution. Layers that share keys and values read them each.
-    Gated delta networks are left out: they store states, and nothing for each token.
+    Gated delta networks and selective scans are left out: they store states, and nothing for each token.
     """
     config, architecture = read_config(file), find_architecture(file.architecture)
     types = stored_types(config, kv_types)
@@ -69,7 +69,7 @@ def looks(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> tuple[
         if attends:
             window = float(architecture.window(config, layer) or "inf")
             found.append((window, layer_bytes_per_token(config.layer_heads[layer], types)))
-        elif not config.delta_net:
+        elif config.convolution:
             found.append((float(config.convolution), 4 * padded(config.embedding)))
     return tuple(found)
 

@@ -6,6 +6,7 @@ from typing import Any
 from tests.models.delta_models import DELTA_NETS
 from tests.models.gemma_models import GEMMA_MODELS
 from tests.models.latent_models import LATENT_MODELS
+from tests.models.scan_models import SCAN_MODELS
 from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
 
 _GEMMA = Synthetic("gemma2", layers=4, post_norms=True, extra={"attention.sliding_window": 40})
@@ -311,7 +312,7 @@ MODELS["qwen3vlmoe"] = replace(
     architecture="qwen3vlmoe",
     extra={**MODELS["qwen3moe"].extra, "rope.dimension_sections": [11, 11, 10, 0]},
 )
-MODELS |= GEMMA_MODELS | LATENT_MODELS | DELTA_NETS
+MODELS |= GEMMA_MODELS | LATENT_MODELS | DELTA_NETS | SCAN_MODELS
 
 
 def _varied(name: str, *, without: tuple[str, ...] = (), expert_width: int = 0, **extra: Any) -> Synthetic:

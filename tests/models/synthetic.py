@@ -212,6 +212,7 @@ def _shape(model: Synthetic, text: str) -> tuple[int, ...]:
         "latent queries": model.heads * model.extra.get(key + "_mla", model.extra.get(key, 0)),
         "both queries": 2 * queries,
         **_delta_sizes(model.extra),
+        **_scan_sizes(model.extra),
     }
     return tuple(int(name) if name.isdigit() else sizes[name] for name in text.split(", "))
 
@@ -230,6 +231,27 @@ def _delta_sizes(extra: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def _scan_sizes(extra: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of selective scans by name."""
+    state, groups, heads = (extra.get(f"ssm.{key}", 0) for key in ("state_size", "group_count", "time_step_rank"))
+    inner = extra.get("ssm.inner_size", 0)
+    return {
+        "scanned": inner,
+        "groups": groups,
+        "of a group": inner // max(groups, 1),
+        "scan convolved": inner + 2 * groups * state,
+        "all of scan": 2 * inner + 2 * groups * state + heads,
+    }
+
+
+def scans(model: Synthetic, layer: int) -> bool:
+    """Whether a layer of a model with selective scans has one."""
+    own = model.of_layer(layer)
+    if model.architecture == "nemotron_h":
+        return not own.kv_heads and not own.feed_forward
+    return model.architecture == "falcon-h1" or not own.kv_heads
+
+
 def _recurs(model: Synthetic, layer: int) -> bool:
     """Whether a layer is a gated delta network."""
     if "ssm.state_size" not in model.extra:
@@ -243,6 +265,10 @@ def _recurs(model: Synthetic, layer: int) -> bool:
 
 def _has(model: Synthetic, layer: int, name: str) -> bool:
     """Whether a layer has a tensor that only some layers have: those of attention, of convolutions, and of experts."""
+    if "ssm_d" in model.added and name != "attn_norm.weight":
+        own = model.of_layer(layer)
+        has_tensors = {"ssm": scans(model, layer), "attn": own.kv_heads > 0, "ffn": own.inner > 0}
+        return has_tensors[name.partition("_")[0]]
     if "ssm.state_size" in model.extra and name not in ("attn_norm.weight", "post_attention_norm.weight"):
         if name.startswith("ssm") or name in ("attn_qkv.weight", "attn_gate.weight"):
             return _recurs(model, layer)
@@ -282,6 +308,6 @@ def _values(name: str, shape: tuple[int, ...], random: np.random.Generator) -> N
         return -np.exp(values)
     if name.endswith(("sinks.weight", "exps.bias")):
         return values
-    if len(shape) == 1 and not name.endswith("gate_inp_shexp.weight"):
+    if (len(shape) == 1 or name.endswith("ssm_norm.weight")) and not name.endswith("gate_inp_shexp.weight"):
         return values * np.float32(0.1) + np.float32(0.0 if name.endswith("bias") else 1.0)
     return values * np.float32(1.0 / np.sqrt(shape[-1]))

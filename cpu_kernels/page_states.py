@@ -1,0 +1,130 @@
+"""What layers share whose state is kept at the start of each page of tokens, in a slot that belongs to the page.
+
+A head's state S [K][V] maps keys to values and lies as [V / 16][K][16]. Beside it is what a page's tokens add: keys
+[16][K], what they map to, u [16][V], and G [16], sums of gates in powers of two from the page's first token on. The
+state after the page is
+
+    S exp2(G[15]) + sum over i of exp2(G[15] - G[i]) (k[i] u[i])
+
+Every sum has one order, whatever rows a step has. K and V are padded to whole vectors.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cpu_kernels.declarations import inner
+from cpu_kernels.isa import POLICY
+from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.simd.arithmetic import add_f32, div_f32, exp2_f32, fma, mul_f32, sub_f32, sum_f32
+from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_scaled, tile_store, zero_tile_f32
+from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
+
+WIDE = 16 if POLICY.vector_parts == 1 else 4
+"""Vectors that fit into registers together."""
+_ONE = np.float32(1.0)
+_MINUS_LOG2E = np.float32(-math.log2(math.e))
+# Beyond it, log(1 + exp(x)) is x in single precision.
+_SOFTPLUS_IS_LINEAR = np.float32(20.0)
+
+
+@inner
+def slot_of_page(slots: int, table: int, page: int, group_pages: int, places: int) -> int:
+    """The number of the slot that a page of a sequence has in this step.
+
+    slots: numbers by page. group_pages, places: pages of a group, and what it takes in a sequence's table.
+    """
+    place = get_i32(table + page * 4)
+    return get_i32(slots + (place // places * group_pages + place % places) * 4)
+
+
+@inner
+def copy_floats(source: int, target: int, floats: int) -> None:
+    """Copy so many floats, a multiple of 16."""
+    for i in range(0, floats, 16):
+        store_f32(target + i * 4, load_f32(source + i * 4))
+
+
+@inner
+def clear_floats(target: int, floats: int) -> None:
+    """Zero so many floats, a multiple of 16."""
+    for i in range(0, floats, 16):
+        store_f32(target + i * 4, zero_f32())
+
+
+@inner
+def fold_page(before: int, after: int, keys: int, added: int, faded: int, k: int, v: int, memory: int) -> None:
+    """Make a head's state after a full page of that before it; they may lie at the same place.
+
+    added: u. faded: G. memory: room for 16 + 16 k floats.
+    """
+    last = splat_f32(get_f32(faded + (PAGE_TOKENS - 1) * 4))
+    store_f32(memory, exp2_f32(sub_f32(last, load_f32(faded))))
+    scaled = memory + 64
+    for i in range(PAGE_TOKENS):
+        factor = splat_f32(get_f32(memory + i * 4))
+        for d in range(0, k, 16):
+            at = (i * k + d) * 4
+            store_f32(scaled + at, mul_f32(load_f32(keys + at), factor))
+    whole = exp2_f32(last)
+    for c in range(v // 16):
+        for d in range(0, k, WIDE):
+            at = (c * k + d) * 64
+            tile = tile_scaled(tile_load_f32(zero_tile_f32(WIDE), before + at), whole)
+            for i in range(PAGE_TOKENS):
+                tile = tile_fma(tile, load_f32(added + (i * v + c * 16) * 4), scaled + (i * k + d) * 4)
+            tile_store(tile, after + at)
+
+
+def through_state(width: int) -> Any:
+    """Function that multiplies `width` columns by a state.
+
+    It takes columns [K][pitch], a state, K, V, the pitch, and out [V / 16][pitch][16].
+    """
+
+    @inner
+    def multiply(columns: int, state: int, k: int, v: int, pitch: int, out: int) -> None:
+        for c in range(v // 16):
+            tile = zero_tile_f32(width)
+            for d in range(k):
+                tile = tile_fma(tile, load_f32(state + (c * k + d) * 64), columns + d * pitch * 4)
+            tile_store(tile, out + c * pitch * 64)
+
+    return multiply
+
+
+@inner
+def convolve(rows: int, count: int, reach: int, pitch: int, floats: int, weights: Any, out: int, to: int) -> None:
+    """SiLU of the convolution of `count` rows: of each row and the reach - 1 before it, the oldest first.
+
+    rows: the oldest that the first one reads, so many `floats` of each, which lie `pitch` apart. weights: addresses of
+    those of the oldest and, or 0, of biases, and bytes from one row's weights to the next's. to: floats from one row of
+    out to the next.
+    """
+    first, bias, stride = weights
+    one, minus = splat_f32(_ONE), splat_f32(_MINUS_LOG2E)
+    for i in range(count):
+        source = rows + i * pitch * 4
+        for c in range(0, floats, 16):
+            total = mul_f32(load_f32(first + c * 4), load_f32(source + c * 4))
+            for j in range(1, reach):
+                total = fma(load_f32(first + j * stride + c * 4), load_f32(source + (j * pitch + c) * 4), total)
+            if bias != 0:
+                total = add_f32(total, load_f32(bias + c * 4))
+            store_f32(out + (i * to + c) * 4, div_f32(total, add_f32(one, exp2_f32(mul_f32(total, minus)))))
+
+
+@inner
+def dot_product(x: int, y: int, count: int) -> np.float32:
+    """The sum of the products of so many floats, a multiple of 16."""
+    total = zero_f32()
+    for d in range(0, count, 16):
+        total = fma(load_f32(x + d * 4), load_f32(y + d * 4), total)
+    return sum_f32(total)
+
+
+@inner
+def softplus(x: np.float32) -> np.float32:
+    """log(1 + exp(x))."""
+    return x if x > _SOFTPLUS_IS_LINEAR else np.float32(math.log(1.0 + math.exp(x)))

@@ -1,0 +1,282 @@
+"""Selective scans: state-space layers of Mamba-2, whose state is a matrix a head, kept at the start of each page.
+
+A head's state S [K][V] fades by one factor a token and takes in what the token gives (Dao and Gu, "Transformers are
+SSMs", 2024), where b and c are those of a group of heads, and D is one number:
+
+    S = exp(dt A) S + b (dt x)      y = c S + D x      dt = softplus(what the row says + a bias)
+
+Nothing is folded into S within a page of tokens. A page has a slot (cpu_kernels.page_states): the state at its first
+token, and of each token so far b, dt x, and G, the sum of dt A from the page's first token on. A row is computed from
+these alone, in one order whatever rows a step has, so it is the same to the bit however its tokens were cut into steps:
+
+    y[t] = exp(G[t]) c S + sum over i <= t of exp(G[t] - G[i]) (c b[i]) (dt[i] x[i]) + D x
+
+b, c and x come out of a short convolution over the rows before, which the slot keeps too. Threads share out units: some
+heads of one group, with copies of the group's b and of what the convolution reads for it. A unit's part of a slot is
+
+    S [H][V / 16][K][16]    b [16][K]    dt x [H][16][V]    G [H][16]    rows [reach - 1 + 16][2 K + H V]
+
+with the unit's H heads and K and V padded to whole vectors; a row is b, c, and the heads' x.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+import numpy as np
+
+from cpu_kernels.activations import GATE_SILU, gate_values
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import kernel
+from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.page_states import (
+    WIDE,
+    clear_floats,
+    convolve,
+    copy_floats,
+    dot_product,
+    fold_page,
+    slot_of_page,
+    softplus,
+    through_state,
+)
+from cpu_kernels.records import Step, argument, field, scratch, share
+from cpu_kernels.self_check import Sample
+from cpu_kernels.simd.arithmetic import exp2_f32, fma, mul_f32, sub_f32
+from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
+
+_SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
+_SEGMENT_BYTES = 4 * 8
+
+
+class ScanShape(IntEnum):
+    """Indices into the record of a layer's sizes, to which argument 0 points.
+
+    HEADS: of a unit. GROUP_UNITS: units that share b and c. STATE, VALUES: K and V with their padding. SIZE: values of
+    a head without it. REACH: rows that the convolution reads. GROUP_PAGES, PLACES: pages of a group, and what it takes
+    in a sequence's table. SLOT_BYTES, UNIT_BYTES: from one slot, and from one unit's part, to the next.
+    """
+
+    UNITS = 0
+    HEADS = 1
+    GROUP_UNITS = 2
+    STATE = 3
+    VALUES = 4
+    SIZE = 5
+    REACH = 6
+    GROUP_PAGES = 7
+    PLACES = 8
+    SLOT_BYTES = 9
+    UNIT_BYTES = 10
+    COUNT = 11
+
+
+(
+    _UNITS,
+    _HEADS,
+    _GROUP_UNITS,
+    _STATE,
+    _VALUES,
+    _SIZE,
+    _REACH,
+    _GROUP_PAGES,
+    _PLACES,
+    _SLOT_BYTES,
+    _UNIT_BYTES,
+) = map(int, list(ScanShape)[:-1])
+
+
+def unit_floats(heads: int, state: int, values: int, reach: int) -> int:
+    """Floats of a unit's part of a slot; sizes with their padding."""
+    of_heads = heads * (values * state + PAGE_TOKENS * values + PAGE_TOKENS)
+    return of_heads + PAGE_TOKENS * state + (reach - 1 + PAGE_TOKENS) * (2 * state + heads * values)
+
+
+def scratch_bytes(heads: int, state: int, values: int) -> int:
+    """Bytes of scratch memory that a thread needs."""
+    rows = PAGE_TOKENS * (2 * state + heads * values + state + values)
+    return 4 * max(rows + PAGE_TOKENS * PAGE_TOKENS + 16 + 2 * values, 16 + PAGE_TOKENS * state)
+
+
+@inner
+def _parts(slot: int, shape: int) -> tuple[int, int, int, int]:
+    """Where b, dt x, G and rows lie in a unit's part of a slot, which begins with S."""
+    heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
+    keys = slot + 4 * heads * state * values
+    added = keys + 4 * PAGE_TOKENS * state
+    faded = added + 4 * heads * PAGE_TOKENS * values
+    return keys, added, faded, faded + 4 * heads * PAGE_TOKENS
+
+
+@inner
+def _slot_of(op: int, shape: int, unit: int, table: int, page: int) -> int:
+    """Address of a unit's part of the slot that a page of a sequence has in this step."""
+    number = slot_of_page(argument(op, 2), table, page, field(shape, _GROUP_PAGES), field(shape, _PLACES))
+    return argument(op, 1) + number * field(shape, _SLOT_BYTES) + unit * field(shape, _UNIT_BYTES)
+
+
+@inner
+def _begin(op: int, shape: int, unit: int, table: int, page: int, memory: int) -> None:
+    """Make the state at the start of a page, of that of the page before."""
+    heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
+    floats = 2 * state + heads * values
+    kept = (field(shape, _REACH) - 1) * floats
+    slot = _slot_of(op, shape, unit, table, page)
+    rows = _parts(slot, shape)[3]
+    if page == 0:
+        clear_floats(slot, heads * state * values)
+        clear_floats(rows, kept)
+        return
+    before = _slot_of(op, shape, unit, table, page - 1)
+    keys, added, faded, rows_before = _parts(before, shape)
+    for h in range(heads):
+        at, tokens = h * state * values * 4, h * PAGE_TOKENS * 4
+        fold_page(before + at, slot + at, keys, added + tokens * values, faded + tokens, state, values, memory)
+    copy_floats(rows_before + PAGE_TOKENS * floats * 4, rows, kept)
+
+
+_through_one, _through_four, _through_many = through_state(1), through_state(4), through_state(WIDE)
+
+
+@inner
+def _through(columns: int, n: int, states: int, state: int, values: int, out: int) -> None:
+    """Multiply n columns, of the room for 16, by a head's state."""
+    if n == 1:
+        _through_one(columns, states, state, values, PAGE_TOKENS, out)
+    elif n <= 4:
+        _through_four(columns, states, state, values, PAGE_TOKENS, out)
+    else:
+        for c in range(0, n, WIDE):
+            _through_many(columns + c * 4, states, state, values, PAGE_TOKENS, out + c * 64)
+
+
+@inner
+def _convolve_rows(op: int, shape: int, unit: int, rows: int, t0: int, row0: int, n: int, out: int) -> None:
+    """Note the rows of the step in the slot, and convolve them: b, c and x of each."""
+    heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
+    reach = field(shape, _REACH)
+    floats, of_group = 2 * state + heads * values, 2 * state
+    group = unit // field(shape, _GROUP_UNITS) * of_group * 4
+    own = (field(shape, _UNITS) // field(shape, _GROUP_UNITS) * of_group + unit * heads * values) * 4
+    stride = argument(op, 4)
+    for i in range(n):
+        source = argument(op, 3) + (row0 + i) * stride
+        target = rows + (reach - 1 + t0 + i) * floats * 4
+        copy_floats(source + group, target, of_group)
+        copy_floats(source + own, target + of_group * 4, heads * values)
+    first = rows + t0 * floats * 4
+    weights, bias = argument(op, 10), argument(op, 10) + reach * stride
+    convolve(first, n, reach, floats, of_group, (weights + group, bias + group, stride), out, floats)
+    first, out = first + of_group * 4, out + of_group * 4
+    convolve(first, n, reach, floats, heads * values, (weights + own, bias + own, stride), out, floats)
+
+
+@inner
+def _row(
+    t: int, faded: int, scores: int, added: int, seen: int, skip: np.float32, x: int, values: int, out: int
+) -> None:
+    """y of row t of a page. seen: c S, [V / 16] vectors that lie 16 apart. out: room for 16 floats, then y [V]."""
+    total = splat_f32(get_f32(faded + t * 4))
+    store_f32(out, mul_f32(exp2_f32(sub_f32(total, load_f32(faded))), load_f32(scores)))
+    whole = exp2_f32(total)
+    for c in range(values // 16):
+        y = mul_f32(whole, load_f32(seen + c * PAGE_TOKENS * 64))
+        for j in range(t + 1):
+            y = fma(splat_f32(get_f32(out + j * 4)), load_f32(added + (j * values + c * 16) * 4), y)
+        store_f32(out + 64 + c * 64, fma(splat_f32(skip), load_f32(x + c * 64), y))
+
+
+@inner
+def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None:
+    """Gate a head's output, and put it behind those of the heads before."""
+    values, size = field(shape, _VALUES), field(shape, _SIZE)
+    gates = argument(op, 5) + row * argument(op, 6) + head * values * 4
+    gate_values(GATE_SILU, gates, y, memory, values)
+    target = argument(op, 11) + row * argument(op, 12) + head * size * 4
+    whole = size // 16 * 16
+    copy_floats(memory, target, whole)
+    for d in range(whole, size):
+        put_f32(target + d * 4, get_f32(memory + d * 4))
+
+
+@inner
+def _rows_of_page(op: int, shape: int, unit: int, slot: int, t0: int, row0: int, n: int, memory: int) -> None:
+    """Compute rows row0..row0+n-1 of the step, which are those from t0 on of a page, for one unit."""
+    heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
+    floats = 2 * state + heads * values
+    keys, added, faded, rows = _parts(slot, shape)
+    columns = memory + PAGE_TOKENS * floats * 4
+    seen = columns + PAGE_TOKENS * state * 4
+    scores = seen + PAGE_TOKENS * values * 4
+    out = scores + PAGE_TOKENS * PAGE_TOKENS * 4
+    _convolve_rows(op, shape, unit, rows, t0, row0, n, memory)
+    for i in range(n):
+        b, c = memory + i * floats * 4, memory + (i * floats + state) * 4
+        copy_floats(b, keys + (t0 + i) * state * 4, state)
+        for d in range(state):
+            put_f32(columns + (d * PAGE_TOKENS + i) * 4, get_f32(c + d * 4))
+        for j in range(t0 + i + 1):
+            put_f32(scores + (i * PAGE_TOKENS + j) * 4, dot_product(c, keys + j * state * 4, state))
+    for h in range(heads):
+        head = unit * heads + h
+        _through(columns, n, slot + h * state * values * 4, state, values, seen)
+        constants = argument(op, 9) + head * 16
+        of_head, sums = added + h * PAGE_TOKENS * values * 4, faded + h * PAGE_TOKENS * 4
+        for i in range(n):
+            t, x = t0 + i, memory + (i * floats + 2 * state + h * values) * 4
+            dt = softplus(get_f32(argument(op, 7) + (row0 + i) * argument(op, 8) + head * 4) + get_f32(constants))
+            before = np.float32(0.0)
+            if t > 0:
+                before = get_f32(sums + (t - 1) * 4)
+            put_f32(sums + t * 4, np.float32(before + dt * get_f32(constants + 4)))
+            for d in range(0, values, 16):
+                store_f32(of_head + (t * values + d) * 4, mul_f32(splat_f32(dt), load_f32(x + d * 4)))
+            skip = get_f32(constants + 8)
+            _row(t, sums, scores + i * PAGE_TOKENS * 4, of_head, seen + i * 64, skip, x, values, out)
+            _give(op, shape, row0 + i, head, out + 64, out + 64 + values * 4)
+
+
+def _samples() -> Iterator[Sample]:
+    for size, state_size, reach, start, rows in ((16, 16, 4, 0, 18), (24, 32, 3, 13, 7), (16, 24, 4, 17, 1)):
+        s = Sample(rows=rows, scratch=scratch_bytes(2, 32, 32) + 4096)
+        state, values = -(-state_size // 16) * 16, -(-size // 16) * 16
+        units, heads, group_units, slots = 4, 2, 2, 3
+        table = s.array([1, 0, 3], np.int32)
+        s.step({Step.SEGMENTS: s.array([0, rows, start, table], np.int64), Step.SEGMENT_COUNT: 1})
+        floats, width = unit_floats(heads, state, values, reach), 2 * 2 * state + units * heads * values
+        shape = [units, heads, group_units, state, values, size, reach, 2, 2, 4 * units * floats, 4 * floats]
+        states = s.array(0.1 * s.random.standard_normal((slots, units, floats)))
+        gates, out = units * heads * values, units * heads * size + 16
+        places = (s.array([1, 0, 1, 2], np.int32), s.normal(rows, width), 4 * width, s.normal(rows, gates), 4 * gates)
+        constants = s.array([[0.1, -0.2, 0.7, 0.0]] * (units * heads))
+        weights = s.normal(reach + 1, width)
+        times = (s.normal(rows, 16), 64, constants, weights)
+        yield s.arguments(s.array(shape, np.int64), states, *places, *times, s.zeros(rows * out), 4 * out)
+
+
+@kernel(_samples)
+def selective_scan(op: int, step: int, thread: int, threads: int) -> None:
+    """Compute all rows, each segment's in order.
+
+    Arguments: 0 record of ScanShape, 1 the layer's part of slot 0, 2 numbers of the pages' slots, 3 rows that are
+    convolved: each group's b and c, then each head's x, 4 their stride, 5 gates of the output [head][V], 6 their
+    stride, 7 dt before its bias, [head], 8 their stride, 9 for each head four numbers: the bias of dt, A in powers of
+    two, D, and nothing, 10 weights of the convolution as rows are, the oldest's first, and behind them biases, 11 out
+    [head][size], 12 its stride.
+    """
+    shape = argument(op, 0)
+    units = field(shape, _UNITS)
+    memory = scratch(step, thread)
+    for unit in range(share(units, thread, threads), share(units, thread + 1, threads)):
+        for number in range(field(step, _SEGMENT_COUNT)):
+            segment = field(step, _SEGMENTS) + number * _SEGMENT_BYTES
+            row, position, table = field(segment, 0), field(segment, 2), field(segment, 3)
+            last = row + field(segment, 1)
+            while row < last:
+                page, t = position // PAGE_TOKENS, position % PAGE_TOKENS
+                n = min(PAGE_TOKENS - t, last - row)
+                if t == 0:
+                    _begin(op, shape, unit, table, page, memory)
+                slot = _slot_of(op, shape, unit, table, page)
+                _rows_of_page(op, shape, unit, slot, t, row, n, memory)
+                row += n
+                position += n

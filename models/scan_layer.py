@@ -1,0 +1,130 @@
+"""Selective scans (Mamba-2) as operations, in place of attention or beside it."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels.norms import norm_groups_pack
+from cpu_kernels.records import Barrier
+from cpu_kernels.selective_scan import ScanShape, selective_scan
+from models.delta_states import DeltaStates
+from models.recording import Recording, forms
+from models.weights import Matrix
+
+_LOG2E = math.log2(math.e)
+
+
+class ScanLayers:
+    """Buffers that all selective scans of a model share, and the recording of one layer.
+
+    What is convolved is ordered by groups, each with its b and c, and then by heads, all padded to whole vectors.
+    """
+
+    def __init__(self, recording: Recording, states: DeltaStates) -> None:
+        self._recording, self._states = recording, states
+        assert recording.config.scan is not None
+        self._sizes = sizes = recording.config.scan
+        heads, groups, inner = sizes.heads, sizes.groups, sizes.inner
+        of_heads = _padded_parts(np.arange(heads) * sizes.head_size, sizes.head_size, sizes.padded_head)
+        both = np.stack([np.arange(groups), np.arange(groups) + groups], axis=1) * sizes.state
+        of_groups = _padded_parts(both.reshape(-1), sizes.state, sizes.padded_state)
+        # Places in what the file convolves: x, then all b, then all c. In its rows, gates lie before it and dt behind.
+        self._order = np.concatenate([np.where(of_groups >= 0, of_groups + inner, -1), of_heads])
+        self._gates_order = of_heads
+        self._convolved = inner + 2 * groups * sizes.state
+        self._rows, self._gates = recording.rows(len(self._order)), recording.rows(len(of_heads))
+        self._times, self._out = recording.rows(heads), recording.rows(inner)
+
+    def record(self, layer: int) -> None:
+        """Add scan(norm(x)) to x."""
+        outwards = self._record(layer)
+        self._recording.add_to_residual(outwards, f"blk.{layer}.ssm_out.bias", "", private=True)
+
+    def leave_aside(self, layer: int) -> None:
+        """Leave scan(norm(x)) aside."""
+        outwards = self._record(layer)
+        self._recording.leave_aside(outwards, f"blk.{layer}.ssm_out.bias", private=True)
+
+    def _record(self, layer: int) -> Matrix:
+        """Pack scan(norm(x)) for the product with the matrix that is returned."""
+        recording, prefix, sizes = self._recording, f"blk.{layer}.", self._sizes
+        builder, states = recording.builder, self._states
+        matrices = self._matrices(prefix)
+        recording.norm_pack(prefix + "attn_norm", forms(*matrices))
+        for matrix, rows in zip(matrices, (self._rows, self._gates, self._times), strict=True):
+            recording.product(matrix, rows, last=rows is self._times)
+        shape = np.zeros(int(ScanShape.COUNT), np.int64)
+        shape[: ScanShape.GROUP_PAGES] = (
+            *(sizes.slot_parts, sizes.unit_heads, sizes.slot_parts // sizes.groups),
+            *(sizes.padded_state, sizes.padded_head, sizes.head_size, sizes.reach),
+        )
+        shape[ScanShape.GROUP_PAGES :] = states.places
+        builder.add(
+            selective_scan,
+            builder.array(shape),
+            states.address(layer),
+            states.slot_of_page.ctypes.data,
+            self._rows.address,
+            self._rows.stride,
+            self._gates.address,
+            self._gates.stride,
+            self._times.address,
+            self._times.stride,
+            builder.array(self._constants(prefix)),
+            builder.array(self._convolution(prefix)),
+            self._out.address,
+            self._out.stride,
+            barrier=Barrier.ALWAYS,
+        )
+        outwards = recording.loader.matrix(prefix + "ssm_out.weight", recording.config.embedding, sizes.inner)
+        if not recording.loader.has(prefix + "ssm_norm.weight") and not recording.architecture.norms.scans:
+            recording.pack(self._out, outwards.k, outwards.format.form, stride=self._out.stride)
+            return outwards
+        size = sizes.inner // sizes.groups
+        weight = np.zeros(sizes.inner + 16, np.float32)
+        weight[:-16] = recording.loader.vectors(prefix + "ssm_norm.weight", sizes.groups, size)[:, :size].reshape(-1)
+        arguments = (self._out.address, self._out.stride, builder.array(weight), size, sizes.groups)
+        epsilon = builder.scalar(recording.config.epsilon)
+        form = int(outwards.format.form)
+        builder.add(norm_groups_pack, *arguments, form, recording.packed, epsilon, barrier=Barrier.MANY_ROWS)
+        return outwards
+
+    def _matrices(self, prefix: str) -> tuple[Matrix, Matrix, Matrix]:
+        """Those of what is convolved, of the gates of what comes out, and of dt: parts of one tensor."""
+        loader, sizes, width = self._recording.loader, self._sizes, self._recording.config.embedding
+        name, count = prefix + "ssm_in.weight", sizes.inner + self._convolved + sizes.heads
+        times = sizes.inner + self._convolved + np.arange(sizes.heads)
+        rows = np.where(self._order >= 0, self._order + sizes.inner, -1)
+        return (
+            loader.part(name, count, width, rows),
+            loader.part(name, count, width, self._gates_order),
+            loader.part(name, count, width, times),
+        )
+
+    def _constants(self, prefix: str) -> NDArray[np.float32]:
+        """For each head the bias of dt, A in powers of two, and D."""
+        loader, heads = self._recording.loader, self._sizes.heads
+        constants = np.zeros((heads, 4), np.float32)
+        constants[:, 0] = loader.vector(prefix + "ssm_dt.bias", heads)[:heads]
+        constants[:, 1] = loader.vectors(prefix + "ssm_a", heads, 1)[:, 0] * _LOG2E
+        constants[:, 2] = loader.vectors(prefix + "ssm_d", heads, 1)[:, 0]
+        return constants
+
+    def _convolution(self, prefix: str) -> NDArray[np.float32]:
+        """Weights by rows before, the oldest first, and behind them biases, each as rows are ordered and as long."""
+        loader, reach, order = self._recording.loader, self._sizes.reach, self._order
+        weights = np.zeros((self._convolved, reach + 1), np.float32)
+        weights[:, :reach] = loader.vectors(prefix + "ssm_conv1d.weight", self._convolved, reach)[:, :reach]
+        bias = prefix + "ssm_conv1d.bias"
+        if loader.has(bias):
+            weights[:, reach] = loader.vector(bias, self._convolved)[: self._convolved]
+        ordered = np.zeros((reach + 1, self._rows.width), np.float32)
+        ordered[:, : len(order)] = np.where(order >= 0, weights[np.maximum(order, 0)].T, np.float32(0))
+        return ordered
+
+
+def _padded_parts(firsts: NDArray[np.int64], size: int, padded: int) -> NDArray[np.int64]:
+    """Where the values of padded parts come from that begin at these places, -1 for padding."""
+    one = np.concatenate([np.arange(size), np.full(padded - size, -1)])
+    return np.where(one >= 0, one + firsts[:, None], -1).reshape(-1)

@@ -1,0 +1,110 @@
+"""Sizes of selective scans (Mamba-2), and which layers have them, read from a GGUF's metadata."""
+
+from dataclasses import dataclass
+
+from cpu_kernels import selective_scan
+from cpu_kernels.kv_types import PAGE_TOKENS
+from gguf_io import ModelFile
+from models.errors import UnsupportedModelError
+
+SCANS = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h")
+"""Architectures whose layers have selective scans."""
+_BESIDE_ATTENTION = ("falcon-h1",)
+_ALONE = ("nemotron_h",)  # a layer is a scan, or attention, or a feed-forward network
+_MOST_HEADS, _LARGEST_HEAD, _WIDEST = 4096, 1024, 1 << 20
+_FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back by a page at most
+# Units that threads share out: so many at least, of no more values than that.
+_FEWEST_UNITS, _WIDEST_UNIT = 12, 256
+
+
+@dataclass(frozen=True)
+class ScanSizes:
+    """Heads, values of a head, groups that share b and c, values of these, rows that the convolution reads."""
+
+    heads: int
+    head_size: int
+    groups: int
+    state: int
+    reach: int
+
+    @property
+    def inner(self) -> int:
+        """Values of a row that goes out."""
+        return self.heads * self.head_size
+
+    @property
+    def padded_head(self) -> int:
+        """A head's values rounded up to whole vectors."""
+        return _padded(self.head_size)
+
+    @property
+    def padded_state(self) -> int:
+        """Values of b, and of c, rounded up to whole vectors."""
+        return _padded(self.state)
+
+    @property
+    def unit_heads(self) -> int:
+        """Heads of a unit, all of one group: see cpu_kernels.selective_scan."""
+        together = self.heads // self.groups
+        most = max(1, min(_WIDEST_UNIT // self.padded_head, self.heads // _FEWEST_UNITS))
+        return max(count for count in range(1, min(most, together) + 1) if together % count == 0)
+
+    @property
+    def slot_parts(self) -> int:
+        """Parts of a layer's slot, which threads share out."""
+        return self.heads // self.unit_heads
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of one of them."""
+        return 4 * selective_scan.unit_floats(self.unit_heads, self.padded_state, self.padded_head, self.reach)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory that a thread needs."""
+        return selective_scan.scratch_bytes(self.unit_heads, self.padded_state, self.padded_head)
+
+
+def scan_sizes(file: ModelFile) -> ScanSizes | None:
+    """Sizes of a file's scans, None for an architecture that has none.
+
+    Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that do not fit each other.
+    """
+    if file.architecture not in SCANS:
+        return None
+    metadata, name = file.metadata, f"{file.architecture}.ssm"
+    heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=_MOST_HEADS)
+    groups = metadata.get_int(f"{name}.group_count", minimum=1, maximum=_MOST_HEADS)
+    state = metadata.get_int(f"{name}.state_size", minimum=1, maximum=_LARGEST_HEAD)
+    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=_WIDEST)
+    if heads % groups or inner % heads or inner // heads > _LARGEST_HEAD:
+        raise UnsupportedModelError(
+            f"{file.path}: {heads} heads in {groups} groups do not make a selective scan of {inner} values. "
+            "Use --backend llama."
+        )
+    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=_FURTHEST)
+    return ScanSizes(heads, inner // heads, groups, state, reach)
+
+
+def scanning_layers(file: ModelFile, attends: tuple[bool, ...], widths: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which layers have a scan. widths: of their feed-forward networks, 0 for none.
+
+    Raises UnsupportedModelError where no layer has one, or one has what its architecture does not put together.
+    """
+    name = file.architecture
+    scans = tuple(name in _BESIDE_ATTENTION or not one for one in attends)
+    if name in _ALONE:
+        for layer, (attending, width) in enumerate(zip(attends, widths, strict=True)):
+            if attending and width:
+                raise UnsupportedModelError(
+                    f"{file.path}: layer {layer} has key-value heads and a feed-forward network, which {name} does not "
+                    "put together. Use --backend llama."
+                )
+        scans = tuple(not attending and not width for attending, width in zip(attends, widths, strict=True))
+    if not any(scans):
+        raise UnsupportedModelError(f"{file.path}: no layer of {name} has a selective scan. Use --backend llama.")
+    return scans
+
+
+def _padded(values: int) -> int:
+    return -(-values // 16) * 16
