@@ -59,8 +59,7 @@ def measure(
 def machine_of(times: StepTimes, shape: ModelShape, memory: float) -> Machine:
     """The figures that the step times come to: what a step of one row reads, and what the largest one computes."""
     rows, seconds = times.products.points[-1]
-    read = shape.dense_bytes + shape.expert_bytes * shape.experts_share(1) + shape.output_bytes
-    bandwidth = read / (times.products(1) + times.logits(1))
+    bandwidth = shape.read_bytes(1) / (times.products(1) + times.logits(1))
     return Machine("this machine, as measured", bandwidth, rows * shape.row_operations / seconds, memory)
 
 

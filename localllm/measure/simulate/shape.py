@@ -57,6 +57,10 @@ class ModelShape:
             return 0.0
         return speed.experts_read(self.experts, self.experts_used, math.ceil(rows)) / self.experts
 
+    def read_bytes(self, rows: float) -> float:
+        """What a step of so many decoding rows reads of the weights."""
+        return self.dense_bytes + self.expert_bytes * self.experts_share(rows) + self.output_bytes
+
     def pages(self, memory_bytes: float, page: int) -> int:
         """Pages of keys and values of `page` tokens beside the weights. Raises RequestError where not one fits."""
         pages = int((memory_bytes - self.weights) // (self.kv_bytes_per_token * page))
