@@ -45,7 +45,8 @@ class Draft:
 class Setup:
     """A server. pages: of keys and values, of 16 tokens. slots: requests that run at once. queue: that wait, at most.
 
-    max_rows: of a step; without chunked_prefill a whole prompt is one step, whatever max_rows says.
+    max_rows: of a step; without chunked_prefill a whole prompt is one step, whatever max_rows says. travel: seconds of
+    a request outside of the engine before its first token, for HTTP and tokenising.
     """
 
     times: StepTimes
@@ -58,6 +59,7 @@ class Setup:
     chunked_prefill: bool = True
     prefix_cache: bool = True
     draft: Draft | None = None
+    travel: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,9 @@ class _Simulation:
             background_tokens=0,
             draft_model=guesser,
             clock=self._clock,
-            chunk=None if setup.chunked_prefill else _WholePrompts(self._runner.info.max_rows),
+            chunk=self._chunk(),
         )
-        self._due: list[tuple[float, int]] = []  # when, and which request
+        self._due: list[tuple[float, int]] = []  # when the engine gets it, and which request
         self._visits: list[_Visit] = []
         self._held: list[tuple[float, int]] = []  # due, but the static batch has not ended
         self._outcomes: list[Outcome] = []
@@ -154,7 +156,7 @@ class _Simulation:
     def run(self) -> Simulated:
         """All requests until the last has ended."""
         for number, request in enumerate(self._requests[: self._clients]):
-            insort(self._due, (0.0 if self._clients else request.at, number))
+            insort(self._due, ((0.0 if self._clients else request.at) + self._setup.travel, number))
         self._left -= len(self._due)
         while self._due or self._held or self._visits:
             self._send()
@@ -188,8 +190,8 @@ class _Simulation:
             batch, self._held = self._held[: self._setup.slots], self._held[self._setup.slots :]
         else:
             batch = []
-        for due, number in batch:
-            request = self._requests[number]
+        for came, number in batch:
+            request, due = self._requests[number], came - self._setup.travel
             try:
                 stream = self._engine.submit(self._asked(request, number))
             except LocalLLMError as error:
@@ -239,8 +241,18 @@ class _Simulation:
         """Note an outcome; a client that has its answer sends its next request."""
         self._outcomes.append(outcome)
         if self._clients is not None and self._left:
-            self._due.append((self._clock.now, len(self._requests) - self._left))
+            self._due.append((self._clock.now + self._setup.travel, len(self._requests) - self._left))
             self._left -= 1
+
+    def _chunk(self) -> ChunkSize:
+        """A server that runs has learned how long steps take; its first prompt is no exception."""
+        rows = self._runner.info.max_rows
+        if not self._setup.chunked_prefill:
+            return _WholePrompts(rows)
+        chunk = ChunkSize(rows)
+        learned = min(max(request.prompt_tokens for request in self._requests), rows) if self._requests else rows
+        chunk.observe(learned, self._setup.times.seconds(((learned, learned),), 1))
+        return chunk
 
 
 @lru_cache(_BLOCKS_KEPT)
