@@ -73,6 +73,7 @@ class ListedModels:
         self.entries = own.entries
         self.resident = own.resident
         self.health = own.health
+        self.loaded = own.loaded
         self.stop_loading = own.stop_loading
         self.close = own.close
 
