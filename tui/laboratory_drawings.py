@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from textual.content import Content
 
 from localllm.engine.inspection import EngineSnapshot, Timeline
-from localllm.measure.laboratory import Forecast, ModelCosts, Point, Reached, Setting
+from localllm.measure.laboratory import PREFILL_ROWS, Forecast, ModelCosts, Point, Reached, Setting
 from localllm.text import human_bytes, human_seconds, human_speed
 from tui.drawings import DECODE, DRAFTED, MUTED, PREFILL
 
@@ -173,8 +173,8 @@ def roofline(
         for at, letter in enumerate(point.name, column):
             canvas[row][at] = (letter, f"bold {style}" if point.measured else style)
     labels = {0: top, rows // 2: math.sqrt(top * floor), rows - 1: floor}
-    what = "as benchmarked" if benchmarked else "best of the last steps"
-    lines: list[Piece] = [(f"GOP/s by operations a byte · roof: {what}\n", MUTED)]
+    what = "as benchmarked" if benchmarked else "best of last steps"
+    lines: list[Piece] = [(f"GOP/s by operations/byte · roof: {what}\n", MUTED)]
     for number, row_of in enumerate(canvas):
         label = f"{_short(labels[number] / GIGA):>{_LABEL - 1}}" if number in labels else ""
         lines += [(f"{label:>{_LABEL - 1}} │", MUTED), *row_of, ("\n", "")]
@@ -253,4 +253,6 @@ def what_if(
     if reached.decode is not None and costs.bandwidth is not None:
         share = reached.decode / costs.bandwidth
         lines.append((f", {share:.0%} of what reading allows", MUTED))
+    if costs.peak is None and reached.prefill_rows < PREFILL_ROWS:
+        lines.append(("\nno prompt yet tells what arithmetic allows", "$warning"))
     return Content.assemble(*lines)

@@ -26,7 +26,7 @@ _GROUPS = {
     "ffn": "feed-forward matrices",
 }
 _LOGITS = "logits"
-_PREFILL_ROWS = 32  # a step of so many rows and more tells how fast prompts are computed; of fewer, the longest
+PREFILL_ROWS = 32  # a step of so many rows and more tells how fast prompts are computed; of fewer, the longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Reached:
             step for step in snapshot.steps if step.decode and not (step.prefill or step.drafted) and step.seconds
         ]
         spans = [span for timeline in snapshot.timelines for span in timeline.spans if not span.decodes]
-        least = min(max((span.rows for span in spans), default=0), _PREFILL_ROWS)
+        least = min(max((span.rows for span in spans), default=0), PREFILL_ROWS)
         chunks = [span for span in spans if span.rows >= least and span.ended > span.began]
         read = [shape.read_bytes(step.decode) / step.seconds for step in decodes]
         computed = [span.rows * shape.row_operations / (span.ended - span.began) for span in chunks]

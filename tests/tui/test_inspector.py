@@ -186,7 +186,7 @@ def test_the_roofline_has_a_slope_a_roof_and_points() -> None:
     found = points(COSTS, Reached.by(COSTS, SNAPSHOT), 90e9, 1800e9)
     lines = str(laboratory_drawings.roofline(found, 90e9, 1800e9, True, 70, 20)).splitlines()
     assert len(lines) <= 20 and max(map(len, lines)) <= 70
-    assert lines[0] == "GOP/s by operations a byte · roof: as benchmarked"
+    assert lines[0] == "GOP/s by operations/byte · roof: as benchmarked"
     roof = next(number for number, line in enumerate(lines) if "───" in line)
     assert "64" in lines[roof] and sum("/" in line for line in lines[roof + 1 : -2]) >= 5
     assert any("P" in line for line in lines[1:-1]) and any("1" in line for line in lines[roof + 1 : -2])

@@ -88,7 +88,7 @@ class InspectorScreen(Screen[None]):
         """A page for each question; its pictures share the screen."""
         with TabbedContent(id="inspected"):
             for number, (page, names) in enumerate(PAGES.items(), 1):
-                with TabPane(f"{number} {page}", id=f"page-{page.lower()}"), VerticalScroll(can_focus=False), Grid():
+                with TabPane(f"{number} {page}", id=f"page-{page.lower()}"), VerticalScroll(), Grid():
                     for name, title in names.items():
                         with Vertical(classes="picture") as box:
                             box.border_title = title
@@ -180,7 +180,9 @@ class InspectorScreen(Screen[None]):
         pictures = pane.query(".picture")
         beside = self.size.width >= WIDE and self._page != "page-timeline"  # time goes across
         columns = 2 if beside and len(pictures) > 1 else 1
-        space = pane.query_one(VerticalScroll).size.height
+        scroll = pane.query_one(VerticalScroll)
+        scroll.focus()
+        space = scroll.size.height
         lines = -(-len(pictures) // columns)
         grid = pane.query_one(Grid)
         grid.styles.grid_size_columns = columns
