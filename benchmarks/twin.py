@@ -1,12 +1,13 @@
 """The same workload on a real server and in the simulation: how far the simulation is from what happens.
 
     twin.py MODEL.gguf [--concurrency 1,4] [--rate R,...] [--requests 16] [--prompt 64:128] [--answer 32:64]
-        [--rounds 3] [--threads N] [--kv-mib 512] [--json FILE]
+        [--rounds 4] [--threads N] [--kv-mib 512] [--json FILE]
 
 Calibration and load alternate: before and after each load the model's steps, and what the engine adds to them, are
-timed in this process, as `localllm simulate --measure` does. The mean of both is the cost model of that load alone, so
-that a machine that slows down slows both. What a request takes outside of the engine (HTTP, tokenising) is timed with
-requests of a few tokens to the idle server. Nothing is fitted to the load that is compared.
+timed in this process, as `localllm simulate --measure` does. Then a few short requests, one at a time, to the idle
+server tell what a step there takes longer than here (its event loop, its place in memory), and what a request takes
+outside of the engine (HTTP, tokenising). The mean of both calibrations is the cost model of that load alone, so that a
+machine that slows down slows both. Nothing is fitted to the load that is compared.
 
 Each round's requests are played in the simulation with the numbers of tokens that the server counted; percentiles are
 of all rounds together. The drift tells how much longer a step of one row took after a load than before it: where that
@@ -20,7 +21,7 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.engine_tools import table
@@ -40,7 +41,7 @@ from localllm.measure.workload.texts import words
 from models.native_runner import NativeRunner
 
 PATIENCE_S = 600.0
-PROBES = 7
+PROBES, PROBE_TOKENS = 5, 24
 ALLOWED = 0.15
 
 
@@ -61,11 +62,11 @@ class Pair:
             for rank in ("p50", "p95"):
                 real, simulated = (1e3 * getattr(each, rank) for each in both)
                 found.append((f"{name.upper()} {rank} ms", real, simulated))
-        rates = (
+        real, simulated = (
             sum(each.generated_tokens for each in sums) / sum(each.seconds for each in sums)
             for sums in (self.real, self.simulated)
         )
-        return [*found, ("tok/s", *rates)]
+        return [*found, ("tok/s", real, simulated)]
 
 
 def as_request(number: int, outcome: Outcome) -> Request:
@@ -73,21 +74,35 @@ def as_request(number: int, outcome: Outcome) -> Request:
     return Request(outcome.due, (Block(f"own {number}", outcome.prompt_tokens or 1),), outcome.tokens)
 
 
-def travel(target: Target, times: StepTimes) -> float:
-    """Seconds of a request outside of the engine: the median time of requests of a few tokens, without their step."""
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """travel: seconds of a request outside of the engine."""
 
-    async def probe() -> list[float]:
-        found = []
+    times: StepTimes
+    travel: float
+
+    def mean(self, other: "Calibration") -> "Calibration":
+        """Of two."""
+        return Calibration(mean_of(self.times, other.times), (self.travel + other.travel) / 2)
+
+
+def anchored(target: Target, times: StepTimes) -> Calibration:
+    """Step times of this process, and what the server adds to them, by short requests to the idle server: medians."""
+
+    async def probe() -> list[Outcome]:
         async with Server(target, 1, time.perf_counter) as server:
             await server.look_up()
-            for number in range(PROBES):
-                job = Job(0.0, words(4, f"travel {number}"), 1)
-                outcome = await server.ask(job, time.perf_counter(), None, PATIENCE_S)
-                rows = outcome.prompt_tokens or 1
-                found.append(outcome.ttft - times.seconds(((rows, rows),), 1))
-        return found
+            jobs = [Job(0.0, words(4, f"probe {number}"), PROBE_TOKENS) for number in range(PROBES)]
+            return [await server.ask(job, time.perf_counter(), None, PATIENCE_S) for job in jobs]
 
-    return max(statistics.median(asyncio.run(probe())), 0.0)
+    outcomes = asyncio.run(probe())
+    steps = [outcome.tpot - times.seconds(((1, PROBE_TOKENS),), 1) for outcome in outcomes if outcome.tpot is not None]
+    times = replace(times, fixed=times.fixed + (statistics.median(steps) if steps else 0.0))
+    rows = [max(outcome.prompt_tokens or 1, 1) for outcome in outcomes]
+    outside = [
+        outcome.ttft - times.seconds(((count, count),), 1) for outcome, count in zip(outcomes, rows, strict=True)
+    ]
+    return Calibration(times, max(statistics.median(outside), 0.0))
 
 
 def note(text: str) -> None:
@@ -122,7 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--prompt", default="64:128")
     parser.add_argument("--answer", default="32:64")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=max(usable_cores() - 1, 1))
     parser.add_argument("--kv-mib", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
@@ -136,19 +151,19 @@ def play(given: argparse.Namespace, shape: Shape, runner: NativeRunner, target: 
     pairs = {str(load): Pair() for load in wanted}
     bounds = Bounds(given.requests, PATIENCE_S, PATIENCE_S)
 
-    def calibrate() -> StepTimes:
-        return measure(runner, time.perf_counter, 2, 0.0, lambda _: None, shape.prompt.most)
+    def calibrate() -> Calibration:
+        return anchored(target, measure(runner, time.perf_counter, 2, 0.0, lambda _: None, shape.prompt.most))
 
     before = calibrate()
     for number in range(given.rounds):
         for load in wanted:
             note(f"round {number + 1} of {given.rounds}, {load}")
-            outside = travel(target, before)
             source = Source(shape.requests, given.seed + 100 * number + wanted.index(load))
             session = Session(Plan(target, (load,), bounds, 64, None), source, lambda _: None)
             asyncio.run(session.run())
             after = calibrate()
-            setup = Setup(mean_of(before, after), runner.info.pages_total, runner.info.max_context, travel=outside)
+            both = before.mean(after)
+            setup = Setup(both.times, runner.info.pages_total, runner.info.max_context, travel=both.travel)
             (trial,) = session.trials
             answered = sorted((one for one in trial.outcomes if one.error is None), key=lambda one: one.due)
             requests = [as_request(at, outcome) for at, outcome in enumerate(answered)]
@@ -158,12 +173,11 @@ def play(given: argparse.Namespace, shape: Shape, runner: NativeRunner, target: 
             pair.outcomes[1].extend(played.outcomes)
             pair.real.append(Summary.of(answered))
             pair.simulated.append(Summary.of(played.outcomes))
-            pair.drifts.append(after.products(1) / before.products(1) - 1)
-            times = setup.times
+            pair.drifts.append(after.times.seconds(((1, 1),), 1) / before.times.seconds(((1, 1),), 1) - 1)
+            one, four = (1e3 * both.times.seconds(((1, 100),) * count, count) for count in (1, 4))
             note(
-                f"  step of 1 row {1e3 * times.seconds(((1, 100),), 1):.1f} ms, of 4 "
-                f"{1e3 * times.seconds(((1, 100),) * 4, 4):.1f} ms, engine {1e3 * times.fixed:.2f} ms and "
-                f"{1e3 * times.token:.2f} ms a token, outside {1e3 * outside:.1f} ms; "
+                f"  step of 1 row {one:.1f} ms, of 4 {four:.1f} ms; engine and server {1e3 * both.times.fixed:.2f} ms "
+                f"a step, {1e3 * both.times.token:.2f} ms a token; outside {1e3 * both.travel:.1f} ms; "
                 f"server {pair.real[-1].token_rate:.1f} tok/s, simulated {pair.simulated[-1].token_rate:.1f}"
             )
             before = after

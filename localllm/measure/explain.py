@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_TOKENS = 512
-_Q8_0_BYTES = 34 / 32
 _NAME = re.compile(r"\{(\w+)\}")
 _SHOWN: Mapping[str, Callable[[float], str]] = {
     "B": lambda value: human_bytes(round(value)),
@@ -123,7 +122,7 @@ def _memory(
     yield Explained.by(
         "weights", "B", memory.weight_bytes, "{parameters} * {bits} / 8", parameters=file.parameter_count, bits=bits
     )
-    value_bytes = sum(_Q8_0_BYTES if name == "q8_0" else memory.F16_BYTES for name in kv_types) / 2
+    value_bytes = sum(memory.KV_TYPES.get(name, memory.F16_BYTES) for name in kv_types) / 2
     if shape.latents:
         per_token = Explained.by(
             "KV of a token",

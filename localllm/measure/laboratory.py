@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from localllm.roofline.kept import KeptLimits
     from localllm.settings import Settings
 
-KV_BYTES = {"f16": memory.F16_BYTES, "q8_0": 34 / 32}
 _EXPERTS = "_exps."
 _LOOKED = "attention over the context"
 # Where the products of a layer's tensors belong, by what their names contain; the rest goes with the feed-forward.
@@ -72,7 +71,7 @@ class ModelCosts:
         parts.append(Part(_LOGITS, shape.output_bytes, shape.output_operations))
         machine = machine_here(kept, work_in_header(file), 0.0) if kept else None
         bits = 8 * file.weights_bytes / max(file.parameter_count, 1)
-        kv_type = kv_types[0] if kv_types[0] in KV_BYTES else "f16"
+        kv_type = kv_types[0] if kv_types[0] in memory.KV_TYPES else "f16"
         limits = (machine.bandwidth, machine.peak) if machine else (None, None)
         return cls(shape, tuple(parts), bits, kv_type, *limits)
 
@@ -186,7 +185,7 @@ def forecast(costs: ModelCosts, setting: Setting, bandwidth: float, peak: float)
     for part in costs.parts:
         share = shape.experts_share(rows) if part.experts else 1.0
         add(part.name, part.read * share * smaller, rows * part.operations)
-    per_token = shape.kv_bytes_per_token * KV_BYTES[setting.kv_type] / memory.F16_BYTES
+    per_token = shape.kv_bytes_per_token * memory.KV_TYPES[setting.kv_type] / memory.F16_BYTES
     kv = memory.kv_bytes(per_token, setting.context, setting.batch)
     add(_LOOKED, kv, rows * setting.context * shape.lookup_operations)
     seconds = sum(each for _, each in times)

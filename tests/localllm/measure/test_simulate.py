@@ -260,6 +260,12 @@ def test_machines_by_name() -> None:
         named("Apple M4")
 
 
+def test_keys_and_values_take_what_their_type_takes() -> None:
+    shape = llama_3_8b()
+    assert shape.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
+    assert replace(shape, value_bytes=34 / 32).kv_bytes_per_token == 2 * 32 * 8 * 34 * 4  # 34 bytes for 32 numbers
+
+
 def test_experts_are_read_as_a_batch_uses_them() -> None:
     shape = replace(llama_3_8b(), dense_bytes=0.0, expert_bytes=1e9, experts=8, experts_used=2)
     times = roofline(shape, Machine("made up", 1e9, 1e15, 24e9))
