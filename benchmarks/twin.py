@@ -1,7 +1,7 @@
 """The same workload on a real server and in the simulation: how far the simulation is from what happens.
 
     twin.py MODEL.gguf [--concurrency 1,4] [--rate R,...] [--requests 16] [--prompt 64:128] [--answer 32:64]
-        [--rounds 4] [--threads N] [--kv-mib 512] [--json FILE]
+        [--rounds 4] [--threads N] [--kv-mib 512] [--engine] [--json FILE]
 
 Calibration and load alternate: before and after each load the model's steps, and what the engine adds to them, are
 timed in this process, as `localllm simulate --measure` does. Then a few short requests, one at a time, to the idle
@@ -13,6 +13,9 @@ Each round's requests are played in the simulation with the numbers of tokens th
 of all rounds together. The drift tells how much longer a step of one row took after a load than before it: where that
 is large, the figures say nothing. The server does not speculate, since a model's answers repeat themselves in ways that
 no simulation knows. It gets all cores but one: the load generator needs that.
+
+--engine compares without a server: the same requests through the engine and the model's kernels in this process, on one
+thread, in processor time, which other programs hardly change.
 """
 
 import argparse
@@ -21,22 +24,27 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from benchmarks.engine_tools import table
 from benchmarks.servers import localllm
 from cpu_kernels.cores import usable_cores
 from gguf_io import open_model
+from localllm.engine.runner import Runner
+from localllm.engine.speculation import DraftLength
 from localllm.measure.latency import Outcome, Percentiles, Summary
 from localllm.measure.loadtest.protocols import Job
 from localllm.measure.loadtest.server import Server, Target
 from localllm.measure.loadtest.session import Plan, Session, Source
 from localllm.measure.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
 from localllm.measure.simulate.costs import StepTimes, mean_of
-from localllm.measure.simulate.fit import measure
-from localllm.measure.simulate.simulation import Setup, simulate
-from localllm.measure.workload.requests import Block, Lengths, Request, Shape
+from localllm.measure.simulate.fit import BorrowedRunner, measure
+from localllm.measure.simulate.runner import VirtualClock
+from localllm.measure.simulate.simulation import Setup, replay, simulate
+from localllm.measure.workload.requests import Block, Lengths, Request, Shape, poisson
 from localllm.measure.workload.texts import words
 from models.native_runner import NativeRunner
 
@@ -141,6 +149,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=max(usable_cores() - 1, 1))
     parser.add_argument("--kv-mib", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -184,14 +193,50 @@ def play(given: argparse.Namespace, shape: Shape, runner: NativeRunner, target: 
     return pairs
 
 
+def play_engine(given: argparse.Namespace, shape: Shape, runner: NativeRunner) -> dict[str, Pair]:
+    """The same against the engine alone, in processor time."""
+    DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
+    wanted = loads(given.concurrency, given.rate)
+    pairs = {str(load): Pair() for load in wanted}
+
+    def calibrate() -> StepTimes:
+        return measure(runner, time.thread_time, 2, 0.0, lambda _: None, shape.prompt.most)
+
+    before = calibrate()
+    for number in range(given.rounds):
+        for load in wanted:
+            note(f"round {number + 1} of {given.rounds}, {load}")
+            seed = f"{given.seed} {number} {load}"
+            requests: Sequence[Request] = shape.requests(given.requests, seed)
+            if isinstance(load, OpenLoop) and load.rate is not None:
+                requests = poisson(requests, load.rate, seed)
+            setup = Setup(before, runner.info.pages_total, runner.info.max_context)
+            lent = BorrowedRunner(runner, time.thread_time)
+            real = replay(cast("Runner", lent), VirtualClock(time.thread_time), setup, requests, load, seed)
+            lent.free_all()
+            after = calibrate()
+            played = simulate(replace(setup, times=mean_of(before, after)), requests, load, seed)
+            pair = pairs[str(load)]
+            pair.outcomes[0].extend(real.outcomes)
+            pair.outcomes[1].extend(played.outcomes)
+            pair.real.append(Summary.of(real.outcomes))
+            pair.simulated.append(Summary.of(played.outcomes))
+            pair.drifts.append(after.seconds(((1, 1),), 1) / before.seconds(((1, 1),), 1) - 1)
+            before = after
+    return pairs
+
+
 def main() -> None:
     """Parse the command line, measure, simulate, print; the exit code is 1 where a figure is off by more than 15 %."""
     given = arguments()
     shape = Shape(Lengths.parse(given.prompt, "--prompt"), Lengths.parse(given.answer, "--answer"))
     with open_model(given.model) as file:
-        runner = NativeRunner(file, kv_bytes=given.kv_mib << 20, threads=given.threads)
-    with localllm(given.model, given.threads, given.kv_mib, speculates=False) as server:
-        pairs = play(given, shape, runner, Target(server.url, "openai", server.model, True, {}))
+        runner = NativeRunner(file, kv_bytes=given.kv_mib << 20, threads=1 if given.engine else given.threads)
+    if given.engine:
+        pairs = play_engine(given, shape, runner)
+    else:
+        with localllm(given.model, given.threads, given.kv_mib, speculates=False) as server:
+            pairs = play(given, shape, runner, Target(server.url, "openai", server.model, True, {}))
     runner.close()
     found = rows(pairs)
     heads = ("load", "figure", "server", "simulated", "error", "within 15 %", "drift")

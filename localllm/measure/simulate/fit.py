@@ -79,7 +79,7 @@ def engine_overhead(runner: Runner, clock: Callable[[], float]) -> tuple[float, 
 
 def _added(runner: Runner, clock: Callable[[], float], sequences: int) -> float:
     """The median of what a decoding step of so many sequences takes beside the runner's part."""
-    timed = _TimedRunner(runner, clock)
+    timed = BorrowedRunner(runner, clock)
     engine = Engine(cast("Runner", timed), SimulatedVocabulary(), max_running=sequences, clock=clock)
     streams = [
         engine.submit(GenerationRequest((number + 1, 1), SamplingParams(temperature=0), max_tokens=_ENGINE_STEPS))
@@ -170,8 +170,11 @@ class _Steps:
         self._runner.run(tokens, range(start, start + rows), [sequence] * rows, last)
 
 
-class _TimedRunner:
-    """A runner that notes the time of its latest step, its rows, and those with logits; its sequences can be freed."""
+class BorrowedRunner:
+    """A runner lent to an engine, which is not closed with it: free_all gives back what the engine has kept.
+
+    Fulfils localllm.engine.runner.Runner. seconds, rows: of its latest step, the latter all and those with logits.
+    """
 
     def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
         self._runner, self._clock = runner, clock
@@ -183,25 +186,33 @@ class _TimedRunner:
         return getattr(self._runner, name)
 
     def create_sequence(self, *arguments: Any) -> int:
+        """See Runner."""
         self._alive.add(sequence := self._runner.create_sequence(*arguments))
         return sequence
 
     def fork_sequence(self, source: int, length: int) -> int:
+        """See Runner."""
         self._alive.add(sequence := self._runner.fork_sequence(source, length))
         return sequence
 
     def free_sequence(self, sequence: int) -> None:
+        """See Runner."""
         self._alive.discard(sequence)
         self._runner.free_sequence(sequence)
+
+    def close(self) -> None:
+        """The lender closes the runner."""
 
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
     ) -> NDArray[Any]:
+        """See Runner."""
         began = self._clock()
         logits = self._runner.run(tokens, positions, sequences, wanted)
         self.seconds, self.rows = self._clock() - began, (len(tokens), len(wanted))
         return logits
 
     def free_all(self) -> None:
+        """Free every sequence that the engine has left."""
         for sequence in [*self._alive]:
             self.free_sequence(sequence)

@@ -13,6 +13,7 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine, EngineStats
 from localllm.engine.plan import ChunkSize
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.runner import Runner
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError
 from localllm.measure.latency import Outcome
@@ -125,15 +126,33 @@ def simulate(setup: Setup, requests: Sequence[Request], load: Load, seed: str) -
     Of an open loop each request comes at its `at`; of a closed one, when a client has its last answer. seed: blocks of
     the same identity have the same tokens under the same seed.
     """
-    return _Simulation(setup, requests, load, seed).run()
+    return _Simulation(setup, requests, load, seed, VirtualClock()).run()
+
+
+def replay(
+    runner: Runner, clock: VirtualClock, setup: Setup, requests: Sequence[Request], load: Load, seed: str
+) -> Simulated:
+    """The same requests and engine on a real runner, to compare with: steps take what they take on the clock.
+
+    Nothing waits: where the engine has nothing to do, the clock is moved on. `use` stays empty.
+    """
+    return _Simulation(setup, requests, load, seed, clock, runner).run()
 
 
 class _Simulation:
-    def __init__(self, setup: Setup, requests: Sequence[Request], load: Load, seed: str) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        requests: Sequence[Request],
+        load: Load,
+        seed: str,
+        clock: VirtualClock,
+        runner: Runner | None = None,
+    ) -> None:
         self._setup, self._requests, self._seed = setup, requests, seed
         self._clients = load.clients if isinstance(load, ClosedLoop) else None
-        self._clock = VirtualClock()
-        self._runner = self._runner_of(setup.times, 1.0)
+        self._clock = clock
+        self._runner: Runner = runner or self._runner_of(setup.times, 1.0)
         draft = setup.draft
         guesser = DraftModel(self._runner_of(draft.times, draft.acceptance), self._clock) if draft else None
         self._engine = Engine(
@@ -168,10 +187,11 @@ class _Simulation:
             if self._visits:
                 raise RuntimeError("the simulated engine has requests and does nothing")
             if self._due and not self._held:
-                self._clock.now = max(self._clock.now, self._due[0][0])
+                self._clock.advance(max(self._due[0][0] - self._clock.now, 0.0))
         stats = self._engine.stats()
         self._engine.check_integrity()
-        return Simulated(tuple(self._outcomes), self._clock.now, self._runner.use, stats, tuple(self._queue))
+        use = self._runner.use if isinstance(self._runner, SimulatedRunner) else Use()
+        return Simulated(tuple(self._outcomes), self._clock.now, use, stats, tuple(self._queue))
 
     def _runner_of(self, times: StepTimes, accuracy: float) -> SimulatedRunner:
         setup = self._setup
