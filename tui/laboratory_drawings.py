@@ -53,7 +53,7 @@ def last_request(snapshot: EngineSnapshot, width: int, height: int) -> Content:
         phases.append(("cache", begun, begun, DRAFTED, f"{each.cached} tokens not computed again"))
     for span in each.spans:
         rate = span.rows / max(span.ended - span.began, 1e-6)
-        what = f"{span.rows} rows, {human_speed(rate)} /s"
+        what = f"{_rows(span.rows)}, {human_speed(rate)} /s"
         phases.append(("decode" if span.decodes else "prefill", span.began, span.ended, "", what))
     finish = "at work" if each.ended is None else f"{each.generated} tokens"
     phases.append(("finish", ended, ended, DECODE, finish))
@@ -121,7 +121,7 @@ def _details(each: Timeline) -> Sequence[str]:
     if not chunks:
         return (_figures(each),)
     took = sum(span.ended - span.began for span in chunks)
-    read = f"{sum(span.rows for span in chunks)} rows in {len(chunks)} chunk{'s' if len(chunks) > 1 else ''}"
+    read = f"{_rows(sum(span.rows for span in chunks))} in {len(chunks)} chunk{'s' if len(chunks) > 1 else ''}"
     return (
         _figures(each),
         f"queue {human_seconds(chunks[0].began - each.came)}",
@@ -189,6 +189,10 @@ def roofline(
     return Content.assemble(*lines)
 
 
+def _rows(count: int) -> str:
+    return f"{count} row{'s' if count != 1 else ''}"
+
+
 def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
@@ -202,7 +206,7 @@ def parts(now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], width:
     lines: list[Piece] = []
     for what, (setting, found) in (("now", now), ("what if", other)) if both else (("what if", other),):
         rows = setting.batch * (setting.draft + 1)
-        lines.append((f"{what}: {rows} rows in {human_seconds(found.seconds)}\n", MUTED))
+        lines.append((f"{what}: {_rows(rows)} in {human_seconds(found.seconds)}\n", MUTED))
         for name, seconds in found.parts:
             filled = math.ceil(seconds / most * room) if seconds else 0
             lines += [

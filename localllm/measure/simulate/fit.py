@@ -16,7 +16,7 @@ from localllm.measure.simulate.machines import Machine
 from localllm.measure.simulate.runner import SimulatedVocabulary
 from localllm.measure.simulate.shape import ModelShape
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 192, 256, 384, 512)
 _WANTED = (1, 4, 16, 32)
 _DEPTH = 1024
 _MANY = 64

@@ -1,6 +1,5 @@
 """/api/inspect: a server's engine as the chat's inspector sees it."""
 
-import time
 from concurrent.futures import Future
 
 import httpx
@@ -42,15 +41,10 @@ def test_the_chat_looks_into_a_server_s_engine(server: Server, protocol: str) ->
     assert snapshot.page_holders.sum() > 0 and snapshot.prefixes and snapshot.pages_total > 0
     costs = backend.costs()
     assert costs is not None and costs.shape.layers == 5
-    assert costs.shape.read_bytes(1) == sum(part.read for part in costs.parts) + _norms(costs.shape.dense_bytes, costs)
+    layers = sum(part.read for part in costs.parts if part.name != "logits")
+    assert 0.99 * costs.shape.dense_bytes < layers < costs.shape.dense_bytes  # the last norm is in no layer
     assert Reached.by(costs, snapshot).compute is not None
     backend.close()
-
-
-def _norms(dense: float, costs: object) -> float:
-    """Bytes that are read and belong to no layer: the last norm's."""
-    parts = costs.parts  # type: ignore[attr-defined]
-    return dense - sum(part.read for part in parts if part.name != "logits")
 
 
 def test_a_server_that_is_not_ours_is_asked_once() -> None:
@@ -72,5 +66,4 @@ def test_a_model_that_is_not_loaded_is_no_reason_to_stop(server: Server) -> None
         assert asked is not None
         with pytest.raises(RemoteError, match="not loaded"):
             asked.result(PATIENCE_S)
-        time.sleep(0)
     inspection.close()
