@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -23,7 +24,10 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 SIZE = (100, 32)
 INSPECTOR_SIZE = (120, 40)
 SEED = 1
-STORY, MORE = "Tell me a story about a fox", "What happened then?"
+STORY = (
+    "Tell me a story about a fox that lives beside a river, and about the rabbit that it meets there one morning in May"
+)
+MORE = "What happened then?"
 CODE = "Write a Python function that checks whether a word is a palindrome."
 CAPITAL = "What is the capital of Italy?"
 
@@ -64,8 +68,8 @@ async def conversation(app: ChatApp) -> str:
         return app.export_screenshot()
 
 
-async def inspector(app: ChatApp) -> str:
-    """The engine after a chat whose last answer was asked for twice, and what else it might have said."""
+async def inspector(app: ChatApp, page: str) -> str:
+    """A page of the inspector after a chat whose last answer was asked for twice."""
     async with app.run_test(size=INSPECTOR_SIZE) as pilot:
         chat = await open_chat(pilot)
         await pilot.press("f2", "p", "escape")  # note how probable each token is
@@ -73,20 +77,22 @@ async def inspector(app: ChatApp) -> str:
         await ask(pilot, MORE)
         await pilot.press("ctrl+r")
         await until(pilot, lambda: not chat.busy and chat.conversation.messages[-1].finish_reason)
-        await pilot.press("f2")
+        await pilot.press("f2", page)
         await pilot.pause(1)
         return app.export_screenshot()
 
 
 def main() -> None:
-    """Write chat.svg and inspector.svg."""
+    """Write chat.svg, inspector.svg and laboratory.svg."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a model that follows instructions")
     model = parser.parse_args().model
     backend = EngineBackend(lambda _: Settings(disk_cache=False, kv_mib=64, seed=SEED, temperature=0))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for name, draw, drawn in (("chat", conversation, model), ("inspector", inspector, BUILT_IN)):
+            pages = (("inspector", partial(inspector, page="1")), ("laboratory", partial(inspector, page="3")))
+            pictures = [("chat", conversation, model), *((name, draw, BUILT_IN) for name, draw in pages)]
+            for name, draw, drawn in pictures:
                 store = SessionStore(Path(folder) / f"{name}.db")
                 app = ChatApp(backend, store, drawn)
                 picture = asyncio.run(draw(app))

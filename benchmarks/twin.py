@@ -1,52 +1,80 @@
 """The same workload on a real server and in the simulation: how far the simulation is from what happens.
 
-    twin.py MODEL.gguf [--concurrency 1,4] [--rate R,...] [--requests 24] [--prompt 64:128] [--answer 16:48]
-        [--threads N] [--rounds 2] [--overhead MS] [--kv-mib 512]
+    twin.py MODEL.gguf [--concurrency 1,4] [--rate R,...] [--requests 16] [--prompt 64:128] [--answer 32:64]
+        [--rounds 4] [--threads N] [--kv-mib 512] [--engine] [--json FILE]
 
-Before and after each load the model's steps are timed in this process, as `localllm simulate --measure` does; the means
-of both are the cost model, so that what else the machine does then counts for both. The drift column tells how much
-longer a step of one row took after the load than before it: where that is large, the figures say nothing. The server
-does not speculate, since a model's answers repeat themselves in ways that no simulation knows. Each request is
-simulated with the numbers of tokens that the server counted. --overhead: ms of a step outside of the kernels.
+Calibration and load alternate: before and after each load the model's steps, and what the engine adds to them, are
+timed in this process, as `localllm simulate --measure` does. Then a few short requests, one at a time, to the idle
+server tell what a step there takes longer than here (its event loop, its place in memory), and what a request takes
+outside of the engine (HTTP, tokenising). The mean of both calibrations is the cost model of that load alone, so that a
+machine that slows down slows both. Nothing is fitted to the load that is compared.
+
+Each round's requests are played in the simulation with the numbers of tokens that the server counted; percentiles are
+of all rounds together. The drift tells how much longer a step of one row took after a load than before it: where that
+is large, the figures say nothing. The server does not speculate, since a model's answers repeat themselves in ways that
+no simulation knows. It gets all cores but one: the load generator needs that.
+
+--engine compares without a server: the same requests through the engine and the model's kernels in this process, on one
+thread, in processor time, which other programs hardly change.
 """
 
 import argparse
 import asyncio
+import json
+import statistics
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from benchmarks.engine_tools import table
 from benchmarks.servers import localllm
 from cpu_kernels.cores import usable_cores
 from gguf_io import open_model
-from localllm.measure.latency import Outcome, Summary
-from localllm.measure.loadtest.server import Target
+from localllm.engine.runner import Runner
+from localllm.engine.speculation import DraftLength
+from localllm.measure.latency import Outcome, Percentiles, Summary
+from localllm.measure.loadtest.protocols import Job
+from localllm.measure.loadtest.server import Server, Target
 from localllm.measure.loadtest.session import Plan, Session, Source
 from localllm.measure.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
-from localllm.measure.simulate.costs import Curve, StepTimes
-from localllm.measure.simulate.fit import measure
-from localllm.measure.simulate.simulation import Setup, simulate
-from localllm.measure.workload.requests import Block, Lengths, Request, Shape
+from localllm.measure.simulate.costs import StepTimes, mean_of
+from localllm.measure.simulate.fit import BorrowedRunner, measure
+from localllm.measure.simulate.runner import VirtualClock
+from localllm.measure.simulate.simulation import Setup, replay, simulate
+from localllm.measure.workload.requests import Block, Lengths, Request, Shape, poisson
+from localllm.measure.workload.texts import words
 from models.native_runner import NativeRunner
 
 PATIENCE_S = 600.0
+PROBES, PROBE_TOKENS = 5, 24
+ALLOWED = 0.15
 
 
-def between(first: StepTimes, second: StepTimes) -> StepTimes:
-    """The mean of two measurements."""
+@dataclass(slots=True)
+class Pair:
+    """A load's rounds: what happened, and what was simulated."""
 
-    def mean(one: Curve, other: Curve) -> Curve:
-        pairs = zip(one.points, other.points, strict=True)
-        return Curve(tuple((rows, (before + after) / 2) for (rows, before), (_, after) in pairs))
+    real: list[Summary] = field(default_factory=list)
+    simulated: list[Summary] = field(default_factory=list)
+    outcomes: tuple[list[Outcome], list[Outcome]] = field(default_factory=lambda: ([], []))
+    drifts: list[float] = field(default_factory=list)
 
-    return StepTimes(
-        mean(first.products, second.products),
-        mean(first.logits, second.logits),
-        (first.kv_token + second.kv_token) / 2,
-        (first.lookup + second.lookup) / 2,
-        first.fixed,
-    )
+    def figures(self) -> list[tuple[str, float, float]]:
+        """(name, of the server, of the simulation); times in milliseconds."""
+        found = []
+        for name in ("ttft", "tpot"):
+            both = [Percentiles.of(filter(None, (getattr(one, name) for one in each))) for each in self.outcomes]
+            for rank in ("p50", "p95"):
+                real, simulated = (1e3 * getattr(each, rank) for each in both)
+                found.append((f"{name.upper()} {rank} ms", real, simulated))
+        real, simulated = (
+            sum(each.generated_tokens for each in sums) / sum(each.seconds for each in sums)
+            for sums in (self.real, self.simulated)
+        )
+        return [*found, ("tok/s", real, simulated)]
 
 
 def as_request(number: int, outcome: Outcome) -> Request:
@@ -54,15 +82,35 @@ def as_request(number: int, outcome: Outcome) -> Request:
     return Request(outcome.due, (Block(f"own {number}", outcome.prompt_tokens or 1),), outcome.tokens)
 
 
-def compare(load: Load, real: Summary, simulated: Summary, drift: float) -> list[list[object]]:
-    """Rows of figures: real, simulated, and the difference."""
-    figures = []
-    for name in ("ttft", "tpot"):
-        for rank in ("p50", "p95"):
-            pair = (getattr(getattr(each, name), rank) * 1e3 for each in (real, simulated))
-            figures.append((f"{name.upper()} {rank} ms", *pair))
-    figures.append(("tok/s", real.token_rate, simulated.token_rate))
-    return [[str(load), name, one, other, f"{other / one - 1:+.0%}", f"{drift:+.0%}"] for name, one, other in figures]
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """travel: seconds of a request outside of the engine."""
+
+    times: StepTimes
+    travel: float
+
+    def mean(self, other: "Calibration") -> "Calibration":
+        """Of two."""
+        return Calibration(mean_of(self.times, other.times), (self.travel + other.travel) / 2)
+
+
+def anchored(target: Target, times: StepTimes) -> Calibration:
+    """Step times of this process, and what the server adds to them, by short requests to the idle server: medians."""
+
+    async def probe() -> list[Outcome]:
+        async with Server(target, 1, time.perf_counter) as server:
+            await server.look_up()
+            jobs = [Job(0.0, words(4, f"probe {number}"), PROBE_TOKENS) for number in range(PROBES)]
+            return [await server.ask(job, time.perf_counter(), None, PATIENCE_S) for job in jobs]
+
+    outcomes = asyncio.run(probe())
+    steps = [outcome.tpot - times.seconds(((1, PROBE_TOKENS),), 1) for outcome in outcomes if outcome.tpot is not None]
+    times = replace(times, fixed=times.fixed + (statistics.median(steps) if steps else 0.0))
+    rows = [max(outcome.prompt_tokens or 1, 1) for outcome in outcomes]
+    outside = [
+        outcome.ttft - times.seconds(((count, count),), 1) for outcome, count in zip(outcomes, rows, strict=True)
+    ]
+    return Calibration(times, max(statistics.median(outside), 0.0))
 
 
 def note(text: str) -> None:
@@ -70,50 +118,132 @@ def note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def main() -> None:
-    """Parse the command line, measure, simulate, print."""
+def loads(concurrency: str, rates: str) -> list[Load]:
+    """Of the command line."""
+    closed: list[Load] = [ClosedLoop(int(text)) for text in concurrency.split(",") if text]
+    return closed + [OpenLoop(float(text)) for text in rates.split(",") if text]
+
+
+def rows(pairs: dict[str, Pair]) -> list[list[object]]:
+    """The table."""
+    found: list[list[object]] = []
+    for load, pair in pairs.items():
+        drift = max(map(abs, pair.drifts))
+        for name, real, simulated in pair.figures():
+            error = simulated / real - 1
+            within = "yes" if abs(error) <= ALLOWED else "no"
+            found.append([load, name, real, simulated, f"{error:+.1%}", within, f"{drift:.0%}"])
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--concurrency", default="1,4")
     parser.add_argument("--rate", default="")
-    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--prompt", default="64:128")
-    parser.add_argument("--answer", default="16:48")
-    parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--overhead", type=float, default=0.0)
+    parser.add_argument("--answer", default="32:64")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=max(usable_cores() - 1, 1))
     parser.add_argument("--kv-mib", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    loads: list[Load] = [ClosedLoop(int(text)) for text in arguments.concurrency.split(",") if text]
-    loads += [OpenLoop(float(text)) for text in arguments.rate.split(",") if text]
-    shape = Shape(Lengths.parse(arguments.prompt, "--prompt"), Lengths.parse(arguments.answer, "--answer"))
-    rows: list[list[object]] = []
-    with open_model(arguments.model) as file:
-        runner = NativeRunner(file, kv_bytes=arguments.kv_mib << 20, threads=arguments.threads)
+    parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
 
-    def times() -> StepTimes:
-        return measure(
-            runner, time.perf_counter, arguments.rounds, arguments.overhead / 1e3, note, shape.prompt.most * 2
-        )
 
-    with localllm(arguments.model, arguments.threads, arguments.kv_mib, speculates=False) as server:
-        target = Target(server.url, "openai", server.model, True, {})
-        bounds = Bounds(arguments.requests, PATIENCE_S, PATIENCE_S)
-        for number, load in enumerate(loads, arguments.seed):
-            session = Session(Plan(target, (load,), bounds, 64, None), Source(shape.requests, number), note)
-            before = times()
+def play(given: argparse.Namespace, shape: Shape, runner: NativeRunner, target: Target) -> dict[str, Pair]:
+    """Alternate calibration and load for all rounds."""
+    wanted = loads(given.concurrency, given.rate)
+    pairs = {str(load): Pair() for load in wanted}
+    bounds = Bounds(given.requests, PATIENCE_S, PATIENCE_S)
+
+    def calibrate() -> Calibration:
+        return anchored(target, measure(runner, time.perf_counter, 2, 0.0, lambda _: None, shape.prompt.most))
+
+    before = calibrate()
+    for number in range(given.rounds):
+        for load in wanted:
+            note(f"round {number + 1} of {given.rounds}, {load}")
+            source = Source(shape.requests, given.seed + 100 * number + wanted.index(load))
+            session = Session(Plan(target, (load,), bounds, 64, None), source, lambda _: None)
             asyncio.run(session.run())
-            after = times()
-            setup = Setup(between(before, after), runner.info.pages_total, runner.info.max_context)
+            after = calibrate()
+            both = before.mean(after)
+            setup = Setup(both.times, runner.info.pages_total, runner.info.max_context, travel=both.travel)
             (trial,) = session.trials
             answered = sorted((one for one in trial.outcomes if one.error is None), key=lambda one: one.due)
             requests = [as_request(at, outcome) for at, outcome in enumerate(answered)]
             played = simulate(setup, requests, load, str(number))
-            drift = after.products(1) / before.products(1) - 1
-            rows += compare(load, trial.summary(None), Summary.of(played.outcomes), drift)
+            pair = pairs[str(load)]
+            pair.outcomes[0].extend(answered)
+            pair.outcomes[1].extend(played.outcomes)
+            pair.real.append(Summary.of(answered))
+            pair.simulated.append(Summary.of(played.outcomes))
+            pair.drifts.append(after.times.seconds(((1, 1),), 1) / before.times.seconds(((1, 1),), 1) - 1)
+            one, four = (1e3 * both.times.seconds(((1, 100),) * count, count) for count in (1, 4))
+            note(
+                f"  step of 1 row {one:.1f} ms, of 4 {four:.1f} ms; engine and server {1e3 * both.times.fixed:.2f} ms "
+                f"a step, {1e3 * both.times.token:.2f} ms a token; outside {1e3 * both.travel:.1f} ms; "
+                f"server {pair.real[-1].token_rate:.1f} tok/s, simulated {pair.simulated[-1].token_rate:.1f}"
+            )
+            before = after
+    return pairs
+
+
+def play_engine(given: argparse.Namespace, shape: Shape, runner: NativeRunner) -> dict[str, Pair]:
+    """The same against the engine alone, in processor time."""
+    DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
+    wanted = loads(given.concurrency, given.rate)
+    pairs = {str(load): Pair() for load in wanted}
+
+    def calibrate() -> StepTimes:
+        return measure(runner, time.thread_time, 2, 0.0, lambda _: None, shape.prompt.most)
+
+    before = calibrate()
+    for number in range(given.rounds):
+        for load in wanted:
+            note(f"round {number + 1} of {given.rounds}, {load}")
+            seed = f"{given.seed} {number} {load}"
+            requests: Sequence[Request] = shape.requests(given.requests, seed)
+            if isinstance(load, OpenLoop) and load.rate is not None:
+                requests = poisson(requests, load.rate, seed)
+            setup = Setup(before, runner.info.pages_total, runner.info.max_context)
+            lent = BorrowedRunner(runner, time.thread_time)
+            real = replay(cast("Runner", lent), VirtualClock(time.thread_time), setup, requests, load, seed)
+            lent.free_all()
+            after = calibrate()
+            played = simulate(replace(setup, times=mean_of(before, after)), requests, load, seed)
+            pair = pairs[str(load)]
+            pair.outcomes[0].extend(real.outcomes)
+            pair.outcomes[1].extend(played.outcomes)
+            pair.real.append(Summary.of(real.outcomes))
+            pair.simulated.append(Summary.of(played.outcomes))
+            pair.drifts.append(after.seconds(((1, 1),), 1) / before.seconds(((1, 1),), 1) - 1)
+            before = after
+    return pairs
+
+
+def main() -> None:
+    """Parse the command line, measure, simulate, print; the exit code is 1 where a figure is off by more than 15 %."""
+    given = arguments()
+    shape = Shape(Lengths.parse(given.prompt, "--prompt"), Lengths.parse(given.answer, "--answer"))
+    with open_model(given.model) as file:
+        runner = NativeRunner(file, kv_bytes=given.kv_mib << 20, threads=1 if given.engine else given.threads)
+    if given.engine:
+        pairs = play_engine(given, shape, runner)
+    else:
+        with localllm(given.model, given.threads, given.kv_mib, speculates=False) as server:
+            pairs = play(given, shape, runner, Target(server.url, "openai", server.model, True, {}))
     runner.close()
-    table(("load", "figure", "server", "simulated", "difference", "drift"), rows)
+    found = rows(pairs)
+    heads = ("load", "figure", "server", "simulated", "error", "within 15 %", "drift")
+    table(heads, found)
+    if given.json is not None:
+        given.json.write_text(json.dumps([dict(zip(heads, row, strict=True)) for row in found], indent=1))
+    sys.exit(any(row[5] == "no" for row in found))
 
 
 if __name__ == "__main__":

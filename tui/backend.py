@@ -12,6 +12,7 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
+    from localllm.measure.laboratory import ModelCosts
 
 # Called on the loading thread with the phase and the share of it that is done, 0 to 1. An exception ends the load.
 LoadProgress = Callable[[str, float], None]
@@ -105,7 +106,10 @@ class Backend(Protocol):
         """Create a model from the current one."""
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """A snapshot of the engine's state, soon; None for a server."""
+        """A snapshot of the engine's state, soon; None where there is no engine to look into."""
+
+    def costs(self) -> "ModelCosts | None":
+        """What the current model's steps cost; None where that is not known. May block."""
 
     def memory_bytes(self) -> int | None:
         """Memory in use for the model; None if unknown."""

@@ -15,8 +15,6 @@ MUTED = "$foreground 60%"
 _HELD = (("·", MUTED), ("░", "$primary"), ("▒", "$success"), ("█", "$accent"))
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
-_WIDE = 48  # columns of a box
-
 Piece = tuple[str, str]
 
 
@@ -33,11 +31,6 @@ def schedule(steps: Sequence[StepRecord], width: int, height: int = 4) -> Conten
             lines.append((_EIGHTHS[min(max(round(filled * 8), 0), 8)], style))
         lines.append(("\n", ""))
     return Content.assemble(*lines, *_schedule_legend(shown))
-
-
-def height_for(width: int) -> int:
-    """Rows of a drawing: fewer where two boxes share 80 columns, so that more of them are seen."""
-    return 4 if width >= _WIDE else 2
 
 
 def _schedule_legend(steps: Sequence[StepRecord]) -> list[Piece]:
@@ -152,12 +145,10 @@ def speculation(drafted: int, accepted: int) -> Content:
     )
 
 
-def requests(snapshot: EngineSnapshot) -> Content:
-    """What is at work and what waits."""
-    if not snapshot.requests:
-        return Content.styled("The engine rests.", MUTED)
+def requests(snapshot: EngineSnapshot, most: int = 8) -> Content:
+    """What is at work and what waits, and the last ones that have ended."""
     lines: list[Piece] = []
-    for request in snapshot.requests:
+    for request in snapshot.requests[:most]:
         state = "waits" if request.waiting else "decodes" if request.generated else "prefills"
         lines += [
             (f"{state:<9}", "$warning" if request.waiting else "$success"),
@@ -165,6 +156,14 @@ def requests(snapshot: EngineSnapshot) -> Content:
             ("  background" if request.background else "", MUTED),
             ("\n", ""),
         ]
+    if not snapshot.requests:
+        lines.append(("The engine rests.\n", MUTED))
+    ended = [each for each in snapshot.timelines if each.ended is not None]
+    for each in ended[::-1][: max(most - len(snapshot.requests) - 1, 0)]:
+        took = human_seconds((each.ended or 0.0) - each.came)
+        computed = sum(span.rows for span in each.spans if not span.decodes)
+        what = f"{computed} computed · {each.cached} cached · {each.generated} new in {took}\n"
+        lines += [(f"{'ended':<9}", MUTED), (what, MUTED)]
     return Content.assemble(*lines)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.loaded_model import LoadedModel
     from localllm.library.entry import LibraryModel
+    from localllm.measure.laboratory import ModelCosts
 
 CLOSE_S = 1.0  # for a load in progress to end when the program ends
 
@@ -118,6 +119,13 @@ class EngineBackend:
     def inspect(self) -> "Future[EngineSnapshot] | None":
         """See Backend.inspect."""
         return self._model.loaded.engine.inspect() if self._model else None
+
+    def costs(self) -> "ModelCosts | None":
+        """See Backend.costs. Reads the model's header."""
+        from localllm.measure.laboratory import costs_of
+
+        model, info = self._model, self._info
+        return costs_of(model.loaded.file, info.settings) if model and info and info.settings else None
 
     def memory_bytes(self) -> int | None:
         """Resident memory of this process."""

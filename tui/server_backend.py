@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING, Any
 from localllm.answer.event import AnsweringModel, AnswerStream
 from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
-from localllm.remote.connection import RemoteError
+from localllm.remote.connection import Endpoint, RemoteError
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
 from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
+from tui.server_inspection import ServerInspection
 
 if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
+    from localllm.measure.laboratory import ModelCosts
 
 
 class ServerBackend:
     """The common part of both backends. Thread-safe; see Backend for the methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self._model: AnsweringModel | None = None
         self._info: ModelInfo | None = None
+        self._inspection = ServerInspection(endpoint)
 
     @property
     def info(self) -> ModelInfo | None:
@@ -45,22 +48,27 @@ class ServerBackend:
         return None
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
-        """Not available."""
-        return None
+        """See Backend.inspect. Only localllm's servers show their engine."""
+        return self._inspection.snapshot(self._info.name) if self._info else None
+
+    def costs(self) -> "ModelCosts | None":
+        """See Backend.costs."""
+        return self._inspection.costs(self._info.name) if self._info else None
 
     def memory_bytes(self) -> int | None:
         """Unknown."""
         return None
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Ask the server no more."""
+        self._inspection.close()
 
 
 class OllamaBackend(ServerBackend):
     """Models on a server of Ollama's protocol."""
 
     def __init__(self, server: OllamaServer) -> None:
-        super().__init__()
+        super().__init__(server.endpoint)
         self._server = server
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
@@ -107,7 +115,7 @@ class OpenAIBackend(ServerBackend):
     """Models on a server of OpenAI's protocol."""
 
     def __init__(self, server: OpenAIServer) -> None:
-        super().__init__()
+        super().__init__(server.endpoint)
         self._server = server
 
     def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gpu_offload.devices import Device
     from localllm.advice import Advice
     from localllm.library.preview import Preview
+    from localllm.measure.explain import Explanation
     from localllm.settings import Settings
 
 COMPARED_TOKENS = 4096  # of the conversation that every quantisation is planned with
@@ -67,6 +69,9 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     every: Annotated[
         bool, typer.Option("--all", help="Compare the quantisations of a Hugging Face repository.")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the formulas behind memory and speed, with the numbers in.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -75,7 +80,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     Of a model that is not here, only the header is read, from where `pull` would get it. Where `bench` has measured
     this machine, the speed to expect is told. Where no GPU is imagined, the last line says which backend would compute
     the model here, and why. --all marks the quantisation to take: the best that fits with a conversation of 4096
-    tokens, or of --ctx.
+    tokens, or of --ctx. --explain shows what docs/inference.md computes, from this model's and this machine's figures.
     Exits with 2 where it does not fit. Sizes in the table are MiB.
     """
     from gpu_offload.known_gpus import imagined_gpu
@@ -85,26 +90,48 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     settings = load_settings({**computing_flags(given), "ctx": context, "draft": draft})
     if gpu_memory and settings.backend == "native":
         raise RequestError("The native engine has no GPUs to plan for. Leave --gpu-memory out, or the backend native.")
+    if every and explain:
+        raise RequestError("--explain is of one model; leave --all out.")
     imagined = [imagined_gpu(text) for text in gpu_memory or ()]
-    shown = _compare(model, settings, imagined, as_json) if every else _one(model, settings, imagined, as_json)
-    if not shown:
+    if not (_compare if every else partial(_one, explain=explain))(model, settings, imagined, as_json):
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _one(name: str, settings: "Settings", imagined: "list[Device]", as_json: bool) -> bool:
+def _one(name: str, settings: "Settings", imagined: "list[Device]", as_json: bool, explain: bool) -> bool:
     """Show the plan of one model; return whether it fits."""
     from localllm.advice import advise
     from localllm.engine.backends import with_projector
 
     with _opened(name, settings) as (file, preview, stored):
         found = advise(file, with_projector(settings, stored), imagined)
+        explanation = _explanation(file, found, settings, imagined) if explain else None
     if as_json:
-        answer(json.dumps(_data(found, preview)) + "\n")
+        more = {} if explanation is None else {"explained": asdict(explanation)}
+        answer(json.dumps(_data(found, preview) | more) + "\n")
     else:
         rows = found.plan.rows()
         answer(table(rows, right=range(1, len(rows[0]))))
         answer("".join(f"{line}\n" for line in _lines(found, preview)))
+        if explanation is not None:
+            answer(f"\n{explanation}")
     return found.plan.fits
+
+
+def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagined: "list[Device]") -> "Explanation":
+    """The formulas for the place that holds most of the weights. Raises UnsupportedModelError."""
+    from localllm.measure.explain import Explanation, machine_here, machine_named
+    from localllm.roofline.kept import kept_limits
+    from localllm.roofline.work import work_in_header
+
+    use = max(found.plan.uses, key=lambda each: each.weights)
+    options = found.plan.options
+    if use is not found.plan.uses[0]:
+        machine = machine_named(use.place, use.available) if options.gpu_layers in (None, found.plan.layers) else None
+    elif not imagined and (kept := kept_limits(settings.threads)) is not None:
+        machine = machine_here(kept, work_in_header(file), use.available)
+    else:
+        machine = None
+    return Explanation.of(file, use, options.context_tokens, (options.type_k, options.type_v), machine, found.expected)
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     from localllm.cli.terminal import note
     from localllm.errors import RequestError
+    from localllm.server.listed_models import with_listed
     from localllm.server.options import server_options, with_ollama_variables
     from localllm.server.serve import is_local
     from localllm.server.serve import serve as run_server
@@ -100,11 +101,15 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         )
     if settings.remote:
         refuse_beside_remote({**flags, "model": model or None}, ("model", "max_models"))
-        models = _remote_models(settings, options)
+        own = _remote_models(settings, options)
     else:
-        models = _local_models(model or [], settings, options)
+        own = _local_models(model or [], settings, options)
     what = f"serves the models of {settings.remote}" if settings.remote else "serves"
-    run_server(options, models, lambda url: note(f"localllm {what} on {url}"))
+    run_server(
+        options,
+        lambda: with_listed(own(), options.fallbacks, settings, options.keep_alive_s),
+        lambda url: note(f"localllm {what} on {url}"),
+    )
 
 
 def _local_models(

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +64,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         float,
         typer.Option(metavar="C", help="Time of the draft model's steps, a share of the model's."),
     ] = 0.1,
+    kv_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="How keys and values are stored: f16 (default) or q8_0.")
+    ] = None,
     trace: loadtest.Trace = None,
     scale: loadtest.Scale = None,
     speedup: loadtest.Speedup = None,
@@ -115,7 +119,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         raise RequestError("--machine, --measure and --bench exclude each other.")
     figures = _Figures(machine, bench, bandwidth, compute, memory, overhead)
     with StatusLine() as status:
-        shape, computer, times = _costs(model, measure, figures, status)
+        shape, computer, times = _costs(model, measure, kv_type, figures, status)
     connection = Link(link * _GIGA, link_latency / 1e6)
     shared = shared_by(times, devices, shape, connection)
     setup = Setup(
@@ -203,30 +207,37 @@ class _Figures:
 
 
 def _costs(
-    model: str | None, measure: bool, figures: _Figures, status: StatusLine
+    model: str | None, measure: bool, kv_type: str | None, figures: _Figures, status: StatusLine
 ) -> "tuple[ModelShape, Machine, StepTimes]":
     """The model's shape, the machine, and what its steps take."""
     from gguf_io import open_model
     from localllm.engine.backends import open_runner
     from localllm.errors import RequestError
     from localllm.library import resolve
+    from localllm.measure.formulas.memory import KV_TYPES
     from localllm.measure.simulate.costs import roofline
     from localllm.measure.simulate.fit import machine_of
     from localllm.measure.simulate.fit import measure as measure_steps
     from localllm.measure.simulate.shape import ModelShape, llama_3_8b
     from localllm.settings import load_settings
 
+    if kv_type not in (None, *KV_TYPES):
+        raise RequestError(f"--kv-type is {kv_type!r}; give {' or '.join(KV_TYPES)}.")
+
+    def by_figures(shape: ModelShape) -> "tuple[ModelShape, Machine, StepTimes]":
+        shape, machine = replace(shape, value_bytes=KV_TYPES[kv_type or "f16"]), figures.machine()
+        return shape, machine, roofline(shape, machine)
+
     if model is None:
         if measure:
             raise RequestError("--measure needs a model to load.")
-        machine = figures.machine()
-        return (shape := llama_3_8b()), machine, roofline(shape, machine)
+        return by_figures(llama_3_8b())
     with open_model(resolve(model)) as file:
         shape = ModelShape.of_file(file)
         if not measure:
-            machine = figures.machine()
-            return shape, machine, roofline(shape, machine)
-        loadtest.refuse("--measure", {"--bandwidth": figures.bandwidth, "--compute": figures.peak})
+            return by_figures(shape)
+        given = {"--bandwidth": figures.bandwidth, "--compute": figures.peak, "--kv-type": kv_type}
+        loadtest.refuse("--measure", given)
         memory = figures.memory_here()
         runner, _ = open_runner(file, load_settings({}), lambda what, share: status.show(f"{what}: {share:.0%}"))
         try:

@@ -18,7 +18,7 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.events import EventWriter
 from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.images import SeesImages, text_of_prompt
-from localllm.engine.inspection import EngineSnapshot, Journal, RequestView, StepRecord
+from localllm.engine.inspection import EngineSnapshot, Journal, StepRecord
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.plan import ChunkSize, Plan
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request
@@ -238,7 +238,8 @@ class Engine:
     def _take_news(self) -> bool:
         """Queue what was submitted, and end what was cancelled or is late; whether anything ended."""
         while self._submissions:
-            self._scheduler.add(self._submissions.popleft())
+            self._scheduler.add(generation := self._submissions.popleft())
+            self._journal.keep(generation.timeline)
         for generation in [*self._scheduler.running, *self._scheduler.waiting]:
             if generation.writer.stream.cancelled:
                 generation.end(FinishReason.CANCELLED)
@@ -263,7 +264,9 @@ class Engine:
             return None
         took = self._clock() - began
         self._scheduler.observe(plan, took)
-        self._journal.note(StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, took))
+        step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, took)
+        parts = [(each.generation.timeline, each.generation.generated > 0, len(each)) for each in plan.parts]
+        self._journal.note(step, began, parts)
         return logits
 
     def _compute(self, plan: Plan) -> NDArray[np.float32] | None:
@@ -344,11 +347,13 @@ class Engine:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         return EngineSnapshot(
             steps=self._journal.steps,
-            requests=(*(_view(one, False) for one in running), *(_view(one, True) for one in waiting)),
+            requests=(*(one.view(False) for one in running), *(one.view(True) for one in waiting)),
             prefixes=self._kv.cache.tree(),
             page_size=self.runner.info.page_size,
             pages_total=self.runner.info.pages_total,
             page_holders=self.runner.page_holders(),
+            timelines=self._journal.timelines,
+            now=self._clock(),
         )
 
     def _wake(self) -> None:
@@ -385,16 +390,3 @@ class Engine:
         self._scheduler.waiting.clear()
         self._submissions.clear()
         self._journal.cancel()
-
-
-def _view(generation: Generation, waiting: bool) -> RequestView:
-    """A request as people see it."""
-    counts, sequence = generation.counts, generation.sequence
-    return RequestView(
-        tokens=len(sequence.tokens),
-        computed=sequence.computed,
-        cached=counts.cached,
-        generated=counts.generated,
-        waiting=waiting,
-        background=generation.request.background,
-    )

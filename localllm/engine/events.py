@@ -10,13 +10,13 @@ from localllm.engine.stream import GenerationStream
 class EventWriter:
     """Makes the events of one generation and pushes them to its stream. stop: the request's stop strings.
 
-    It is made when the request comes; clock gives seconds.
+    It is made when the request comes, at `came`; clock gives seconds.
     """
 
     def __init__(self, stream: GenerationStream, stop: tuple[str, ...], clock: Callable[[], float]) -> None:
         self.stream = stream
         self._clock = clock
-        self._submitted = clock()
+        self.came = clock()
         self._admitted: float | None = None
         self._first_token: float | None = None
         self._detokenizer = Detokenizer(stop)
@@ -29,7 +29,7 @@ class EventWriter:
     @property
     def age(self) -> float:
         """Seconds since the request came."""
-        return self._clock() - self._submitted
+        return self._clock() - self.came
 
     @property
     def has_token(self) -> bool:
@@ -98,10 +98,10 @@ class EventWriter:
         admitted = now if self._admitted is None else self._admitted
         first = now if self._first_token is None else self._first_token
         return Timings(
-            queue_s=admitted - self._submitted,
+            queue_s=admitted - self.came,
             prefill_s=first - admitted,
             decode_s=now - first,
-            ttft_s=0.0 if self._first_token is None else first - self._submitted,
+            ttft_s=0.0 if self._first_token is None else first - self.came,
         )
 
     def _add(self, text: str) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from localllm.engine.adapters import AdapterSet, KeySpace
 from localllm.engine.context_policy import FittedPrompt, kept_first, roll
 from localllm.engine.events import EventWriter
+from localllm.engine.inspection import RequestView, Timeline
 from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.request import ContextPolicy, Counts, FinishReason, GenerationRequest, Progress, TokenLogprob
 from localllm.engine.sampling import Sampler
@@ -61,6 +62,7 @@ class Generation:
         )
         self.speculation = Speculation(self.sequence.images.without(self.sequence.tokens))
         self.writer = writer
+        self.timeline = Timeline(writer.came)
         self.finish_reason: FinishReason | None = None
         self._error: Exception | None = None
         self._prompt = prompt
@@ -165,9 +167,22 @@ class Generation:
         if self.finish_reason is None:
             self.writer.send_text(self.counts)
 
+    def view(self, waiting: bool) -> RequestView:
+        """As people see it."""
+        counts, sequence = self.counts, self.sequence
+        return RequestView(
+            tokens=len(sequence.tokens),
+            computed=sequence.computed,
+            cached=counts.cached,
+            generated=counts.generated,
+            waiting=waiting,
+            background=self.request.background,
+        )
+
     def finish(self) -> None:
         """Send the final event; finish_reason must be set."""
         assert self.finish_reason is not None
+        self.timeline.end(self.writer.came + self.writer.age, self.counts.cached, self.generated)
         error = self._error
         text = None if error is None else str(error)
         if error is not None and not isinstance(error, LocalLLMError):

@@ -1,14 +1,17 @@
 """A look inside the engine for people: the last steps, the requests at work, the prefix tree. Read-only."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 KEPT_STEPS = 240
+KEPT_TIMELINES = 48
+KEPT_SPANS = 256  # of a request
+PAUSE_S = 0.25  # decoding that waits for longer, as after a preemption, is another span
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,44 @@ class RequestView:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Work on a request without a pause: a chunk of its prompt, or decoding. Times are the engine's clock's."""
+
+    decodes: bool
+    began: float
+    ended: float
+    rows: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """A request's phases. It came at `came`; ended is None while it is at work. spans: oldest first."""
+
+    came: float
+    spans: list[Span] = field(default_factory=list)
+    cached: int = 0
+    generated: int = 0
+    ended: float | None = None
+
+    def end(self, at: float, cached: int, generated: int) -> None:
+        """Note the end."""
+        self.ended, self.cached, self.generated = at, cached, generated
+
+    def add(self, span: Span) -> None:
+        """Note work; decoding that goes on is one span."""
+        last = self.spans[-1] if self.spans else None
+        if last and last.decodes and span.decodes and span.began - last.ended < PAUSE_S:
+            self.spans[-1] = Span(True, last.began, span.ended, last.rows + span.rows)
+        elif len(self.spans) < KEPT_SPANS:
+            self.spans.append(span)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine between two steps. steps are oldest first; page_size is in tokens; page_holders are the runner's."""
+    """The engine between two steps. steps and timelines are oldest first; now: the clock that timelines are in.
+
+    page_size is in tokens; page_holders are the runner's.
+    """
 
     steps: tuple[StepRecord, ...]
     requests: tuple[RequestView, ...]
@@ -54,13 +93,19 @@ class EngineSnapshot:
     page_size: int
     pages_total: int
     page_holders: NDArray[np.int32]
+    timelines: tuple[Timeline, ...] = ()
+    now: float = 0.0
 
 
 class Journal:
-    """Keeps the last steps, and hands out snapshots. note and answer are for the engine's thread; ask is for any."""
+    """Keeps the last steps and timelines, and hands out snapshots.
+
+    note, keep and answer are for the engine's thread; ask is for any.
+    """
 
     def __init__(self) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
+        self._timelines: deque[Timeline] = deque(maxlen=KEPT_TIMELINES)
         self._asked: deque[Future[EngineSnapshot]] = deque()
 
     def ask(self) -> "Future[EngineSnapshot]":
@@ -69,9 +114,20 @@ class Journal:
         self._asked.append(future)
         return future
 
-    def note(self, step: StepRecord) -> None:
-        """Remember a step."""
+    def note(self, step: StepRecord, began: float, parts: Iterable[tuple[Timeline, bool, int]]) -> None:
+        """Remember a step that began then. parts: whose it was, whether it decodes, and rows."""
         self._steps.append(step)
+        for timeline, decodes, rows in parts:
+            timeline.add(Span(decodes, began, began + step.seconds, rows))
+
+    def keep(self, timeline: Timeline) -> None:
+        """Show the timeline of a request that comes, for as long as it is among the last."""
+        self._timelines.append(timeline)
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Copies of those of the last requests, oldest first."""
+        return tuple(replace(each, spans=[*each.spans]) for each in self._timelines)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:

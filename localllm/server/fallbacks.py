@@ -2,29 +2,55 @@
 
 from collections.abc import Mapping
 
-from localllm.errors import OutOfMemoryError, QueueFullError, SettingsError
+from localllm.errors import LocalLLMError, OutOfMemoryError, QueueFullError, SettingsError
 from localllm.library.errors import LibraryError
 from localllm.library.names import ModelName
+from localllm.remote.connection import Endpoint, RemoteError
 from localllm.server.errors import ModelNotFoundError
 
 MOST_MODELS = 16
 
-# What sends a request to the next model of a list: not here, does not fit into memory, or its queue is full.
-CANNOT_ANSWER = (ModelNotFoundError, OutOfMemoryError, QueueFullError)
+# Statuses of a remote server that say that it cannot answer now; other refusals, such as 400, are the client's to see.
+_CANNOT_NOW = frozenset({404, 408, 429, *range(500, 600)} - {501})
 
 Fallbacks = Mapping[str, tuple[str, ...]]
 
 
+def goes_to_the_next(error: LocalLLMError) -> bool:
+    """Whether another model of a list should answer: this one is not here, does not fit, or has a full queue.
+
+    A remote server also where it cannot be reached, or fails.
+    """
+    if isinstance(error, RemoteError):
+        return error.status is None or error.status in _CANNOT_NOW
+    return isinstance(error, (ModelNotFoundError, OutOfMemoryError, QueueFullError))
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name of a list is that of a server's model, as in http://host:8000#qwen3:8b."""
+    return "://" in name
+
+
+def split_remote(name: str) -> tuple[str, str]:
+    """The server's address and its own name for the model. Raises RemoteError."""
+    address, _, model = name.partition("#")
+    Endpoint.parse(address)
+    if not model:
+        raise RemoteError(f"{name!r} names no model; write http://host:port#MODEL.")
+    return address, model
+
+
 def parse_fallbacks(text: str) -> Fallbacks:
-    """The lists of the setting, as in "smart=qwen3:8b,qwen3:0.6b; quick=...". Raises SettingsError."""
+    """The lists of the setting, as in "smart=qwen3:8b,http://host:8000#qwen3:8b; quick=...". Raises SettingsError."""
     found: dict[str, tuple[str, ...]] = {}
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         name, _, models = (part.strip() for part in entry.partition("="))
         listed = tuple(model.strip() for model in models.split(","))
         try:
-            for one in (name, *listed):
-                ModelName.parse(one)
-        except LibraryError as error:
+            ModelName.parse(name)
+            for model in listed:
+                split_remote(model) if is_remote(model) else ModelName.parse(model)
+        except (LibraryError, RemoteError) as error:
             raise SettingsError(
                 f"fallbacks: {entry!r} is not a name and its models; write NAME=MODEL,MODEL; NAME=... ({error})"
             ) from error

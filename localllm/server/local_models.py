@@ -82,6 +82,10 @@ class LocalModels:
             if isinstance(slot.model, LoadedModel)
         }
 
+    def loaded(self, name: str) -> LoadedModel | None:
+        models = (slot.model for slot in self._manager.slots() if slot.entry.name == name)
+        return next((model for model in models if isinstance(model, LoadedModel)), None)
+
 
 def _may_generate(entry: CatalogEntry) -> bool:
     """Whether a model can chat; a file that cannot be read may be loaded already, or the load says what is wrong."""

@@ -1,17 +1,22 @@
-"""Routes for operating the server: /health, /health/ready, /metrics and /docs.
+"""Routes for operating the server: /health, /health/ready, /metrics, /api/inspect and /docs.
 
 /docs is a static page of our own: FastAPI's pages load scripts from a CDN.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, JSONResponse
 
 from localllm.answer.request import AnswerRequest
+from localllm.measure.inspection_data import snapshot_data
+from localllm.measure.laboratory import costs_of
+from localllm.server.errors import ApiError
 from localllm.server.service import ServiceDep
 
 router = APIRouter(tags=["Operation"])
@@ -61,6 +66,22 @@ async def ready(service: ServiceDep, model: str | None = None) -> JSONResponse:
 async def metrics(service: ServiceDep) -> Response:
     """Metrics in Prometheus' text format."""
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/api/inspect")
+async def inspect(service: ServiceDep, model: str, costs: bool = False) -> dict[str, Any]:
+    """A look inside the engine of a loaded model: its last steps, requests' timelines, prefixes and pages; no text.
+
+    costs: the model's sizes and the machine's limits instead, by which steps can be predicted; null where unknown.
+    """
+    entry = await service.find(model)
+    loaded = service.models.loaded(entry.name)
+    if loaded is None:
+        raise ApiError(404, f"model '{entry.name}' is not loaded in this process")
+    if costs:
+        found = await to_thread.run_sync(costs_of, loaded.file, service.models.settings)
+        return {"costs": found and found.as_data()}
+    return {"snapshot": snapshot_data(await asyncio.wrap_future(loaded.engine.inspect()))}
 
 
 @router.get("/docs", include_in_schema=False)

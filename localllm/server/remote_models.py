@@ -138,6 +138,9 @@ class RemoteModels:
     def engine_stats(self) -> Mapping[str, EngineStats]:
         return {}
 
+    def loaded(self, _name: str) -> None:
+        return None
+
     def stop_loading(self) -> None:
         """Nothing loads here."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gguf_io.chat_template import ChatTemplate
     from gguf_io.tokenizer import Tokenizer
+    from localllm.engine.loaded_model import LoadedModel
 
 
 class ServedModel(AnsweringModel, Protocol):
@@ -175,6 +176,9 @@ class ServedModels(Protocol[EntryT]):
 
     def engine_stats(self) -> Mapping[str, EngineStats]:
         """Figures of the engines in this process, by model. On the event loop."""
+
+    def loaded(self, name: str) -> "LoadedModel | None":
+        """A model that this process computes, where it is loaded; None for any other. On the event loop."""
 
     def stop_loading(self) -> None:
         """Stop all loads and lease nothing from now on. On the event loop."""

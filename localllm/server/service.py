@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import time
 from collections import Counter
@@ -21,9 +22,10 @@ from localllm.answer.schema_check import is_checked, unmet
 from localllm.engine.request import FinishReason
 from localllm.errors import EngineStoppedError, LocalLLMError, QueueFullError
 from localllm.library.names import BUILT_IN
+from localllm.remote.connection import RemoteError
 from localllm.server.contents import with_few_images
-from localllm.server.errors import ApiError, ModelNotFoundError
-from localllm.server.fallbacks import CANNOT_ANSWER
+from localllm.server.errors import ApiError
+from localllm.server.fallbacks import goes_to_the_next
 from localllm.server.keys import CLIENT, namespace_of
 from localllm.server.load_watch import LoadListener
 from localllm.server.metrics import Meter, Metrics
@@ -32,6 +34,8 @@ from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, Ser
 from localllm.server.streams import interruptible
 
 log = logging.getLogger(__name__)
+
+_AVOIDED_S = 30.0  # a remote server that failed is asked last for so long, since finding out takes time
 
 # RFC 9218, section 4.1: urgency 7 is for work in the background.
 _BACKGROUND = re.compile(r"(?:^|,)\s*u=7\s*(?:,|;|$)")
@@ -136,6 +140,7 @@ class Service:
         self.metrics = metrics
         self._admitted = Counter[str]()
         self._numbers = count(1)
+        self._failed: dict[str, float] = {}  # when a remote server of a list could not be reached, or failed
 
     @contextlib.contextmanager
     def admit(self, answers: int = 1) -> Iterator[None]:
@@ -157,19 +162,34 @@ class Service:
             self._admitted += Counter()  # drops clients that have none
 
     def choices(self, name: str) -> Sequence[str]:
-        """The models that may answer for a name, those first that lately kept to the SLO."""
-        return sorted(self.options.models_of(name) or (name,), key=self.metrics.is_slow)
+        """The models that may answer for a name: those that lately failed or missed the SLO come last."""
+        since = time.monotonic() - _AVOIDED_S
+
+        def rank(model: str) -> tuple[bool, bool]:
+            return self._failed.get(model, -math.inf) > since, self.metrics.is_slow(model)
+
+        return sorted(self.options.models_of(name) or (name,), key=rank)
 
     async def find(self, name: str) -> Any:
         """Find a model by name; see ServedModels.find. Of a list, the first that is here."""
         return await to_thread.run_sync(self._find, name)
 
     def _find(self, name: str) -> Any:
-        *others, last = self.options.models_of(name) or (name,)
+        *others, last = self.choices(name)
         for other in others:
-            with contextlib.suppress(ModelNotFoundError):
+            try:
                 return self.models.find(other)
+            except LocalLLMError as error:
+                self._passed_on(other, error)
         return self.models.find(last)
+
+    def _passed_on(self, model: str, error: LocalLLMError) -> None:
+        """Note why a model of a list cannot answer. Raises the error where the next model should not hide it."""
+        if not goes_to_the_next(error):
+            raise error
+        if isinstance(error, RemoteError):
+            self._failed[model] = time.monotonic()
+            log.warning("%s cannot answer, so the next model of its list does: %s", model, error)
 
     def listed(self) -> list[tuple[Any, ModelAbout]]:
         """All models with their rows; leaves out those whose files cannot be read. Blocks."""
@@ -237,10 +257,12 @@ class Service:
         *first, last = self.choices(name)
         async with contextlib.AsyncExitStack() as stack:
             for model in first:
-                with contextlib.suppress(*CANNOT_ANSWER):
+                try:
                     held = self._run(model, requests, keep_alive_s, choices, listener, began)
                     run = await stack.enter_async_context(held)
                     break
+                except LocalLLMError as error:
+                    self._passed_on(model, error)
             else:
                 held = self._run(last, requests, keep_alive_s, choices, listener, began)
                 run = await stack.enter_async_context(held)

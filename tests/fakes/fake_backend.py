@@ -10,6 +10,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
+from localllm.measure.laboratory import ModelCosts
 from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
 
 
@@ -68,6 +69,7 @@ class FakeBackend:
         self.loaded: list[str] = []
         self.closed = False
         self.snapshot: EngineSnapshot | None = None
+        self.model_costs: ModelCosts | None = None
         self.converses = converses
         self.load_error = load_error
         self.submit_error = submit_error
@@ -114,6 +116,9 @@ class FakeBackend:
 
     def save(self, name: str, recipe: Recipe) -> None:
         self.saved.append((name, recipe))
+
+    def costs(self) -> ModelCosts | None:
+        return self.model_costs
 
     def inspect(self) -> "Future[EngineSnapshot] | None":
         if self.snapshot is None:

@@ -1,19 +1,25 @@
 """The inspector's pictures, from figures counted by hand, and the screen that shows them."""
 
 import asyncio
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
+from rich.cells import cell_len
 from textual.widgets import Static
 
 from localllm.answer.event import AnswerEvent, Logprob
-from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
+from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, Span, StepRecord, Timeline
 from localllm.engine.request import Counts, Timings
+from localllm.measure.inspection_data import snapshot_data, snapshot_of
+from localllm.measure.laboratory import ModelCosts, Part, Reached, Setting, forecast, points
+from localllm.measure.simulate.shape import llama_3_8b
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
-from tui import drawings
+from tui import drawings, laboratory_drawings
 from tui.screens.inspector import InspectorScreen
 from tui.status import Latency
 
@@ -24,7 +30,18 @@ SNAPSHOT = EngineSnapshot(
     page_size=16,
     pages_total=100,
     page_holders=np.array([3, 2, 2, 0, 1, 1, 1, 1, 0], np.int32),
+    timelines=(
+        Timeline(0.0, [Span(False, 1.0, 2.0, 32), Span(False, 2.0, 3.0, 64), Span(True, 3.0, 8.0, 10)], 16, 10, 8.0),
+        Timeline(4.0, [Span(False, 8.0, 9.0, 40)]),
+    ),
+    now=10.0,
 )
+# A weight is a byte and two operations: 8 GB of layers, 1 GB of logits, 1 KiB of keys and values a token.
+SHAPE = replace(
+    llama_3_8b(), layers=1, kv_heads=4, head_size=64, weights=9e9, dense_bytes=8e9, output_bytes=1e9,
+    row_operations=16e9, output_operations=2e9,
+)  # fmt: skip
+COSTS = ModelCosts(SHAPE, (Part("layers", 8e9, 16e9), Part("logits", 1e9, 2e9)), 8.0, "f16", 90e9, 1800e9)
 
 
 def test_the_schedule_has_a_column_a_step() -> None:
@@ -90,17 +107,150 @@ def test_the_screen_draws_the_engine_and_returns(make_app: MakeApp) -> None:
             await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
             screen = pilot.app.screen
             await until(pilot, lambda: "2 share" in str(screen.query_one("#tree", Static).content))
-            assert "TTFT  p50 500 ms" in str(screen.query_one("#latency", Static).content)
+            await pilot.press("4")
+            latency = screen.query_one("#latency", Static)
+            await until(pilot, lambda: "TTFT  p50 500 ms" in str(latency.content))
             await pilot.press("p", "escape")
             await until(pilot, lambda: pilot.app.screen is chat)
             await ask(pilot, "Again")
             await pilot.press("f2")
             await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
+            await pilot.press("4")
             tokens = pilot.app.screen.query_one("#choices", Static)
             await until(pilot, lambda: "␣cat" in str(tokens.content))
 
     asyncio.run(flow())
     assert [request.sampling.get("logprobs") for request in backend.requests] == [None, 5]
+
+
+def test_the_timeline_shows_phases_to_scale() -> None:
+    """Ten seconds on forty cells: four a second."""
+    lines = str(laboratory_drawings.timeline(SNAPSHOT, 47, 5)).splitlines()
+    assert lines[0].rstrip() == "#1     ····████▓▓▓▓┃━━━━━━━━━━━━━━━━━━━╸"
+    assert lines[1].rstrip() == f"#2     {' ' * 16}{'·' * 16}████"
+    assert lines[2].split() == ["└0.0", "ms", "└5.00", "s"]
+    detailed = str(laboratory_drawings.timeline(SNAPSHOT, 120, 9))
+    assert "first token 3.00 s, 2.0 rows/s · queue 1.00 s · prompt 2.00 s, 96 rows in 2 chunks · 16 cached" in detailed
+    assert "reads its prompt" in detailed
+
+
+def test_the_last_request_s_phases_are_told_one_by_one() -> None:
+    done = replace(SNAPSHOT, timelines=SNAPSHOT.timelines[:1])
+    text = str(laboratory_drawings.last_request(done, 100, 12))
+    rows = [line.split()[0] for line in text.splitlines()[:6]]
+    assert rows == ["queue", "cache", "prefill", "prefill", "decode", "finish"]
+    assert "16 tokens not computed again" in text and "10 rows, 2.0 /s" in text and "10 tokens" in text
+    assert "more" in str(laboratory_drawings.last_request(done, 100, 6))
+
+
+def test_a_forecast_is_the_roofline_of_each_part() -> None:
+    now = forecast(COSTS, Setting(1, 1000, "f16", 8.0), 90e9, 1800e9)
+    # 8 GB and 1 GB at 90 GB/s, 1 KiB for each of 1000 tokens; 18 GOP are nothing at 1800 GOP/s
+    layers, logits, looked = (seconds for _, seconds in now.parts)
+    assert (layers, logits) == (8 / 90, 1 / 90) and looked == max(
+        1024e3 / 90e9, 1000 * SHAPE.lookup_operations / 1.8e12
+    )
+    assert now.each == now.all == 1 / (layers + logits + looked) and not now.limited - {"attention over the context"}
+    assert (now.weights, now.kv) == (9e9, 1024e3)
+    # 20 rows compute 320 GOP in 178 ms, longer than 89 ms of reading; half the bits halve what is read
+    many = forecast(COSTS, Setting(20, 1000, "q8_0", 4.0), 90e9, 1800e9)
+    assert many.parts[0] == ("layers", 20 * 16 / 1800) and "layers" in many.limited
+    assert (many.weights, many.kv) == (4.5e9, 20 * 1000 * 1024 * 34 / 64)
+    # two drafted tokens, half of them right: three rows give 1 + 1/2 + 1/4 tokens
+    drafted = forecast(COSTS, Setting(1, 1, "f16", 8.0, draft=2, acceptance=0.5), 90e9, 1800e9)
+    assert drafted.each == pytest.approx(1.75 / drafted.seconds)
+
+
+def test_what_steps_reached() -> None:
+    steps = (
+        *[StepRecord(0, 1, 0, 0.1)] * 3,
+        StepRecord(0, 2, 0, 0.1),
+        StepRecord(0, 1, 4, 0.5),
+        StepRecord(9, 1, 0, 1),
+    )
+    reached = Reached.by(COSTS, replace(SNAPSHOT, steps=steps))
+    assert (reached.rows, reached.seconds) == (1, 0.1)
+    assert reached.decode == 9e9 / 0.1
+    assert reached.prefill == 40 * 16e9  # the median of chunks of 32, 64 and 40 rows, a second each
+    assert reached.compute == reached.prefill
+    alone = Reached.by(COSTS, replace(SNAPSHOT, timelines=(), steps=steps))
+    assert alone.prefill is None and alone.compute == 18e9 / 0.1
+    found = {point.name: point for point in points(COSTS, reached, 90e9, 1800e9)}
+    assert found["1"].intensity == 2 and found["1"].rate == 180e9
+    assert found["64"].rate == 1800e9
+    assert (found["D"].intensity, found["D"].rate) == (2, 180e9)
+    assert (found["P"].intensity, found["P"].rate) == (40 * 2, 640e9)
+
+
+def test_the_roofline_has_a_slope_a_roof_and_points() -> None:
+    found = points(COSTS, Reached.by(COSTS, SNAPSHOT), 90e9, 1800e9)
+    lines = str(laboratory_drawings.roofline(found, 90e9, 1800e9, True, 70, 20)).splitlines()
+    assert len(lines) <= 20 and max(map(len, lines)) <= 70
+    assert lines[0] == "GOP/s by operations/byte · roof: as benchmarked"
+    roof = next(number for number, line in enumerate(lines) if "───" in line)
+    assert "64" in lines[roof] and sum("/" in line for line in lines[roof + 1 : -2]) >= 5
+    assert any("P" in line for line in lines[1:-1]) and any("1" in line for line in lines[roof + 1 : -2])
+
+
+def test_costs_and_snapshots_travel_as_json() -> None:
+    there = json.loads(json.dumps({"costs": COSTS.as_data(), "snapshot": snapshot_data(SNAPSHOT)}))
+    assert ModelCosts.from_data(there["costs"]) == COSTS
+    back = snapshot_of(there["snapshot"])
+    assert back.page_holders.tolist() == SNAPSHOT.page_holders.tolist()
+    empty = np.zeros(0, np.int32)
+    assert replace(back, page_holders=empty) == replace(SNAPSHOT, page_holders=empty)
+    assert snapshot_of(json.loads(json.dumps(snapshot_data(replace(SNAPSHOT, page_holders=empty))))).pages_total == 100
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 50)])
+def test_every_page_fills_the_screen(make_app: MakeApp, size: tuple[int, int]) -> None:
+    backend = FakeBackend([said("One."), ended()])
+    backend.snapshot, backend.model_costs = SNAPSHOT, COSTS
+    first = {"engine": "schedule", "timeline": "timeline", "laboratory": "roofline", "answers": "latency"}
+
+    async def flow() -> None:
+        async with make_app(backend).run_test(size=size) as pilot:
+            await loaded(pilot)
+            await pilot.press("f2")
+            await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
+            screen = pilot.app.screen
+            for number, (page, picture) in enumerate(first.items(), 1):
+                await pilot.press(str(number))
+                drawn = screen.query_one(f"#{picture}", Static)
+                await until(pilot, lambda drawn=drawn: str(drawn.content))
+                await pilot.pause()
+                boxes = screen.query_one(f"#page-{page}").query(".picture")
+                assert max(box.region.bottom for box in boxes) >= size[1] - 1  # all but the footer
+                assert max(box.region.right for box in boxes) >= size[0] - 1
+                width = drawn.size.width
+                assert all(cell_len(line) <= width for line in str(drawn.content).splitlines()[:-1])
+
+    asyncio.run(flow())
+
+
+def test_the_other_setting_changes_by_keys(make_app: MakeApp) -> None:
+    backend = FakeBackend([said("One."), ended()])
+    backend.snapshot, backend.model_costs = SNAPSHOT, COSTS
+
+    async def flow() -> None:
+        async with make_app(backend).run_test(size=(120, 40)) as pilot:
+            await loaded(pilot)
+            await pilot.press("f2", "3")
+            screen = pilot.app.screen
+            table = screen.query_one("#what_if", Static)
+            await until(pilot, lambda: "what if" in str(table.content))
+
+            def column() -> list[str]:
+                return [line.split()[-1] for line in str(table.content).splitlines()[1:6]]
+
+            assert column() == ["4", "4,096", "f16", "8.00", "0"]
+            await pilot.press("b", "C", "k", "w", "d", "d")
+            await until(pilot, lambda: column() == ["8", "2,048", "q8_0", "6.60", "2"])
+            await pilot.press("B", "c", "W", "D")
+            await until(pilot, lambda: column() == ["4", "4,096", "q8_0", "8.50", "1"])
+            assert "what if: 8 rows in" in str(screen.query_one("#parts", Static).content)  # 4 with a draft of one
+
+    asyncio.run(flow())
 
 
 def test_without_an_engine_the_screen_says_so(make_app: MakeApp) -> None:
@@ -110,6 +260,6 @@ def test_without_an_engine_the_screen_says_so(make_app: MakeApp) -> None:
             await pilot.press("f2")
             await until(pilot, lambda: isinstance(pilot.app.screen, InspectorScreen))
             picture = pilot.app.screen.query_one("#schedule", Static)
-            await until(pilot, lambda: "No engine runs in this process" in str(picture.content))
+            await until(pilot, lambda: "No engine to look into" in str(picture.content))
 
     asyncio.run(flow())

@@ -1,111 +1,338 @@
-"""The inspector: the machine at work, drawn from the engine's own data."""
+"""The inspector: the machine at work, drawn from the engine's own data, and what its steps would cost elsewise."""
 
 import asyncio
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import ItemGrid, Vertical, VerticalScroll
+from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
-from textual.events import Resize
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from localllm.engine.inspection import EngineSnapshot
-from tui import drawings
+from localllm.errors import LocalLLMError
+from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
+from tui import drawings, laboratory_drawings
 from tui.status import Latency
 
 REFRESH_S = 0.25
-PICTURES = {
-    "schedule": "Schedule: rows of each step",
-    "pages": "KV pages",
-    "tree": "Prefix tree",
-    "requests": "Requests",
-    "latency": "Latency",
-    "choices": "Tokens",
+# Pages, their pictures and these pictures' titles.
+PAGES: Mapping[str, Mapping[str, str]] = {
+    "Engine": {
+        "schedule": "Schedule: rows of each step",
+        "pages": "KV pages",
+        "tree": "Prefix tree",
+        "requests": "Requests",
+    },
+    "Timeline": {"timeline": "Phases of the last requests", "last_request": "The last request, phase by phase"},
+    "Laboratory": {"roofline": "Roofline", "what_if": "What if", "parts": "Cost of a decoding step"},
+    "Answers": {"latency": "Latency", "choices": "Tokens"},
 }
-NO_ENGINE = "No engine runs in this process: no model is loaded yet, or a server answers."
-
-
-WIDE = 112  # columns for two boxes in which nothing is wrapped
+NO_ENGINE = "No engine to look into: no model is loaded yet, or a server answers that is not localllm's."
+NO_COSTS = "What a step of this model costs is not known: the CPU engine does not compute its architecture."
+NO_LIMITS = "Ask something first, or run `localllm bench`: there are no rates to draw with yet."
+WIDE = 100  # columns for two pictures beside each other
+LEAST_ROWS = 9  # of a picture with its frame; a page of more pictures scrolls
+_FRAME = 2, 4  # rows and columns that a picture's frame takes
+_BITS = (2.5, 3.5, 4.9, 5.7, 6.6, 8.5, 16.0)
+_MOST_BATCH, _MOST_CONTEXT, _MOST_DRAFT = 256, 1 << 20, 16
 
 
 class InspectorScreen(Screen[None]):
-    """Draws until it is closed. ask returns what will hold a snapshot, or None where no engine can be looked into."""
+    """Draws until it is closed.
+
+    ask returns what will hold a snapshot, or None where no engine can be looked into; costs, which may block, what the
+    model's steps cost.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f2,q", "app.pop_screen", "Back to the chat", id="inspector.back"),
+        Binding("1,2,3,4", "page", "Page", key_display="1-4", id="inspector.page"),
         Binding("p", "rivals", "Probabilities", id="inspector.rivals"),
+        Binding("b", "change('batch', 2)", "Batch", id="inspector.batch"),
+        Binding("B", "change('batch', 0.5)", show=False, id="inspector.batch_less"),
+        Binding("c", "change('context', 2)", "Context", id="inspector.context"),
+        Binding("C", "change('context', 0.5)", show=False, id="inspector.context_less"),
+        Binding("k", "kv_type", "KV type", id="inspector.kv_type"),
+        Binding("w", "bits(-1)", "Weights", id="inspector.bits"),
+        Binding("W", "bits(1)", show=False, id="inspector.bits_more"),
+        Binding("d", "draft(1)", "Draft", id="inspector.draft"),
+        Binding("D", "draft(-1)", show=False, id="inspector.draft_less"),
     ]
 
     def __init__(
-        self, ask: Callable[[], "Future[EngineSnapshot] | None"], latency: Latency, note_rivals: Callable[[], None]
+        self,
+        ask: Callable[[], "Future[EngineSnapshot] | None"],
+        costs: Callable[[], ModelCosts | None],
+        latency: Latency,
+        note_rivals: Callable[[], None],
     ) -> None:
         super().__init__()
         self._ask = ask
-        self._latency = latency
+        self._costs_of = costs
+        self._latency_of = latency
         self._note_rivals = note_rivals
+        self._snapshot: EngineSnapshot | None = None
+        self._costs: ModelCosts | None = None
+        self._other: Setting | None = None
+        self._absent = NO_ENGINE
         # Held, not looked for: a look into the engine may come when they have left the screen.
-        self._pictures = {name: Static("", id=name) for name in PICTURES}
+        self._pictures = {name: Static("", id=name) for names in PAGES.values() for name in names}
 
     def compose(self) -> ComposeResult:
-        """One box for each picture; two columns where there is room."""
-        with VerticalScroll(), ItemGrid(min_column_width=36, stretch_height=True):
-            for name, title in PICTURES.items():
-                with Vertical(classes="picture") as box:
-                    box.border_title = title
-                    yield self._pictures[name]
+        """A page for each question; its pictures share the screen."""
+        with TabbedContent(id="inspected"):
+            for number, (page, names) in enumerate(PAGES.items(), 1):
+                with TabPane(f"{number} {page}", id=f"page-{page.lower()}"), VerticalScroll(), Grid():
+                    for name, title in names.items():
+                        with Vertical(classes="picture") as box:
+                            box.border_title = title
+                            yield self._pictures[name]
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         """Draw what the chat has measured, and look into the engine."""
+        self.run_worker(self._learn())
         self.run_worker(self._watch())
 
-    def on_resize(self, event: Resize) -> None:
-        """Two columns from 80 columns on, wider ones where there is room."""
-        self.query_one(ItemGrid).min_column_width = 36 if event.size.width < WIDE else 56
+    def on_resize(self) -> None:
+        """Share the rows and columns out."""
+        self.call_after_refresh(self._arrange)
+
+    def on_tabbed_content_tab_activated(self) -> None:
+        """Draw the page that is shown now."""
+        self.call_after_refresh(self._arrange)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The laboratory's keys work on its page alone."""
+        if action in ("change", "kv_type", "bits", "draft"):
+            return self._page == "page-laboratory" and self._other is not None
+        return True
+
+    def action_page(self) -> None:
+        """Replaced by key_1 to key_4, which the footer shows as one."""
+
+    def key_1(self) -> None:
+        """Show the engine."""
+        self._show("engine")
+
+    def key_2(self) -> None:
+        """Show the timeline."""
+        self._show("timeline")
+
+    def key_3(self) -> None:
+        """Show the laboratory."""
+        self._show("laboratory")
+
+    def key_4(self) -> None:
+        """Show the answers."""
+        self._show("answers")
+
+    def action_rivals(self) -> None:
+        """Note alternatives from the next answer on."""
+        self._note_rivals()
+
+    def action_change(self, field: str, factor: float) -> None:
+        """Double or halve a number of the other setting."""
+        if self._other is not None:
+            most = _MOST_BATCH if field == "batch" else _MOST_CONTEXT
+            value = min(max(int(getattr(self._other, field) * factor), 1), most)
+            changed = {"batch": self._other.batch, "context": self._other.context} | {field: value}
+            self._change(replace(self._other, batch=changed["batch"], context=changed["context"]))
+
+    def action_kv_type(self) -> None:
+        """The other type of keys and values."""
+        if self._other is not None:
+            self._change(replace(self._other, kv_type="f16" if self._other.kv_type == "q8_0" else "q8_0"))
+
+    def action_bits(self, step: int) -> None:
+        """The next smaller or larger quantisation."""
+        if self._other is not None:
+            now = self._other.bits
+            beyond = [bits for bits in _BITS if (bits < now if step < 0 else bits > now)]
+            if beyond:
+                self._change(replace(self._other, bits=beyond[-1] if step < 0 else beyond[0]))
+
+    def action_draft(self, step: int) -> None:
+        """One drafted token more or less."""
+        if self._other is not None:
+            self._change(replace(self._other, draft=min(max(self._other.draft + step, 0), _MOST_DRAFT)))
+
+    @property
+    def _page(self) -> str:
+        return self.query_one(TabbedContent).active
+
+    def _show(self, page: str) -> None:
+        self.query_one(TabbedContent).active = f"page-{page}"
+
+    def _change(self, setting: Setting) -> None:
+        self._other = setting
+        self._draw()
+
+    def _arrange(self) -> None:
+        """Two columns where there is room; the rows fill the page, or it scrolls."""
+        pane = self.query_one(f"#{self._page}", TabPane)
+        pictures = pane.query(".picture")
+        beside = self.size.width >= WIDE and self._page != "page-timeline"  # time goes across
+        columns = 2 if beside and len(pictures) > 1 else 1
+        scroll = pane.query_one(VerticalScroll)
+        scroll.focus()
+        space = scroll.size.height
+        lines = -(-len(pictures) // columns)
+        grid = pane.query_one(Grid)
+        grid.styles.grid_size_columns = columns
+        grid.styles.height = max(space, lines * LEAST_ROWS)
+        # Of three pictures the first has a column to itself.
+        tall = columns == 2 and len(pictures) == 3
+        pictures.first().styles.row_span = 2 if tall else 1
+        self.refresh_bindings()
+        self.call_after_refresh(self._draw)
+
+    async def _learn(self) -> None:
+        """Find out what the model's steps cost."""
+        try:
+            self._costs = await asyncio.to_thread(self._costs_of)
+        except LocalLLMError as error:
+            self._absent = str(error)
+        if self._costs is not None:
+            self._other = Setting(4, 4096, self._costs.kv_type, self._costs.bits)
+        self.refresh_bindings()
 
     async def _watch(self) -> None:
         while self.is_current:
             asked = self._ask()
             if asked is None:
-                self._draw("schedule", lambda _: Content(NO_ENGINE))
+                self._snapshot = None
             else:
                 try:
-                    self._draw_engine(await asyncio.wrap_future(asked))
+                    self._snapshot = await asyncio.wrap_future(asked)
+                except LocalLLMError as error:  # a server that has no such route, or is gone
+                    self._snapshot, self._absent = None, str(error)
                 except asyncio.CancelledError:
                     if not asked.cancelled():  # this worker, not the engine, is ending
                         raise
-            self._draw_chat()
+            self._draw()
             await asyncio.sleep(REFRESH_S)
 
-    def _draw_engine(self, snapshot: EngineSnapshot) -> None:
-        self._draw("schedule", lambda width: drawings.schedule(snapshot.steps, width, drawings.height_for(width)))
-        self._draw("pages", lambda width: drawings.pages(snapshot, width, drawings.height_for(width)))
-        self._draw("tree", lambda _: drawings.tree(snapshot.prefixes))
-        self._draw("requests", lambda _: drawings.requests(snapshot))
+    def _draw(self) -> None:
+        """The pictures of the page that is shown."""
+        for name, picture in self._pictures.items():
+            box = picture.parent
+            if picture.size.width and isinstance(box, Vertical):
+                picture.update(getattr(self, f"_{name}")(picture.size.width, max(box.size.height, 2)))
 
-    def _draw_chat(self) -> None:
-        latency = self._latency
-        self._draw(
-            "latency",
-            lambda width: Content("\n").join(
-                [
-                    drawings.histogram("TTFT", latency.ttft, width),
-                    drawings.histogram("ITL", latency.itl, width),
-                    drawings.speculation(latency.drafted, latency.accepted),
-                ]
-            ),
+    def _schedule(self, width: int, height: int) -> Content:
+        if self._snapshot is None:
+            return _note(self._absent, width)
+        return drawings.schedule(self._snapshot.steps, width, max(height - 2, 2))
+
+    def _pages(self, width: int, height: int) -> Content:
+        if self._snapshot is None:
+            return Content()
+        return drawings.pages(self._snapshot, width, max(height - 3, 2))
+
+    def _tree(self, _width: int, height: int) -> Content:
+        return Content() if self._snapshot is None else drawings.tree(self._snapshot.prefixes, max(height - 1, 3))
+
+    def _requests(self, _width: int, height: int) -> Content:
+        return Content() if self._snapshot is None else drawings.requests(self._snapshot, height)
+
+    def _timeline(self, width: int, height: int) -> Content:
+        if self._snapshot is None:
+            return _note(self._absent, width)
+        return laboratory_drawings.timeline(self._snapshot, width, height)
+
+    def _last_request(self, width: int, height: int) -> Content:
+        if self._snapshot is None:
+            return Content()
+        return laboratory_drawings.last_request(self._snapshot, width, height)
+
+    def _roofline(self, width: int, height: int) -> Content:
+        if self._snapshot is None or self._costs is None:
+            return _note(self._absent if self._snapshot is None else NO_COSTS, width)
+        rates = self._rates()
+        if rates is None:
+            return _note(NO_LIMITS, width)
+        found = points(self._costs, self._reached(), *rates)
+        benchmarked = self._costs.bandwidth is not None
+        return laboratory_drawings.roofline(found, *rates, benchmarked, width, height)
+
+    def _what_if(self, width: int, height: int) -> Content:
+        if (both := self._forecasts()) is None:
+            return Content()
+        costs, rates, now, other = both
+        table = laboratory_drawings.what_if(costs, now, other, self._reached())
+        left = height - len(table.plain.splitlines()) - 2
+        batches = [1 << power for power in range(min(left, 9))]
+        if len(batches) < 3:
+            return table
+        swept = [(batch, forecast(costs, replace(other[0], batch=batch), *rates)) for batch in batches]
+        return Content("\n").join([table, laboratory_drawings.by_batch(swept, width)])
+
+    def _parts(self, width: int, height: int) -> Content:
+        if (both := self._forecasts()) is None:
+            return Content()
+        _, _, now, other = both
+        return laboratory_drawings.parts(now, other, width, height)
+
+    def _forecasts(
+        self,
+    ) -> tuple[ModelCosts, tuple[float, float], tuple[Setting, Forecast], tuple[Setting, Forecast]] | None:
+        """Costs, rates, and both settings with their forecasts; None where the costs or the rates are not known."""
+        rates = self._forecast_rates()
+        if self._costs is None or self._other is None or rates is None:
+            return None
+        now, other = ((each, forecast(self._costs, each, *rates)) for each in (self._now(), self._other))
+        return self._costs, rates, now, other
+
+    def _latency(self, width: int, _height: int) -> Content:
+        latency = self._latency_of
+        return Content("\n").join(
+            [
+                drawings.histogram("TTFT", latency.ttft, width),
+                drawings.histogram("ITL", latency.itl, width),
+                drawings.speculation(latency.drafted, latency.accepted),
+            ]
         )
-        self._draw("choices", lambda _: drawings.choices(tuple(latency.choices)))
 
-    def _draw(self, name: str, draw: Callable[[int], Content]) -> None:
-        picture = self._pictures[name]
-        if picture.size.width:
-            picture.update(draw(picture.size.width))
+    def _choices(self, _width: int, height: int) -> Content:
+        return drawings.choices(tuple(self._latency_of.choices), max(height, 3))
 
-    def action_rivals(self) -> None:
-        """Note alternatives from the next answer on."""
-        self._note_rivals()
+    def _reached(self) -> Reached:
+        assert self._costs is not None
+        return Reached.by(self._costs, self._snapshot) if self._snapshot else Reached(None, None)
+
+    def _now(self) -> Setting:
+        """What runs: as many sequences as decoded in the last steps, and the longest request's context."""
+        assert self._costs is not None
+        requests = self._snapshot.requests if self._snapshot else ()
+        longest = max((request.tokens for request in requests), default=0)
+        last = self._snapshot.timelines[-1:] if self._snapshot else ()
+        rows = sum(span.rows for timeline in last for span in timeline.spans) + sum(each.cached for each in last)
+        return Setting(
+            max(round(self._reached().rows), 1), max(longest, rows, 1), self._costs.kv_type, self._costs.bits
+        )
+
+    def _rates(self) -> tuple[float, float] | None:
+        """Bytes and operations a second at best: as measured by `bench`, else the best that steps reached."""
+        assert self._costs is not None
+        if self._costs.bandwidth is not None and self._costs.peak is not None:
+            return self._costs.bandwidth, self._costs.peak
+        return self._forecast_rates()
+
+    def _forecast_rates(self) -> tuple[float, float] | None:
+        """Bytes and operations a second as steps reached them, so that a forecast of what runs agrees with it."""
+        if self._costs is None:
+            return None
+        reached = self._reached()
+        bandwidth, peak = reached.decode or self._costs.bandwidth, reached.compute or self._costs.peak
+        return None if bandwidth is None or peak is None else (bandwidth, peak)
+
+
+def _note(text: str, width: int) -> Content:
+    return Content(textwrap.fill(text, max(width, 1)))

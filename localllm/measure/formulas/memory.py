@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from gguf_io import BLOCK_TYPES
 
-F16_BYTES = 2.0
+F16_BYTES, Q8_0_BYTES = 2.0, 34 / 32
+KV_TYPES = {"f16": F16_BYTES, "q8_0": Q8_0_BYTES}
+"""Bytes of a stored number by the type of keys and values, scales included."""
 
 
 def bits_per_weight(format_name: str) -> float:

@@ -42,6 +42,7 @@ class StepTimes:
 
     products: the rows' matrix products, without those of logits. logits: those, by the rows that want some. kv_token:
     for a stored token that a sequence of the step reads. lookup: for a token that a row looks at. fixed: of any step.
+    token: for a row whose token is chosen, which is sampling, text and events.
     """
 
     products: Curve
@@ -49,6 +50,7 @@ class StepTimes:
     kv_token: float = 0.0
     lookup: float = 0.0
     fixed: float = 0.0
+    token: float = 0.0
 
     def seconds(self, parts: Iterable[tuple[int, int]], wanted: int) -> float:
         """Time of a step. parts: for each sequence its new rows, and its length with them. wanted: rows with logits."""
@@ -57,7 +59,7 @@ class StepTimes:
             rows += count
             read += length
             looked += count * (2 * length - count + 1) / 2
-        times = self.products(rows) + self.logits(wanted)
+        times = self.products(rows) + self.logits(wanted) + wanted * self.token
         return self.fixed + times + read * self.kv_token + looked * self.lookup
 
 
@@ -104,11 +106,25 @@ def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> 
     )
 
 
+def mean_of(first: StepTimes, second: StepTimes) -> StepTimes:
+    """The mean of two measurements of the same sizes of steps."""
+
+    def curve(one: Curve, other: Curve) -> Curve:
+        pairs = zip(one.points, other.points, strict=True)
+        return Curve(tuple((rows, (below + above) / 2) for (rows, below), (_, above) in pairs))
+
+    def each(name: str) -> float:
+        return float(getattr(first, name) + getattr(second, name)) / 2
+
+    rest = (each(name) for name in ("kv_token", "lookup", "fixed", "token"))
+    return StepTimes(curve(first.products, second.products), curve(first.logits, second.logits), *rest)
+
+
 def scaled(times: StepTimes, factor: float) -> StepTimes:
     """The same steps, each so many times as long."""
 
     def curve(one: Curve) -> Curve:
         return Curve(tuple((rows, factor * seconds) for rows, seconds in one.points))
 
-    rest = (factor * times.kv_token, factor * times.lookup, factor * times.fixed)
+    rest = (factor * each for each in (times.kv_token, times.lookup, times.fixed, times.token))
     return StepTimes(curve(times.products), curve(times.logits), *rest)

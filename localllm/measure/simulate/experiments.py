@@ -243,9 +243,7 @@ def size(server: Server) -> Finding:
         times = shared_by(roofline(shape, machine), need, shape, server.link)
         pages = shape.pages(need * machine.memory, PAGE)
         played = server.play(_USUAL.requests(2, server.seed), ClosedLoop(1), times=times, pages=pages, draft=None)
-        least = (shape.dense_bytes + shape.expert_bytes * shape.experts_share(1) + shape.output_bytes) / (
-            machine.bandwidth * need
-        )
+        least = shape.read_bytes(1) / (machine.bandwidth * need)
         rows.append(
             (
                 shape.name,

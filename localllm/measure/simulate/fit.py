@@ -1,20 +1,27 @@
-"""Step times of a model on this machine: a runner's own steps, timed."""
+"""Step times of a model on this machine: a runner's own steps, timed, and what an engine adds to them."""
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
+from numpy.typing import NDArray
+
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
 from localllm.measure.simulate.costs import Curve, StepTimes
 from localllm.measure.simulate.machines import Machine
+from localllm.measure.simulate.runner import SimulatedVocabulary
 from localllm.measure.simulate.shape import ModelShape
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 192, 256, 384, 512)
 _WANTED = (1, 4, 16, 32)
 _DEPTH = 1024
 _MANY = 64
 _TOKENS = 509  # a prime: made-up prompts repeat late
+_TOGETHER, _ENGINE_STEPS = 8, 16
 
 
 def measure(
@@ -27,8 +34,9 @@ def measure(
 ) -> StepTimes:
     """Time steps of many sizes, in rounds after one that does not count; medians are kept. tell hears how far it is.
 
-    overhead: seconds of a step outside of the runner. largest: rows of the largest step timed. Takes a second to a
-    minute, by the model. The runner must be idle; nothing stays in it. Raises RequestError where it is too small.
+    overhead: seconds of a step that neither the runner nor the engine takes. largest: rows of the largest step timed.
+    Takes a second to a minute, by the model. The runner must be idle; nothing stays in it. Raises RequestError where it
+    is too small.
     """
     info = runner.info
     depth = min(_DEPTH, info.max_context - _MANY, (info.pages_total - 8) * info.page_size // 2 - _MANY)
@@ -53,14 +61,49 @@ def measure(
         for count, times in deep.items():
             _keep(times, bench.seconds(filled, count, 0), number)
     runner.free_sequence(filled)
-    return replace(_fitted(plain, logits, deep, depth), fixed=overhead)
+    tell("measuring what the engine adds")
+    fixed, token = engine_overhead(runner, clock)
+    return replace(_fitted(plain, logits, deep, depth), fixed=overhead + fixed, token=token)
+
+
+def engine_overhead(runner: Runner, clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds that an engine adds to a step of the runner: to any step, and for each row whose token is chosen.
+
+    Medians of decoding one sequence and several. Nothing stays in the runner.
+    """
+    together = min(_TOGETHER, runner.info.max_sequences // 2)
+    one, several = _added(runner, clock, 1), _added(runner, clock, together)
+    token = max(several - one, 0.0) / max(together - 1, 1)
+    return max(one - token, 0.0), token
+
+
+def _added(runner: Runner, clock: Callable[[], float], sequences: int) -> float:
+    """The median of what a decoding step of so many sequences takes beside the runner's part."""
+    timed = BorrowedRunner(runner, clock)
+    engine = Engine(cast("Runner", timed), SimulatedVocabulary(), max_running=sequences, clock=clock)
+    streams = [
+        engine.submit(GenerationRequest((number + 1, 1), SamplingParams(temperature=0), max_tokens=_ENGINE_STEPS))
+        for number in range(sequences)
+    ]
+    added = []
+    worked = True
+    while worked:
+        began = clock()
+        worked = engine.step()
+        took = clock() - began
+        if timed.rows == (sequences, sequences):  # neither prompts nor drafts
+            added.append(took - timed.seconds)
+        timed.rows = 0, 0
+        for stream in streams:
+            stream.poll()
+    timed.free_all()
+    return statistics.median(added)
 
 
 def machine_of(times: StepTimes, shape: ModelShape, memory: float) -> Machine:
     """The figures that the step times come to: what a step of one row reads, and what the largest one computes."""
     rows, seconds = times.products.points[-1]
-    read = shape.dense_bytes + shape.expert_bytes * shape.experts_share(1) + shape.output_bytes
-    bandwidth = read / (times.products(1) + times.logits(1))
+    bandwidth = shape.read_bytes(1) / (times.products(1) + times.logits(1))
     return Machine("this machine, as measured", bandwidth, rows * shape.row_operations / seconds, memory)
 
 
@@ -125,3 +168,51 @@ class _Steps:
         vocabulary = min(_TOKENS, self._runner.info.vocab_size)
         tokens = [(self._next + row * row) % vocabulary for row in range(rows)]
         self._runner.run(tokens, range(start, start + rows), [sequence] * rows, last)
+
+
+class BorrowedRunner:
+    """A runner lent to an engine, which is not closed with it: free_all gives back what the engine has kept.
+
+    Fulfils localllm.engine.runner.Runner. seconds, rows: of its latest step, the latter all and those with logits.
+    """
+
+    def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
+        self._runner, self._clock = runner, clock
+        self._alive: set[int] = set()
+        self.seconds = 0.0
+        self.rows = (0, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def create_sequence(self, *arguments: Any) -> int:
+        """See Runner."""
+        self._alive.add(sequence := self._runner.create_sequence(*arguments))
+        return sequence
+
+    def fork_sequence(self, source: int, length: int) -> int:
+        """See Runner."""
+        self._alive.add(sequence := self._runner.fork_sequence(source, length))
+        return sequence
+
+    def free_sequence(self, sequence: int) -> None:
+        """See Runner."""
+        self._alive.discard(sequence)
+        self._runner.free_sequence(sequence)
+
+    def close(self) -> None:
+        """The lender closes the runner."""
+
+    def run(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
+    ) -> NDArray[Any]:
+        """See Runner."""
+        began = self._clock()
+        logits = self._runner.run(tokens, positions, sequences, wanted)
+        self.seconds, self.rows = self._clock() - began, (len(tokens), len(wanted))
+        return logits
+
+    def free_all(self) -> None:
+        """Free every sequence that the engine has left."""
+        for sequence in [*self._alive]:
+            self.free_sequence(sequence)

@@ -1,6 +1,6 @@
 """A Runner that computes nothing: real accounting of pages, made-up tokens, and time that passes on a virtual clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -18,17 +18,23 @@ _EXACT = 1 << 16
 
 
 class VirtualClock:
-    """Seconds that pass only when somebody says so."""
+    """Seconds that pass only when somebody says so, and as another clock does, where there is one."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, other: Callable[[], float] | None = None) -> None:
+        self._other = other or (lambda: 0.0)
+        self._added = -self._other()
 
     def __call__(self) -> float:
         return self.now
 
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return self._other() + self._added
+
     def advance(self, seconds: float) -> None:
         """Let time pass."""
-        self.now += seconds
+        self._added += seconds
 
 
 class SimulatedVocabulary:

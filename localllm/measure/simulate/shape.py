@@ -19,7 +19,7 @@ class ModelShape:
     weights: of the whole file, in memory. dense_bytes and expert_bytes: read by a step, without the output matrix; of
     the experts, a step reads those that its rows use. latents: whether a token stores one row of head_size values as
     key and value. lookup_operations: for each token that a row looks at. Sliding windows are not known: every layer
-    looks at the whole context.
+    looks at the whole context. value_bytes: of a stored key's or value's number.
     """
 
     name: str
@@ -38,13 +38,14 @@ class ModelShape:
     experts: int = 0
     experts_used: int = 0
     latents: bool = False
+    value_bytes: float = memory.F16_BYTES
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In f16."""
+        """Of keys and values with value_bytes each."""
         if self.latents:
-            return int(memory.latent_kv_bytes_per_token(self.layers, self.head_size, 0))
-        return int(memory.kv_bytes_per_token(self.layers, self.kv_heads, self.head_size))
+            return int(memory.latent_kv_bytes_per_token(self.layers, self.head_size, 0, self.value_bytes))
+        return int(memory.kv_bytes_per_token(self.layers, self.kv_heads, self.head_size, self.value_bytes))
 
     @property
     def lookup_operations(self) -> float:
@@ -56,6 +57,10 @@ class ModelShape:
         if not self.experts:
             return 0.0
         return speed.experts_read(self.experts, self.experts_used, math.ceil(rows)) / self.experts
+
+    def read_bytes(self, rows: float) -> float:
+        """What a step of so many decoding rows reads of the weights."""
+        return self.dense_bytes + self.expert_bytes * self.experts_share(rows) + self.output_bytes
 
     def pages(self, memory_bytes: float, page: int) -> int:
         """Pages of keys and values of `page` tokens beside the weights. Raises RequestError where not one fits."""

@@ -13,6 +13,7 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine, EngineStats
 from localllm.engine.plan import ChunkSize
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.runner import Runner
 from localllm.engine.stream import GenerationStream
 from localllm.errors import LocalLLMError
 from localllm.measure.latency import Outcome
@@ -45,7 +46,8 @@ class Draft:
 class Setup:
     """A server. pages: of keys and values, of 16 tokens. slots: requests that run at once. queue: that wait, at most.
 
-    max_rows: of a step; without chunked_prefill a whole prompt is one step, whatever max_rows says.
+    max_rows: of a step; without chunked_prefill a whole prompt is one step, whatever max_rows says. travel: seconds of
+    a request outside of the engine before its first token, for HTTP and tokenising.
     """
 
     times: StepTimes
@@ -58,6 +60,7 @@ class Setup:
     chunked_prefill: bool = True
     prefix_cache: bool = True
     draft: Draft | None = None
+    travel: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +126,33 @@ def simulate(setup: Setup, requests: Sequence[Request], load: Load, seed: str) -
     Of an open loop each request comes at its `at`; of a closed one, when a client has its last answer. seed: blocks of
     the same identity have the same tokens under the same seed.
     """
-    return _Simulation(setup, requests, load, seed).run()
+    return _Simulation(setup, requests, load, seed, VirtualClock()).run()
+
+
+def replay(
+    runner: Runner, clock: VirtualClock, setup: Setup, requests: Sequence[Request], load: Load, seed: str
+) -> Simulated:
+    """The same requests and engine on a real runner, to compare with: steps take what they take on the clock.
+
+    Nothing waits: where the engine has nothing to do, the clock is moved on. `use` stays empty.
+    """
+    return _Simulation(setup, requests, load, seed, clock, runner).run()
 
 
 class _Simulation:
-    def __init__(self, setup: Setup, requests: Sequence[Request], load: Load, seed: str) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        requests: Sequence[Request],
+        load: Load,
+        seed: str,
+        clock: VirtualClock,
+        runner: Runner | None = None,
+    ) -> None:
         self._setup, self._requests, self._seed = setup, requests, seed
         self._clients = load.clients if isinstance(load, ClosedLoop) else None
-        self._clock = VirtualClock()
-        self._runner = self._runner_of(setup.times, 1.0)
+        self._clock = clock
+        self._runner: Runner = runner or self._runner_of(setup.times, 1.0)
         draft = setup.draft
         guesser = DraftModel(self._runner_of(draft.times, draft.acceptance), self._clock) if draft else None
         self._engine = Engine(
@@ -142,9 +163,9 @@ class _Simulation:
             background_tokens=0,
             draft_model=guesser,
             clock=self._clock,
-            chunk=None if setup.chunked_prefill else _WholePrompts(self._runner.info.max_rows),
+            chunk=self._chunk(),
         )
-        self._due: list[tuple[float, int]] = []  # when, and which request
+        self._due: list[tuple[float, int]] = []  # when the engine gets it, and which request
         self._visits: list[_Visit] = []
         self._held: list[tuple[float, int]] = []  # due, but the static batch has not ended
         self._outcomes: list[Outcome] = []
@@ -154,7 +175,7 @@ class _Simulation:
     def run(self) -> Simulated:
         """All requests until the last has ended."""
         for number, request in enumerate(self._requests[: self._clients]):
-            insort(self._due, (0.0 if self._clients else request.at, number))
+            insort(self._due, ((0.0 if self._clients else request.at) + self._setup.travel, number))
         self._left -= len(self._due)
         while self._due or self._held or self._visits:
             self._send()
@@ -166,10 +187,11 @@ class _Simulation:
             if self._visits:
                 raise RuntimeError("the simulated engine has requests and does nothing")
             if self._due and not self._held:
-                self._clock.now = max(self._clock.now, self._due[0][0])
+                self._clock.advance(max(self._due[0][0] - self._clock.now, 0.0))
         stats = self._engine.stats()
         self._engine.check_integrity()
-        return Simulated(tuple(self._outcomes), self._clock.now, self._runner.use, stats, tuple(self._queue))
+        use = self._runner.use if isinstance(self._runner, SimulatedRunner) else Use()
+        return Simulated(tuple(self._outcomes), self._clock.now, use, stats, tuple(self._queue))
 
     def _runner_of(self, times: StepTimes, accuracy: float) -> SimulatedRunner:
         setup = self._setup
@@ -188,8 +210,8 @@ class _Simulation:
             batch, self._held = self._held[: self._setup.slots], self._held[self._setup.slots :]
         else:
             batch = []
-        for due, number in batch:
-            request = self._requests[number]
+        for came, number in batch:
+            request, due = self._requests[number], came - self._setup.travel
             try:
                 stream = self._engine.submit(self._asked(request, number))
             except LocalLLMError as error:
@@ -239,8 +261,18 @@ class _Simulation:
         """Note an outcome; a client that has its answer sends its next request."""
         self._outcomes.append(outcome)
         if self._clients is not None and self._left:
-            self._due.append((self._clock.now, len(self._requests) - self._left))
+            self._due.append((self._clock.now + self._setup.travel, len(self._requests) - self._left))
             self._left -= 1
+
+    def _chunk(self) -> ChunkSize:
+        """A server that runs has learned how long steps take; its first prompt is no exception."""
+        rows = self._runner.info.max_rows
+        if not self._setup.chunked_prefill:
+            return _WholePrompts(rows)
+        chunk = ChunkSize(rows)
+        learned = min(max(request.prompt_tokens for request in self._requests), rows) if self._requests else rows
+        chunk.observe(learned, self._setup.times.seconds(((learned, learned),), 1))
+        return chunk
 
 
 @lru_cache(_BLOCKS_KEPT)

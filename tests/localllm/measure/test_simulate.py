@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from localllm.engine.plan import Plan
+from localllm.engine.scheduler import Scheduler
 from localllm.errors import RequestError
 from localllm.measure.formulas import serving, speed
 from localllm.measure.latency import Outcome
 from localllm.measure.loadtest.trial import ClosedLoop, OpenLoop
-from localllm.measure.simulate.costs import Curve, StepTimes, roofline, shared_by
+from localllm.measure.simulate.costs import Curve, StepTimes, mean_of, roofline, shared_by
 from localllm.measure.simulate.experiments import EXPERIMENTS, Server, as_text
-from localllm.measure.simulate.fit import measure
+from localllm.measure.simulate.fit import engine_overhead, measure
 from localllm.measure.simulate.machines import Link, Machine, named
-from localllm.measure.simulate.runner import PAGE, SimulatedRunner, VirtualClock, next_token
+from localllm.measure.simulate.runner import PAGE, SimulatedRunner, SimulatedVocabulary, VirtualClock, next_token
 from localllm.measure.simulate.shape import ModelShape, llama_3_8b
 from localllm.measure.simulate.simulation import Batching, Draft, Setup, Simulated, simulate
 from localllm.measure.workload.requests import Block, Request
@@ -48,10 +50,20 @@ def test_one_request_alone() -> None:
     assert (alone.prompt_tokens, alone.cached_tokens, alone.generated_tokens) == (100, 0, 5)
 
 
-def test_chunked_prefill_begins_with_a_small_chunk() -> None:
-    (alone,) = play(SETUP, request("a", 100, 1)).outcomes
-    # 16 rows until the engine knows how fast they are, then the 84 that are left.
-    assert alone.ttft == pytest.approx((0.009 + 0.016 + 16e-5) + (0.009 + 0.084 + 0.002 + 100e-5))
+def test_a_server_knows_how_long_its_steps_take() -> None:
+    (alone,) = play(SETUP, request("a", 400, 1)).outcomes
+    # 400 rows take 0.415 s, 964 a second, of which ChunkSize.ALONE_S allows 212.
+    first, second = 0.009 + 0.212 + 212e-5, 0.009 + 0.188 + 0.002 + 400e-5
+    assert alone.ttft == pytest.approx(first + second)
+
+
+def test_what_a_request_takes_outside_of_the_engine() -> None:
+    setup = replace(AT_ONCE, travel=0.5)
+    (alone,) = play(setup, request("a", 100, 2, at=1.0)).outcomes
+    assert (alone.due, alone.ttft) == (1.0, pytest.approx(0.5 + 0.009 + 0.100 + 0.002 + 100e-5))
+    first, second = simulate(setup, [request("a", 100, 1), request("b", 100, 1)], ClosedLoop(1), "seed").outcomes
+    assert second.due == pytest.approx(first.ended)
+    assert second.ended == pytest.approx(2 * first.ended)
 
 
 def test_chunks_let_others_go_on() -> None:
@@ -212,6 +224,29 @@ def test_measured_steps_are_those_of_the_runner() -> None:
         measure(SimulatedRunner(truth, clock, pages=400, context=50), clock, 1, 0.0, lambda _: None)
 
 
+def test_what_an_engine_adds_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    runner = SimulatedRunner(TIMES, clock, pages=400, context=4096)
+    schedule, token_bytes = Scheduler.schedule, SimulatedVocabulary.token_bytes
+
+    def planned(scheduler: Scheduler) -> Plan:
+        clock.advance(0.003)
+        return schedule(scheduler)
+
+    def spelled(vocabulary: SimulatedVocabulary, token: int) -> bytes:
+        clock.advance(0.0005)  # once for each token that was chosen
+        return token_bytes(vocabulary, token)
+
+    monkeypatch.setattr(Scheduler, "schedule", planned)
+    monkeypatch.setattr(SimulatedVocabulary, "token_bytes", spelled)
+    fixed, token = engine_overhead(runner, clock)
+    assert (fixed, token) == (pytest.approx(0.003), pytest.approx(0.0005))
+    runner.check_integrity(set())
+    times = replace(TIMES, fixed=fixed, token=token)
+    assert times.seconds([(1, 100)] * 4, 4) - TIMES.seconds([(1, 100)] * 4, 4) == pytest.approx(0.005)
+    assert mean_of(times, TIMES).fixed == pytest.approx(0.0015)
+
+
 def test_a_model_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(RequestError, match="leaves nothing of 4"):
         llama_3_8b().pages(4e9, PAGE)
@@ -223,6 +258,12 @@ def test_machines_by_name() -> None:
         named("apple")
     with pytest.raises(RequestError, match="Apple M4 needs --compute"):
         named("Apple M4")
+
+
+def test_keys_and_values_take_what_their_type_takes() -> None:
+    shape = llama_3_8b()
+    assert shape.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
+    assert replace(shape, value_bytes=34 / 32).kv_bytes_per_token == 2 * 32 * 8 * 34 * 4  # 34 bytes for 32 numbers
 
 
 def test_experts_are_read_as_a_batch_uses_them() -> None:

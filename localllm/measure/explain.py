@@ -1,0 +1,304 @@
+"""The formulas of docs/inference.md with the numbers of a model and a machine in.
+
+Each figure is computed by the function that the page names, from the numbers that are shown with it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from localllm.measure.formulas import memory, speed
+from localllm.measure.formulas.hardware import HARDWARE
+from localllm.measure.simulate.machines import Machine
+from localllm.measure.simulate.shape import ModelShape
+from localllm.text import human_bytes, human_seconds, human_speed, table
+
+if TYPE_CHECKING:
+    from gguf_io import ModelFile
+    from gpu_offload.planner import MemoryUse
+    from localllm.roofline.expected import ExpectedSpeed
+    from localllm.roofline.kept import KeptLimits
+    from localllm.roofline.work import ModelWork
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+PROMPT_TOKENS = 512
+_NAME = re.compile(r"\{(\w+)\}")
+_SHOWN: Mapping[str, Callable[[float], str]] = {
+    "B": lambda value: human_bytes(round(value)),
+    "s": human_seconds,
+    "tok/s": lambda value: f"{human_speed(value)} tok/s",
+    "operations": lambda value: f"{_number(value)} operations",
+    "operations/B": lambda value: f"{value:.3g} operations/B",
+    "": lambda value: f"{value:,.3g}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A figure. formula: Python, with the names of the numbers in braces. unit: see _SHOWN."""
+
+    name: str
+    function: str
+    formula: str
+    numbers: dict[str, float]
+    value: float
+    unit: str
+
+    @classmethod
+    def by(cls, name: str, unit: str, function: Callable[..., float], formula: str, **numbers: float) -> Self:
+        """What a function of localllm.measure.formulas gives for these numbers, which are its arguments."""
+        module = function.__module__.rpartition(".")[2]
+        return cls(name, f"{module}.{function.__name__}", formula, numbers, function(**numbers), unit)
+
+    def __str__(self) -> str:
+        formula = self.formula.replace(" * ", " \N{MULTIPLICATION SIGN} ")
+        names = _NAME.sub(lambda found: found[1].replace("_", " "), formula)
+        numbers = _NAME.sub(lambda found: _number(self.numbers[found[1]]), formula)
+        shown = _SHOWN[self.unit](self.value)
+        return f"{self.name}: {shown}\n  {names}  [{self.function}]\n  = {numbers} = {shown}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A model on a machine. machine: None where its figures are not known, and so no speed.
+
+    batches: sequences at once, and the most tokens a second with empty contexts and with full ones. notes: what the
+    formulas leave out.
+    """
+
+    memory: tuple[Explained, ...]
+    speed: tuple[Explained, ...]
+    batches: tuple[tuple[int, float, float], ...]
+    machine: Machine | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        file: "ModelFile",
+        use: "MemoryUse",
+        context: int,
+        kv_types: tuple[str, str],
+        machine: Machine | None,
+        expected: "ExpectedSpeed | None",
+    ) -> Self:
+        """From a header and its plan. use: of the place that computes. Raises UnsupportedModelError."""
+        shape = ModelShape.of_file(file)
+        filled = tuple(_memory(file, shape, use, context, kv_types))
+        per_token = filled[1].value
+        speeds = () if machine is None else tuple(_speed(shape, machine, per_token, context))
+        rates = () if machine is None else tuple(_batches(shape, machine, per_token, context))
+        notes = tuple(_notes(shape, use, context, filled, machine, expected))
+        return cls(filled, speeds, rates, machine, notes)
+
+    def __str__(self) -> str:
+        parts = ["Memory\n", *map(str, self.memory)]
+        if self.machine is not None:
+            parts += [f"\nSpeed at most, on {self.machine}\n", *map(str, self.speed), "\n", _batch_table(self.batches)]
+        return "".join((*parts, "\n", *(f"{note}\n" for note in self.notes)))
+
+
+def machine_here(kept: "KeptLimits", work: "ModelWork", memory_bytes: float) -> Machine:
+    """This machine by its kept limits. Its peak is that for the model's mix of products of bytes and of floats."""
+    int8, floats = work.row.int8_operations, work.row.float_operations
+    peak = (int8 + floats) / (int8 / kept.int8 + floats / kept.floats)
+    return Machine(f"{kept.processor}, {kept.threads} threads, as benchmarked", kept.read, peak, memory_bytes)
+
+
+def machine_named(label: str, memory_bytes: float) -> Machine | None:
+    """The machine of the table of hardware whose name is in a GPU's label; None where its figures are not there."""
+    found = next((each for each in HARDWARE if each.name in label), None)
+    if found is None or found.f16_peak is None:
+        return None
+    return Machine(found.name, found.bandwidth, found.f16_peak, memory_bytes)
+
+
+def _memory(
+    file: "ModelFile", shape: ModelShape, use: "MemoryUse", context: int, kv_types: tuple[str, str]
+) -> Iterator[Explained]:
+    """What fills a place's memory. use: what the plan says of it; context: its tokens."""
+    bits = 8 * file.weights_bytes / max(file.parameter_count, 1)
+    yield Explained.by(
+        "weights", "B", memory.weight_bytes, "{parameters} * {bits} / 8", parameters=file.parameter_count, bits=bits
+    )
+    value_bytes = sum(memory.KV_TYPES.get(name, memory.F16_BYTES) for name in kv_types) / 2
+    if shape.latents:
+        per_token = Explained.by(
+            "KV of a token",
+            "B",
+            memory.latent_kv_bytes_per_token,
+            "{layers} * ({latent_size} + {rope_size}) * {value_bytes}",
+            layers=shape.layers,
+            latent_size=shape.head_size,
+            rope_size=0,
+            value_bytes=memory.F16_BYTES,
+        )
+    else:
+        per_token = Explained.by(
+            "KV of a token",
+            "B",
+            memory.kv_bytes_per_token,
+            "2 * {layers} * {kv_heads} * {head_size} * {value_bytes}",
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            value_bytes=value_bytes,
+        )
+    yield per_token
+    whole = Explained.by(
+        "KV of a full context",
+        "B",
+        memory.kv_bytes,
+        "{per_token} * {tokens}",
+        per_token=per_token.value,
+        tokens=context,
+    )
+    yield whole
+    if not use.kv:
+        return
+    yield Explained.by(
+        "full contexts that fit",
+        "",
+        memory.sequences_that_fit,
+        "max(0, ({memory} - {reserve} - {weights}) // {per_sequence})",
+        memory=use.available,
+        reserve=use.reserve + use.compute + use.other,
+        weights=use.weights,
+        per_sequence=max(whole.value, 1.0),
+    )
+
+
+def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) -> Iterator[Explained]:
+    """The roofline: the least times, and so the most tokens a second, that a machine's figures allow."""
+    peak, bandwidth = machine.peak, machine.bandwidth
+    yield Explained.by(
+        "ridge, above which arithmetic limits",
+        "operations/B",
+        speed.ridge,
+        "{peak} / {bandwidth}",
+        peak=peak,
+        bandwidth=bandwidth,
+    )
+    used = (shape.row_operations + shape.output_operations) / 2
+    if shape.experts:
+        yield Explained.by(
+            "experts of a layer that one token reads",
+            "",
+            speed.experts_read,
+            "{experts} * (1 - (1 - {used} / {experts}) ** {batch})",
+            experts=shape.experts,
+            used=shape.experts_used,
+            batch=1,
+        )
+    for name, tokens in (("empty", 0), ("full", context)):
+        operations = Explained.by(
+            f"operations for a token, {name} context",
+            "operations",
+            speed.operations_per_token,
+            "2 * {parameters} + 4 * {layers} * {heads} * {head_size} * {tokens}",
+            parameters=used,
+            layers=shape.layers,
+            heads=shape.heads,
+            head_size=shape.head_size,
+            tokens=tokens,
+        )
+        yield operations
+        step: dict[str, float] = {
+            "batch": 1,
+            "weights": shape.read_bytes(1),
+            "kv_per_sequence": per_token * tokens,
+            "operations": operations.value,
+            "peak": peak,
+            "bandwidth": bandwidth,
+        }
+        least = "max(({weights} + {batch} * {kv_per_sequence}) / {bandwidth}, {batch} * {operations} / {peak})"
+        yield Explained.by(
+            f"decode at most, {name} context", "tok/s", speed.tokens_per_second, f"{{batch}} / {least}", **step
+        )
+    prompt = min(PROMPT_TOKENS, context)
+    yield Explained.by(
+        f"least time of a prompt of {prompt} tokens",
+        "s",
+        speed.prefill_seconds,
+        "{tokens} * {operations} / ({peak} * {used})",
+        tokens=prompt,
+        operations=shape.row_operations,
+        peak=peak,
+        used=1,
+    )
+    if not shape.experts:
+        yield Explained.by(
+            "batch from which on arithmetic limits",
+            "",
+            speed.critical_batch,
+            "{peak} * {bytes_per_weight} / (2 * {bandwidth})",
+            peak=peak,
+            bytes_per_weight=shape.read_bytes(1) / used,
+            bandwidth=bandwidth,
+        )
+    yield Explained.by(
+        "no batch exceeds, full context",
+        "tok/s",
+        speed.throughput_limit,
+        "{bandwidth} / {kv_per_sequence}",
+        kv_per_sequence=per_token * context,
+        bandwidth=bandwidth,
+    )
+
+
+def _batches(shape: ModelShape, machine: Machine, per_token: float, context: int) -> list[tuple[int, float, float]]:
+    """(batch, the most tokens a second with empty contexts, with full ones) by speed.tokens_per_second."""
+    found = []
+    for batch in BATCHES:
+        rates = []
+        for tokens in (0, context):
+            operations = speed.operations_per_token(
+                (shape.row_operations + shape.output_operations) / 2, shape.layers, shape.heads, shape.head_size, tokens
+            )
+            read, kv = shape.read_bytes(batch), per_token * tokens
+            rates.append(speed.tokens_per_second(batch, read, kv, operations, machine.peak, machine.bandwidth))
+        found.append((batch, rates[0], rates[1]))
+    return found
+
+
+def _notes(
+    shape: ModelShape,
+    use: "MemoryUse",
+    context: int,
+    filled: Sequence[Explained],
+    machine: Machine | None,
+    expected: "ExpectedSpeed | None",
+) -> Iterator[str]:
+    weights, _, kv, *_ = filled
+    if use.weights != weights.value:
+        yield f"The plan counts {human_bytes(use.weights)} of weights: those that are loaded, as they lie in memory."
+    if use.kv != kv.value:
+        yield (
+            f"The plan counts {human_bytes(use.kv)} of keys and values for {context:,} tokens: layers that differ, "
+            "states, and room for a second context are not in the formula."
+        )
+    yield f"The plan adds {human_bytes(use.compute)} of buffers and {human_bytes(use.other)} for other things."
+    if shape.experts:
+        yield "A batch reads more experts than one token does, which the table counts (speed.experts_read)."
+    if machine is None:
+        yield (
+            "What bounds the speed is not known: `localllm bench` measures this machine, and --gpu-memory takes the "
+            "name of a GPU whose data sheet states bandwidth and arithmetic, for a model that it holds whole."
+        )
+    elif expected is not None:
+        decode = expected.decode / speed.attainable(1.0, machine.peak, machine.bandwidth / shape.read_bytes(1))
+        yield f"Expected: {expected}. Decode is {decode:.0%} of what reading the weights once allows."
+
+
+def _batch_table(rows: Sequence[tuple[int, float, float]]) -> str:
+    """For people: at most so many tokens a second."""
+    cells = [(str(batch), human_speed(empty), human_speed(full)) for batch, empty, full in rows]
+    return table([("BATCH", "TOK/S, EMPTY CONTEXTS", "FULL ONES"), *cells], right=(0, 1, 2))
+
+
+def _number(value: float) -> str:
+    """Digits that can be typed into a calculator: 4096, 4.92e9."""
+    if float(value).is_integer() and abs(value) < 1e6:
+        return f"{value:.0f}"
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.4g}")

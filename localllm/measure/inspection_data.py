@@ -1,0 +1,46 @@
+"""A look inside an engine as JSON, so that a chat can draw the engine of a server. Counts and times, no text."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, Span, StepRecord, Timeline
+
+
+def snapshot_data(snapshot: EngineSnapshot) -> dict[str, Any]:
+    """For JSON. page_holders become runs of [pages, holders], since most neighbours are alike."""
+    return {
+        "steps": [asdict(step) for step in snapshot.steps],
+        "requests": [asdict(request) for request in snapshot.requests],
+        "prefixes": [asdict(prefix) for prefix in snapshot.prefixes],
+        "page_size": snapshot.page_size,
+        "pages_total": snapshot.pages_total,
+        "page_holders": [[len(list(run)), int(count)] for count, run in groupby(snapshot.page_holders.tolist())],
+        "timelines": [asdict(timeline) for timeline in snapshot.timelines],
+        "now": snapshot.now,
+    }
+
+
+def snapshot_of(data: Mapping[str, Any]) -> EngineSnapshot:
+    """What snapshot_data gave. Raises TypeError, KeyError or ValueError for anything else."""
+    runs = data["page_holders"]
+    return EngineSnapshot(
+        steps=tuple(StepRecord(**step) for step in data["steps"]),
+        requests=tuple(RequestView(**request) for request in data["requests"]),
+        prefixes=tuple(map(_prefix, data["prefixes"])),
+        page_size=int(data["page_size"]),
+        pages_total=int(data["pages_total"]),
+        page_holders=np.repeat([count for _, count in runs], [pages for pages, _ in runs]).astype(np.int32),
+        timelines=tuple(
+            Timeline(**{**timeline, "spans": [Span(**span) for span in timeline["spans"]]})
+            for timeline in data["timelines"]
+        ),
+        now=float(data["now"]),
+    )
+
+
+def _prefix(data: Mapping[str, Any]) -> PrefixView:
+    return PrefixView(**{**data, "children": tuple(map(_prefix, data["children"]))})

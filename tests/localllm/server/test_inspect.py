@@ -1,0 +1,69 @@
+"""/api/inspect: a server's engine as the chat's inspector sees it."""
+
+from concurrent.futures import Future
+
+import httpx
+import pytest
+
+from localllm.engine.inspection import EngineSnapshot
+from localllm.measure.laboratory import Reached
+from localllm.remote.connection import Endpoint, RemoteError
+from localllm.remote.ollama import OllamaServer
+from localllm.remote.openai import OpenAIServer
+from tests.fakes.openai_server import openai_server
+from tests.localllm.server.conftest import MODEL, Server
+from tests.waiting import PATIENCE_S
+from tui.server_backend import OllamaBackend, OpenAIBackend
+from tui.server_inspection import ServerInspection
+
+
+def seen(asked: "Future[EngineSnapshot] | None") -> EngineSnapshot:
+    assert asked is not None
+    return asked.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("protocol", ["ollama", "openai"])
+def test_the_chat_looks_into_a_server_s_engine(server: Server, protocol: str) -> None:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
+        body = {"model": MODEL, "prompt": "Once upon a time there was a " + "very " * 40, "max_tokens": 8}
+        assert http.post("/v1/completions", json=body | {"temperature": 0}).status_code == 200
+    if protocol == "ollama":
+        backend: OllamaBackend | OpenAIBackend = OllamaBackend(OllamaServer(server.url))
+    else:
+        backend = OpenAIBackend(OpenAIServer(Endpoint.parse(server.url)))
+    assert backend.inspect() is None and backend.costs() is None  # before a model is chosen
+    backend.load(MODEL, lambda _what, _share: None)
+    snapshot = seen(backend.inspect())
+    done = snapshot.timelines[-1] if protocol == "openai" else snapshot.timelines[0]
+    assert done.ended is not None and done.generated == 8
+    assert [span.decodes for span in done.spans][-1] and done.spans[-1].rows >= 1
+    assert done.came <= done.spans[0].began <= done.spans[-1].ended <= done.ended <= snapshot.now
+    assert snapshot.page_holders.sum() > 0 and snapshot.prefixes and snapshot.pages_total > 0
+    costs = backend.costs()
+    assert costs is not None and costs.shape.layers == 5
+    layers = sum(part.read for part in costs.parts if part.name != "logits")
+    assert 0.99 * costs.shape.dense_bytes < layers < costs.shape.dense_bytes  # the last norm is in no layer
+    assert Reached.by(costs, snapshot).compute is not None
+    backend.close()
+
+
+def test_a_server_that_is_not_ours_is_asked_once() -> None:
+    with openai_server() as other:
+        other.models = []
+        inspection = ServerInspection(Endpoint.parse(other.address))
+        asked = inspection.snapshot("tiny")
+        assert asked is not None
+        with pytest.raises(RemoteError, match="does not show its engine"):
+            asked.result(PATIENCE_S)
+        assert inspection.snapshot("tiny") is None
+        inspection.close()
+
+
+def test_a_model_that_is_not_loaded_is_no_reason_to_stop(server: Server) -> None:
+    inspection = ServerInspection(Endpoint.parse(server.url))
+    for _ in range(2):
+        asked = inspection.snapshot("tinystories656K-Q8_0")
+        assert asked is not None
+        with pytest.raises(RemoteError, match="not loaded"):
+            asked.result(PATIENCE_S)
+    inspection.close()

@@ -1,0 +1,262 @@
+"""The inspector's timeline, roofline, costs and what-if, as text."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from textual.content import Content
+
+from localllm.engine.inspection import EngineSnapshot, Timeline
+from localllm.measure.laboratory import PREFILL_ROWS, Forecast, ModelCosts, Point, Reached, Setting
+from localllm.text import human_bytes, human_seconds, human_speed
+from tui.drawings import DECODE, DRAFTED, MUTED, PREFILL
+
+Piece = tuple[str, str]
+
+_QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸"
+_LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))
+_LABEL = 7  # columns of a request's label or of an axis' figures
+GIGA = 1e9
+
+
+def timeline(snapshot: EngineSnapshot, width: int, height: int) -> Content:
+    """A line for each of the last requests: waiting, chunks of the prompt, the first token, decoding, the end."""
+    shown = snapshot.timelines[-max(height - 3, 1) :]
+    if not shown:
+        return Content.styled("No request has come yet.", MUTED)
+    began = min(each.came for each in shown)
+    seconds = max(max(snapshot.now if each.ended is None else each.ended for each in shown) - began, 1e-3)
+    below = height - 2 >= 2 * len(shown)  # there is room for a line of figures for each
+    figures = 36 if width >= 90 and not below else 0
+    room = max(width - _LABEL - figures, 8)
+    lines: list[Piece] = []
+    first = len(snapshot.timelines) - len(shown) + 1
+    for number, each in enumerate(shown, first):
+        lines.append((f"{f'#{number}':<{_LABEL}}"[:_LABEL], MUTED))
+        lines += _bar(each, snapshot.now, began, seconds / room, room)
+        if below:
+            lines.append((f"\n{'':<{_LABEL}}{' · '.join(_details(each))}"[: width + 1], MUTED))
+        lines.append((f" {_figures(each)}"[:figures], MUTED))
+        lines.append(("\n", ""))
+    lines += [*_time_axis(seconds, room), *_legend()]
+    return Content.assemble(*lines)
+
+
+def last_request(snapshot: EngineSnapshot, width: int, height: int) -> Content:
+    """The phases of the last request below each other, each with what was done in it."""
+    if not snapshot.timelines:
+        return Content.styled("No request has come yet.", MUTED)
+    each = snapshot.timelines[-1]
+    ended = snapshot.now if each.ended is None else each.ended
+    begun = each.spans[0].began if each.spans else ended
+    phases: list[tuple[str, float, float, str, str]] = [("queue", each.came, begun, MUTED, "")]
+    if each.cached:
+        phases.append(("cache", begun, begun, DRAFTED, f"{each.cached} tokens not computed again"))
+    for span in each.spans:
+        rate = span.rows / max(span.ended - span.began, 1e-6)
+        what = f"{_rows(span.rows)}, {human_speed(rate)} /s"
+        phases.append(("decode" if span.decodes else "prefill", span.began, span.ended, "", what))
+    finish = "at work" if each.ended is None else f"{each.generated} tokens"
+    phases.append(("finish", ended, ended, DECODE, finish))
+    room_for = max(height - 2, 3)
+    if len(phases) > room_for:
+        left = len(phases) - room_for
+        gap = ("...", phases[2][1], phases[1 + left][2], MUTED, f"{left} more")
+        phases = [*phases[:2], gap, *phases[2 + left + 1 :]]
+    words = 30 if width >= 70 else 0
+    room = max(width - 20 - words, 8)
+    per_cell = max(ended - each.came, 1e-3) / room
+    lines: list[Piece] = []
+    for name, start, stop, style, what in phases:
+        low = min(int((start - each.came) / per_cell), room - 1)
+        length = min(max(math.ceil((stop - each.came) / per_cell) - low, 1), room - low)
+        colour = style or (DECODE if name == "decode" else PREFILL)
+        sign = _FIRST if start == stop else "█" if name == "prefill" else "━"
+        took = human_seconds(stop - start) if stop > start else f"at {human_seconds(start - each.came)}"
+        lines += [(f"{name:<8}", ""), (f"{took:>11} ", MUTED), (" " * low + sign * length, colour)]
+        lines += [(" " * (room - low - length) + f" {what}"[:words], MUTED), ("\n", "")]
+    return Content.assemble(*lines, (" " * 13, ""), *_time_axis(max(ended - each.came, 1e-3), room))
+
+
+def _legend() -> list[Piece]:
+    pieces = [piece for sign, what, style in _LEGEND for piece in ((sign, style), (what, MUTED))]
+    return [*pieces, (_DECODING, DECODE), (" decoding", MUTED)]
+
+
+def _bar(each: Timeline, now: float, began: float, per_cell: float, room: int) -> list[Piece]:
+    cells: list[Piece] = [(" ", "")] * room
+
+    def put(start: float, stop: float, sign: str, style: str) -> None:
+        low = min(int((start - began) / per_cell), room - 1)
+        for place in range(low, min(max(math.ceil((stop - began) / per_cell), low + 1), room)):
+            cells[place] = (sign, style)
+
+    put(each.came, each.spans[0].began if each.spans else now if each.ended is None else each.ended, _QUEUED, MUTED)
+    first: float | None = None
+    for number, span in enumerate(each.spans):
+        if span.decodes:
+            first = span.began if first is None else first
+            put(span.began, span.ended, _DECODING, DECODE)
+        else:
+            put(span.began, span.ended, _CHUNKS[number % 2], PREFILL)
+    if each.ended is not None and first is not None:
+        put(each.ended, each.ended, _ENDED, DECODE)
+    if first is not None:
+        put(first, first, _FIRST, DRAFTED)
+    return cells
+
+
+def _figures(each: Timeline) -> str:
+    """When its first token came, its tokens, and how fast they came."""
+    first = next((span.began for span in each.spans if span.decodes), None)
+    if first is None:
+        return "waits" if not each.spans else "reads its prompt" if each.ended is None else "no token"
+    decoded = [span for span in each.spans if span.decodes]
+    rate = sum(span.rows for span in decoded) / max(sum(span.ended - span.began for span in decoded), 1e-6)
+    return f"first token {human_seconds(first - each.came)}, {human_speed(rate)} rows/s"
+
+
+def _details(each: Timeline) -> Sequence[str]:
+    """The same in more words."""
+    chunks = [span for span in each.spans if not span.decodes]
+    if not chunks:
+        return (_figures(each),)
+    took = sum(span.ended - span.began for span in chunks)
+    read = f"{_rows(sum(span.rows for span in chunks))} in {len(chunks)} chunk{'s' if len(chunks) > 1 else ''}"
+    return (
+        _figures(each),
+        f"queue {human_seconds(chunks[0].began - each.came)}",
+        f"prompt {human_seconds(took)}, {read}",
+        f"{each.cached} cached",
+        "at work" if each.ended is None else f"{each.generated} new",
+    )
+
+
+def _time_axis(seconds: float, room: int) -> list[Piece]:
+    marks = max(room // 14, 1)
+    step = room / marks
+    line = "".join(f"{'└' + human_seconds(seconds * mark / marks):<{math.ceil(step)}}" for mark in range(marks))
+    return [(" " * _LABEL + line[:room] + "\n", MUTED)]
+
+
+def roofline(
+    points: Iterable[Point], bandwidth: float, peak: float, benchmarked: bool, width: int, height: int
+) -> Content:
+    """Operations a second by operations for a byte, both on a log scale: the roof, and the model's points.
+
+    benchmarked: whether the roof was measured, or is the best that the last steps reached.
+    """
+    known = list(points)
+    columns, rows = max(width - _LABEL - 2, 12), max(height - 3, 4)
+    ridge = peak / bandwidth
+    lowest = min([point.intensity for point in known] + [ridge / 16]) / 2
+    highest = max([point.intensity for point in known] + [ridge * 4])
+    top = max([peak, *(point.rate for point in known)]) * 1.6
+    floor = min([lowest * bandwidth, *(point.rate / 2 for point in known)])
+
+    def across(intensity: float) -> int:
+        return round(math.log(intensity / lowest) / math.log(highest / lowest) * (columns - 1))
+
+    def down(rate: float) -> int:
+        return rows - 1 - round(math.log(rate / floor) / math.log(top / floor) * (rows - 1))
+
+    canvas: list[list[Piece]] = [[(" ", "")] * columns for _ in range(rows)]
+    before = None
+    for column in range(columns):
+        intensity = lowest * (highest / lowest) ** (column / (columns - 1))
+        row = min(max(down(min(peak, intensity * bandwidth)), 0), rows - 1)
+        sign = "─" if before == row or intensity > ridge else "/"
+        canvas[row][column], before = (sign, MUTED), row
+    for point in known:
+        row, column = min(max(down(point.rate), 0), rows - 1), across(point.intensity)
+        style = ("$success" if point.name == "D" else "$primary") if point.measured else "$secondary"
+        column = min(column, columns - len(point.name))
+        for at, letter in enumerate(point.name, column):
+            canvas[row][at] = (letter, f"bold {style}" if point.measured else style)
+    labels = {0: top, rows // 2: math.sqrt(top * floor), rows - 1: floor}
+    what = "as benchmarked" if benchmarked else "best of last steps"
+    lines: list[Piece] = [(f"GOP/s by operations/byte · roof: {what}\n", MUTED)]
+    for number, row_of in enumerate(canvas):
+        label = f"{_short(labels[number] / GIGA):>{_LABEL - 1}}" if number in labels else ""
+        lines += [(f"{label:>{_LABEL - 1}} │", MUTED), *row_of, ("\n", "")]
+    ticks = [(0, lowest), (columns // 2, math.sqrt(lowest * highest)), (columns - 6, highest)]
+    axis = " " * columns
+    for column, value in ticks:
+        text = _short(value)
+        axis = axis[:column] + text + axis[column + len(text) :]
+    lines.append((f"{'':>{_LABEL}} {axis.rstrip()}\n", MUTED))
+    lines += [("D", "bold $success"), (" decode ", MUTED), ("P", "bold $primary"), (" prefill as run · ", MUTED)]
+    lines += [("1 4 16 64", "$secondary"), (" rows at best", MUTED)]
+    return Content.assemble(*lines)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' if count != 1 else ''}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def parts(now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], width: int, height: int) -> Content:
+    """What each part of a step takes: now, and below it what if."""
+    name_room = max(len(name) for name, _ in other[1].parts) + 1
+    room = max(width - name_room - 16, 4)
+    most = max(seconds for _, found in (now, other) for _, seconds in found.parts)
+    both = height >= 2 * len(other[1].parts) + 3
+    lines: list[Piece] = []
+    for what, (setting, found) in (("now", now), ("what if", other)) if both else (("what if", other),):
+        rows = setting.batch * (setting.draft + 1)
+        lines.append((f"{what}: {_rows(rows)} in {human_seconds(found.seconds)}\n", MUTED))
+        for name, seconds in found.parts:
+            filled = math.ceil(seconds / most * room) if seconds else 0
+            lines += [
+                (f"{name:<{name_room}}", ""),
+                ("█" * filled, PREFILL if name in found.limited else DECODE),
+                (f" {human_seconds(seconds)} {seconds / found.seconds:.0%}\n", MUTED),
+            ]
+    lines += [("█", DECODE), (" memory limits ", MUTED), ("█", PREFILL), (" arithmetic limits", MUTED)]
+    return Content.assemble(*lines)
+
+
+def by_batch(forecasts: Sequence[tuple[int, Forecast]], width: int) -> Content:
+    """Tokens a second of all sequences, for several batches of the other setting."""
+    room = max(width - 26, 4)
+    most = max(found.all for _, found in forecasts)
+    lines: list[Piece] = [("\nBATCH  tok/s of all (of each)\n", MUTED)]
+    for batch, found in forecasts:
+        bar = "█" * max(round(found.all / most * room), 1)
+        lines += [(f"{batch:>5}  ", ""), (bar, "$secondary")]
+        lines.append((f" {human_speed(found.all)} ({human_speed(found.each)})\n", MUTED))
+    return Content.assemble(*lines)
+
+
+def what_if(
+    costs: ModelCosts, now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], reached: Reached
+) -> Content:
+    """Both settings and what they would give, side by side, above what the last steps reached."""
+    (first, one), (second, two) = now, other
+    rows: Sequence[tuple[str, str, str, str]] = (
+        ("b B", "sequences at once", str(first.batch), str(second.batch)),
+        ("c C", "tokens of context", f"{first.context:,}", f"{second.context:,}"),
+        ("k", "keys and values", first.kv_type, second.kv_type),
+        ("w W", "bits of a weight", f"{first.bits:.2f}", f"{second.bits:.2f}"),
+        ("d D", "drafted, 70 % right", str(first.draft), str(second.draft)),
+        ("", "tok/s of each", human_speed(one.each), human_speed(two.each)),
+        ("", "tok/s of all", human_speed(one.all), human_speed(two.all)),
+        ("", "weights", human_bytes(round(one.weights)), human_bytes(round(two.weights))),
+        ("", "KV cache", human_bytes(round(one.kv)), human_bytes(round(two.kv))),
+    )
+    lines: list[Piece] = [(f"{'keys':<5}{'':<20}{'now':>10}{'what if':>11}\n", MUTED)]
+    for keys, name, left, right in rows:
+        changed = "bold $accent" if left != right else ""
+        lines += [(f"{keys:<5}", "$accent"), (f"{name:<20}{left:>10}", ""), (f"{right:>11}\n", changed)]
+    if reached.seconds is not None:
+        lines.append(
+            (f"live: {human_speed(reached.rows / reached.seconds)} tok/s in steps of {reached.rows:.0f} rows", "")
+        )
+    if reached.decode is not None and costs.bandwidth is not None:
+        share = reached.decode / costs.bandwidth
+        lines.append((f", {share:.0%} of what reading allows", MUTED))
+    if costs.peak is None and reached.prefill_rows < PREFILL_ROWS:
+        lines.append(("\nno prompt yet tells what arithmetic allows", "$warning"))
+    return Content.assemble(*lines)
