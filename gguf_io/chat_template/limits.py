@@ -12,4 +12,3 @@ CPU_SECONDS = 1.0  # per request, in the worker's own CPU time, so that a busy m
 CPU_SECONDS_PER_MESSAGE = 0.01
 MAX_CPU_SECONDS = 30.0  # however many messages there are
 WALL_GRACE_SECONDS = 9.0  # beyond the CPU time, for what waits and for systems without CPU timers
-EXIT_MEMORY = 77  # the worker's exit status when memory ran out

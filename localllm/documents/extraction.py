@@ -1,32 +1,26 @@
 """A file's text, whatever its format: plain text here, other formats in a child process."""
 
-import contextlib
 import hashlib
 import importlib.util
-import json
 import os
-import signal
 import stat
-import subprocess
 import sys
-import threading
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from localllm.documents.worker import CPU_SECONDS, EXIT_MEMORY
+from gguf_io.confined import ChildEndedError, ConfinedChild, Reply
+from localllm.documents.worker import MAX_MEMORY_BYTES
 from localllm.errors import LocalLLMError
 from localllm.text import shortened
 
 MAX_TEXT_BYTES = 4 << 20
 MAX_PACKED_BYTES = 64 << 20  # of a PDF or DOCX
+CPU_SECONDS = 30.0  # for a file
 WALL_SECONDS = 2 * CPU_SECONDS
 _BINARY_BYTES = 8192  # of a file's beginning are looked at for a NUL
 _KINDS = {".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx"}
 _LIBRARIES = {"pdf": "pypdf", "docx": "docx"}
 _DISTRIBUTIONS = {"pypdf": "pypdf", "docx": "python-docx"}
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from localllm.documents.worker import main; main()"
 
 
 class UnreadableError(LocalLLMError):
@@ -71,8 +65,7 @@ class Extractor:
     """Takes the text out of files. One thread at a time; `close` ends its child process."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._finalizer: weakref.finalize[..., Extractor] | None = None
+        self._child = ConfinedChild("localllm.documents.worker", MAX_MEMORY_BYTES)
 
     def extract(self, path: Path, data: bytes) -> Document:
         """The text of a file's content. Raises UnreadableError."""
@@ -89,57 +82,13 @@ class Extractor:
 
     def close(self) -> None:
         """End the child process. Idempotent."""
-        if self._finalizer is not None:
-            self._finalizer()
-        self._child = None
+        self._child.close()
 
-    def _ask(self, kind: str, data: bytes) -> dict[str, Any]:
-        child = self._running_child()
-        clock = threading.Timer(WALL_SECONDS, child.kill)
-        clock.daemon = True
-        clock.start()
-        answer = b""
+    def _ask(self, kind: str, data: bytes) -> Reply:
         try:
-            assert child.stdin is not None and child.stdout is not None
-            with contextlib.suppress(OSError):  # it has ended, which the missing answer shows
-                child.stdin.write(json.dumps({"kind": kind, "bytes": len(data)}).encode() + b"\n" + data)
-                child.stdin.flush()
-                answer = child.stdout.readline()
-        finally:
-            clock.cancel()
-            if not answer.endswith(b"\n"):
-                self.close()
-        if not answer.endswith(b"\n"):
-            raise UnreadableError(f"cannot be read as {kind.upper()}: {_reason_of_end(child.returncode)}")
-        reply: dict[str, Any] = json.loads(answer)
-        return reply
-
-    def _running_child(self) -> subprocess.Popen[bytes]:
-        if self._child is None:
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOTSTRAP, *sys.path],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # libraries' remarks on strangers' files
-            )
-            self._finalizer = weakref.finalize(self, _end, self._child)
-        return self._child
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not read by a dead child cannot be flushed
-                pipe.close()
-    child.wait()
-
-
-def _reason_of_end(returncode: int | None) -> str:
-    if returncode == EXIT_MEMORY:
-        return "it takes too much memory"
-    late = () if sys.platform == "win32" else (-signal.SIGPROF, -signal.SIGKILL)
-    return "it takes too long" if returncode in late else f"the reader ended with status {returncode}"
+            return self._child.ask(kind, data, CPU_SECONDS, WALL_SECONDS)
+        except ChildEndedError as error:
+            raise UnreadableError(f"cannot be read as {kind.upper()}: {error}") from None
 
 
 def _decoded(data: bytes) -> str:
