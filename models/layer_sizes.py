@@ -88,16 +88,18 @@ def layer_heads(
     Raises UnsupportedModelError where heads do not fit together.
     """
     metadata, name = file.metadata, file.architecture
+    size, turned = heads.size, heads.rope_size
     if name not in TWO_SIZES or windowed is None:
         windowed = (False,) * len(kv_heads)
-    size = metadata.get_int(f"{name}.attention.key_length_swa", heads.size, minimum=2, maximum=MAX_HEAD_SIZE)
-    values = metadata.get_int(f"{name}.attention.value_length_swa", size, minimum=2, maximum=MAX_HEAD_SIZE)
-    turned = metadata.get_int(f"{name}.rope.dimension_count_swa", min(heads.rope_size, size), minimum=2, maximum=size)
-    if values != size or size % 2 or turned % 2:
-        raise UnsupportedModelError(
-            f"{file.path}: heads of {size} (keys) and {values} (values) in layers with a window, of which {turned} "
-            "turn: the native engine needs one even size. Use --backend llama."
-        )
+    else:
+        size = metadata.get_int(f"{name}.attention.key_length_swa", size, minimum=2, maximum=MAX_HEAD_SIZE)
+        values = metadata.get_int(f"{name}.attention.value_length_swa", size, minimum=2, maximum=MAX_HEAD_SIZE)
+        turned = metadata.get_int(f"{name}.rope.dimension_count_swa", min(turned, size), minimum=2, maximum=size)
+        if values != size or size % 2 or turned % 2:
+            raise UnsupportedModelError(
+                f"{file.path}: heads of {size} (keys) and {values} (values) in layers with a window, of which {turned} "
+                "turn: the native engine needs one even size. Use --backend llama."
+            )
     found = []
     for layer, (stated, slides) in enumerate(zip(kv_heads, windowed, strict=True)):
         keys = stated or heads.keys
