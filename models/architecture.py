@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeVar
 
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.rope_config import RopeScaling
 
 Factor = Callable[[ModelConfig], float]
+Value = TypeVar("Value")
 
 
 class RopePairs(Enum):
@@ -68,7 +70,7 @@ def full_width_scale(layers: int) -> Factor:
     return scale
 
 
-def stated(config: ModelConfig, key: str, value: float | None) -> float:
+def stated(config: ModelConfig, key: str, value: Value | None) -> Value:
     """A value of the metadata that an architecture cannot do without.
 
     Raises UnsupportedModelError where the file lacks it.
@@ -90,7 +92,7 @@ def stated_gating(config: ModelConfig) -> Gating:
             f"{config.architecture}.expert_gating_func is {number}, which the native engine does not compute. "
             f"The llama.cpp backend may: use --backend llama."
         )
-    return known[int(number)]
+    return known[number]
 
 
 def stated_expert_scale(config: ModelConfig) -> float:

@@ -37,16 +37,6 @@ class Latents:
         """What a token stores in a layer."""
         return self.rank + self.turned
 
-    @property
-    def padded_turned(self) -> int:
-        """The part that turns, padded so that each half fills whole vectors."""
-        return -(-self.turned // 32) * 32
-
-    @property
-    def padded(self) -> int:
-        """What a token stores, both parts padded."""
-        return -(-self.rank // 32) * 32 + self.padded_turned
-
 
 def read_latents(file: ModelFile) -> Latents | None:
     """The sizes that a file states, None where its heads have keys and values of their own.

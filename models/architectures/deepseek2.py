@@ -39,13 +39,11 @@ def _attention_scale(config: ModelConfig) -> float:
 
     Raises UnsupportedModelError for a file without latents.
     """
-    if config.latents is None:
-        stated(config, "attention.kv_lora_rank", None)
-    assert config.latents is not None
+    latents = stated(config, "attention.kv_lora_rank", config.latents)
     scaling = config.rope_scaling
     stretch = math.log(scaling.factor) if scaling.kind != "none" else 0.0
     sharpening = magnitude(_unsharpened(scaling)) * (1.0 + scaling.log_multiplier * stretch)
-    return sharpening**2 / math.sqrt(config.latents.plain + config.latents.turned)
+    return sharpening**2 / math.sqrt(latents.plain + latents.turned)
 
 
 ARCHITECTURE = Architecture(
