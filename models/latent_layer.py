@@ -162,19 +162,7 @@ class LatentLayers:
         form = int(matrix.format.form)
         arguments = (rows.address, stride, head_bytes, matrix.k, form, self._packed, heads, self._segments)
         builder.add(latents.split_heads, *arguments, barrier=Barrier.ALWAYS)
-        builder.add(
-            matrix.format.matmul,
-            *matrix.arguments,
-            out.address,
-            out.stride,
-            0,
-            0,
-            self._packed,
-            0,
-            self._segments,
-            matrix.expert_bytes,
-            barrier=Barrier.ALWAYS,
-        )
+        self._recording.products_of_slots(matrix, out, self._packed, self._segments)
 
     def _output(self, prefix: str) -> None:
         recording, config, sizes = self._recording, self._recording.config, self._sizes

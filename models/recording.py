@@ -130,6 +130,25 @@ class Recording:
             stage=stage,
         )
 
+    def products_of_slots(
+        self, matrix: Matrix, out: Rows, packed: int, segments: int, *, last: bool = True, stage: Stage | None = None
+    ) -> None:
+        """out = matrix * packed, slot by slot, with the one of several matrices that the segments give each slot."""
+        self.builder.add(
+            matrix.format.matmul,
+            *matrix.arguments,
+            out.address,
+            out.stride,
+            0,
+            0,
+            packed,
+            0,
+            segments,
+            matrix.expert_bytes,
+            barrier=Barrier.ALWAYS if last else Barrier.NEVER,
+            stage=stage,
+        )
+
     def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
         """x += matrix * packed + bias, with a norm of what is added, or of the sum, where the architecture has them.
 
