@@ -1,4 +1,4 @@
-"""What tells one decoder architecture from another. Each known one is a file of this package named after it."""
+"""What tells one decoder architecture from another. The known ones are in models.architectures."""
 
 import math
 from collections.abc import Callable
@@ -162,6 +162,10 @@ class Rotation:
     window_base: float | None = None
     window_scaling: Callable[[RopeScaling], RopeScaling] = field(default=_unchanged)
     before_norms: bool = False
+
+
+NEIGHBOURS, HALVES = Rotation(RopePairs.NEIGHBOURS), Rotation(RopePairs.HALVES)
+"""The same for all layers, as the file scales it."""
 
 
 @dataclass(frozen=True)
