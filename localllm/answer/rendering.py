@@ -10,8 +10,8 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.answer.harmony import before_answer
 from localllm.answer.placeholders import LiteralText, PromptImages, Range, has_images
 from localllm.answer.request import SYSTEM_ROLES, Message
-from localllm.engine.images import ImageRows
 from localllm.engine.loaded_model import LoadedModel
+from localllm.engine.runner import ImageRows
 
 MARKUP_CHARACTERS = 30  # a guess at a message's markup
 

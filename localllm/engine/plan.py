@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from localllm.engine.generation import Generation
-from localllm.engine.images import ImageRows
+from localllm.engine.runner import ImageRows
 
 
 @dataclass(frozen=True, slots=True)
