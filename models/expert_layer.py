@@ -5,10 +5,9 @@ import numpy as np
 from cpu_kernels import activations, experts, sums
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
 from models.architecture import Gating
-from models.buffers import Rows, packed_activations
 from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
-from models.recording import Recording, forms
+from models.recording import Recording, Rows, forms, packed_activations
 from models.weights import Matrix
 
 

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from cpu_kernels import activations, attention, latents
 from cpu_kernels.records import TILE_WIDTHS, Barrier
 from models.architecture import RopePairs
-from models.buffers import Rows, packed_activations
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
-from models.recording import Recording, forms
+from models.recording import Recording, Rows, forms, packed_activations
 from models.rope_tables import Ropes, pair_order
 from models.weights import Matrix, padded
 
