@@ -1,16 +1,26 @@
-"""The parent's side of the template worker: asks it, and turns its refusals and its end into errors."""
+"""The parent's side of the template worker: what a template may use, and what its refusals and its end become."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gguf_io.chat_template import limits
 from gguf_io.confined import ChildEndedError, ConfinedChild
 from gguf_io.errors import TemplateError, shortened
 
+# Real ones stay far below: 17 kB of source, 40 ms to compile, 0.2 ms for a short conversation and 60 ms for one of 2000
+# messages. One that looks back over all messages for each of them (Gemma 4's) takes 6 s, hence the time per message.
+# Memory is bounded on Linux; elsewhere only as far as the time and the output are. Windows has the wall clock alone.
+MAX_SOURCE_CHARS = 128 * 1024
+MAX_OUTPUT_CHARS = 8 * 1024 * 1024
+MAX_MEMORY_BYTES = 512 * 1024 * 1024  # address space of the worker, the interpreter's own 40 MB included
+CPU_SECONDS = 1.0  # per request, in the worker's own CPU time, so that a busy machine fails no honest template
+CPU_SECONDS_PER_MESSAGE = 0.01
+MAX_CPU_SECONDS = 30.0  # however many messages there are
+WALL_GRACE_SECONDS = 9.0  # beyond the CPU time, for what waits and for systems without CPU timers
+
 MOST_OF_A_REFUSAL = 1000  # characters: a template may raise with all of a conversation
-_MAX_REPLY_BYTES = 12 * limits.MAX_OUTPUT_CHARS + 4096  # JSON writes a character beyond U+FFFF as \uXXXX\uXXXX
+_MAX_REPLY_BYTES = 12 * MAX_OUTPUT_CHARS + 4096  # JSON writes a character beyond U+FFFF as \uXXXX\uXXXX
 
 
 class TemplateRefusalError(TemplateError):
@@ -26,11 +36,11 @@ class Outcome:
 
 
 class TemplateSandbox:
-    """Runs one template's source in a confined child process, within `limits`. Thread-safe."""
+    """Runs one template's source in a confined child process, within the bounds above. Thread-safe."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._child = ConfinedChild("gguf_io.chat_template.worker", limits.MAX_MEMORY_BYTES, _MAX_REPLY_BYTES)
+        self._child = ConfinedChild("gguf_io.chat_template.worker", MAX_MEMORY_BYTES, _MAX_REPLY_BYTES)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The template's text for these variables. Raises TemplateRefusalError, or TemplateError beyond a limit."""
@@ -42,7 +52,7 @@ class TemplateSandbox:
     def render_each(self, renders: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         """Several renderings within the limits of one request."""
         messages = sum(len(variables["messages"]) for variables in renders)
-        seconds = min(limits.CPU_SECONDS + limits.CPU_SECONDS_PER_MESSAGE * messages, limits.MAX_CPU_SECONDS)
+        seconds = min(CPU_SECONDS + CPU_SECONDS_PER_MESSAGE * messages, MAX_CPU_SECONDS)
         reply = self._ask("renders", {"renders": renders}, seconds)
         return [
             Outcome(outcome["text"]) if "text" in outcome else Outcome("", _located(outcome["error"], outcome["line"]))
@@ -51,7 +61,7 @@ class TemplateSandbox:
 
     def variables(self) -> frozenset[str]:
         """The names that the template reads from outside, some of which it may set in places."""
-        return frozenset(self._ask("variables", {}, limits.CPU_SECONDS)["variables"])
+        return frozenset(self._ask("variables", {}, CPU_SECONDS)["variables"])
 
     def _ask(self, kind: str, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         try:
@@ -61,7 +71,7 @@ class TemplateSandbox:
                 f"messages and tools hold plain JSON values (text, numbers, lists, dictionaries): {error}"
             ) from None
         try:
-            reply = self._child.ask(kind, data, seconds, seconds + limits.WALL_GRACE_SECONDS)
+            reply = self._child.ask(kind, data, seconds, seconds + WALL_GRACE_SECONDS)
         except ChildEndedError as error:
             raise TemplateError(f"chat template: {error}") from None
         except OSError as error:

@@ -14,7 +14,7 @@ from jinja2 import TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
 from gguf_io.chat_template.environment import ENVIRONMENT, compile_template
-from gguf_io.chat_template.limits import MAX_MEMORY_BYTES, MAX_OUTPUT_CHARS
+from gguf_io.chat_template.sandbox import MAX_MEMORY_BYTES, MAX_OUTPUT_CHARS
 from gguf_io.confined import Reply, answer_requests
 
 
