@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import (
     AsJson,
     Backend,
@@ -27,6 +26,7 @@ from localllm.cli.options import (
     computing_flags,
     refuse_beside_remote,
 )
+from localllm.cli.terminal import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -16,11 +16,10 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.inspection import EngineSnapshot, Journal, RequestView, StepRecord
 from localllm.engine.kv_manager import KVManager
-from localllm.engine.plan import ChunkSize, Plan
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request, fit_prompt
 from localllm.engine.runner import AdapterSet, Interruptible, Runner, SeesImages
 from localllm.engine.sampling import Sampler
-from localllm.engine.scheduler import Scheduler
+from localllm.engine.scheduler import ChunkSize, Plan, Scheduler
 from localllm.engine.sequence import adapter_set, text_of_prompt
 from localllm.engine.stream import EventWriter, GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError

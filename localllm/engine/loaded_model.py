@@ -36,7 +36,7 @@ LoadProgress = Callable[[str, float], None]
 class LoadedModel:
     """A loaded model, made by `load_model`. Thread-safe, except `close`.
 
-    backend: its runner, where, and why. trunks: prompts of system text and tools alone, for localllm.answer.trunk.
+    backend: its runner, where, and why. trunks: prompts of system text and tools alone, for localllm.answer.rendering.
     """
 
     def __init__(
