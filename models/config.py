@@ -7,7 +7,7 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from models import layer_sizes
-from models.errors import UnsupportedModelError
+from models.errors import UnsupportedModelError, refuse_unread
 from models.layer_sizes import (
     CONVOLUTION,
     MAX_HEAD_SIZE,
@@ -21,7 +21,6 @@ from models.layer_sizes import (
     read_latents,
     same_in_all_layers,
 )
-from models.refusals import refuse_unread
 from models.rope_config import (
     MAX_CONTEXT,
     QueryGrowth,

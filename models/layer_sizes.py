@@ -6,13 +6,11 @@ from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
-from models.errors import UnsupportedModelError
+from models.errors import TWO_SIZES, UnsupportedModelError
 
 MAX_HEADS = 4096
 MAX_HEAD_SIZE = 512
 CONVOLUTION = "shortconv.l_cache"
-TWO_SIZES = ("gemma4",)
-"""Architectures whose layers with a window may have heads of another size."""
 # Gemma 3n's files need not say that all layers from this one on share keys and values.
 _SHARED_FROM = {"gemma3n": 20}
 ALL_COUNT = float("-inf")

@@ -12,8 +12,8 @@ from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.architecture import Architecture
 from models.config import ModelConfig
+from models.errors import refusal
 from models.recording import Recording, Rows
-from models.refusals import refusal
 from models.steps import LoadProgress, Steps
 from models.weights import Matrix, WeightLoader
 
