@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
 import httpx
 import psutil
 
 from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_root
+from tests.gguf_files import copying, finish
 
 PATIENCE_S = 300.0
 MAIN = [sys.executable, "-c", "from localllm.cli.main import main; main()"]
@@ -70,19 +70,11 @@ def answer_of(served: Served, model: str | None = None, prompt: str = "Once upon
 
 def with_template(source: Path, target: Path, template: str) -> None:
     """Write a model with another chat template."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
-    for name, field in reader.fields.items():
-        if not name.startswith(("GGUF.", "general.architecture", "tokenizer.chat_template")):
-            kind, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+    reader, writer = copying(source, target, without=("tokenizer.chat_template",))
     writer.add_chat_template(template)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 class Stage:

@@ -19,25 +19,17 @@ from benchmarks.engine_tools import table, text_tokens
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import load_tokenizer, open_model
 from models import NativeRunner
+from tests.gguf_files import copying, finish
 
 Floats = NDArray[np.float64]
 
 
 def as_floats(source: Path, target: Path) -> None:
     """Write a model's file with all weights in F32."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
-            kind = field.types[0]
-            items = field.types[1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), kind, items)
+    reader, writer = copying(source, target, without=("general.file_type",))
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def of_peer(path: Path, tokens: tuple[int, ...]) -> Floats:

@@ -23,6 +23,7 @@ from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import ISA_VARIABLE, POLICIES, Isa, target_features
 from gguf_io import BLOCK_TYPES
 from tests.cpu_kernels.kernel_harness import random_weights
+from tests.gguf_files import finish
 from tests.models.synthetic import Synthetic, shapes
 
 SHAPE = Synthetic(
@@ -62,10 +63,7 @@ def write(path: Path, kind: str) -> None:
         else:
             raw = random_weights(kind, *shape).reshape(shape[0], -1)
             writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=gguf.GGMLQuantizationType(block.type_id))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def measure(path: Path, isa: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,15 +1,17 @@
-"""What tells one decoder architecture from another. Each known one is a file of this package named after it."""
+"""What tells one decoder architecture from another. The known ones are in models.architectures."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeVar
 
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.rope_config import RopeScaling
 
 Factor = Callable[[ModelConfig], float]
+Value = TypeVar("Value")
 
 
 class RopePairs(Enum):
@@ -75,7 +77,7 @@ def full_width_scale(layers: int) -> Factor:
     return scale
 
 
-def stated(config: ModelConfig, key: str, value: float | None) -> float:
+def stated(config: ModelConfig, key: str, value: Value | None) -> Value:
     """A value of the metadata that an architecture cannot do without.
 
     Raises UnsupportedModelError where the file lacks it.
@@ -97,7 +99,7 @@ def stated_gating(config: ModelConfig) -> Gating:
             f"{config.architecture}.expert_gating_func is {number}, which the native engine does not compute. "
             f"The llama.cpp backend may: use --backend llama."
         )
-    return known[int(number)]
+    return known[number]
 
 
 def stated_expert_scale(config: ModelConfig) -> float:
@@ -167,6 +169,10 @@ class Rotation:
     window_base: float | None = None
     window_scaling: Callable[[RopeScaling], RopeScaling] = field(default=_unchanged)
     before_norms: bool = False
+
+
+NEIGHBOURS, HALVES = Rotation(RopePairs.NEIGHBOURS), Rotation(RopePairs.HALVES)
+"""The same for all layers, as the file scales it."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 from cpu_kernels import activations, attention, kv_store, norms
 from cpu_kernels.records import Barrier
 from models.architecture import RopePairs
-from models.buffers import Rows
 from models.kv_pages import PageStore
 from models.layer_sizes import Heads
-from models.recording import Recording, forms
+from models.recording import Recording, Rows, forms
 from models.rope_tables import NO_ROPE, Ropes, head_order
 from models.weights import Matrix
 

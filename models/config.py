@@ -7,11 +7,19 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from models import layer_sizes
-from models.delta_sizes import DeltaNetSizes, attending_layers, delta_net_sizes
-from models.errors import UnsupportedModelError
-from models.latents import Latents, read_latents
-from models.layer_sizes import CONVOLUTION, MAX_HEAD_SIZE, Heads, in_each_layer, same_in_all_layers
-from models.refusals import refuse_unread
+from models.errors import UnsupportedModelError, refuse_unread
+from models.layer_sizes import (
+    CONVOLUTION,
+    MAX_HEAD_SIZE,
+    DeltaNetSizes,
+    Heads,
+    Latents,
+    attending_layers,
+    delta_net_sizes,
+    in_each_layer,
+    read_latents,
+    same_in_all_layers,
+)
 from models.rope_config import (
     MAX_CONTEXT,
     QueryGrowth,

@@ -9,15 +9,13 @@ from cpu_kernels.loader import release_linker
 from cpu_kernels.records import Barrier, Stage
 from models.altup_streams import AltUpStreams
 from models.attention_layer import AttentionLayers
-from models.buffers import FixedPlace, Rows
-from models.convolution_layer import ConvolutionLayers
-from models.delta_layer import DeltaLayers
 from models.expert_layer import ExpertLayers
 from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
 from models.latent_layer import LatentLayers
 from models.per_layer_inputs import PerLayerInputs
-from models.recording import Recording
+from models.recording import FixedPlace, Recording, Rows
+from models.recurrent_layers import ConvolutionLayers, DeltaLayers
 from models.rope_tables import Ropes
 from models.scan_layer import ScanLayers
 from models.weights import padded

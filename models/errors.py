@@ -1,10 +1,35 @@
-"""Errors of loading a model into the native engine."""
+"""Errors of loading a model into the native engine, and what a file may hold that would change its results unseen.
+
+What the native engine does not compute is refused. llama.cpp ignores, for these architectures, every other key that is
+not read here.
+"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cpu_kernels.compile_children import KernelError
+from gguf_io import ModelFile
 from gguf_io.errors import LocalLLMError
+
+TWO_SIZES = ("gemma4",)
+"""Architectures whose layers with a window may have heads of another size."""
+# Keys (without the architecture) and the values with which they change nothing. Of the arrays below, positions of
+# several dimensions or layers that take images; sizes of layers with a window must be those of the others.
+_WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
+    "interleave_moe_layer_step": (1,),
+}
+_NOT_GELU = ("silu", "swish", "swiglu", "relu", "reglu")  # llama.cpp takes any other name for GELU
+_SECTIONS = "rope.dimension_sections"
+_SAME_IN_TEXT = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
+_DEEP_IMAGES = "deepstack_mapping"
+_LOCAL_SIZES = {
+    "attention.key_length_swa": "attention.key_length",
+    "attention.value_length_swa": "attention.value_length",
+    "rope.dimension_count_swa": "rope.dimension_count",
+}
+# Tensors that a program leaves out for a reason: rotation factors for contexts of the other length, and layers that
+# draft tokens, behind those that are computed.
+_CHOSEN_BETWEEN = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class UnsupportedModelError(LocalLLMError):
@@ -18,3 +43,60 @@ def kernels_needed() -> Iterator[None]:
         yield
     except KernelError as error:
         raise UnsupportedModelError(str(error)) from error
+
+
+def refuse_unread(file: ModelFile) -> None:
+    """Raise UnsupportedModelError for metadata that asks for what the native engine does not compute."""
+    metadata, name = file.metadata, file.architecture
+    for key, harmless in _WITHOUT_EFFECT.items():
+        if (value := metadata.get(f"{name}.{key}", harmless[0])) not in harmless:
+            raise refusal(file, f"{name}.{key} is {value}")
+    for key, other in _LOCAL_SIZES.items():
+        value = metadata.get(f"{name}.{key}")
+        if name not in TWO_SIZES and value is not None and value != metadata.get(f"{name}.{other}", value):
+            raise refusal(file, f"{name}.{key} is {value} and differs from {other}")
+    activation = metadata.get(f"{name}.hidden_activation")
+    if name == "modern-bert" and activation in _NOT_GELU:
+        raise refusal(file, f"{name}.hidden_activation is {activation}")
+    # Of text the first three parts of a position are the same, and the fourth is 0.
+    sections = _integers(file, _SECTIONS)
+    if any(sections[3:] if name in _SAME_IN_TEXT else sections):
+        raise refusal(file, f"{name}.{_SECTIONS} makes positions of several dimensions")
+    if any(layer >= 0 for layer in _integers(file, _DEEP_IMAGES)):
+        raise refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
+
+
+def refuse_unused(file: ModelFile, used: Iterable[str], layers: int, layer: int | None = None) -> None:
+    """Raise UnsupportedModelError for tensors that a program does not use: its results would be others without them.
+
+    layers: how many are computed. layer: only look at the tensors of this one, while the others are not loaded yet.
+    """
+    left = set(file.tensors).difference(used, _CHOSEN_BETWEEN)
+    if layer is not None:
+        left = {tensor for tensor in left if tensor.startswith(f"blk.{layer}.")}
+    left -= {tensor for tensor in left if _layer_of(tensor) >= layers}
+    if left:
+        names = sorted(left)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise refusal(file, f"the tensor {names[0]}{more} would not be used")
+
+
+def _integers(file: ModelFile, key: str) -> list[int]:
+    """An array of the metadata, empty where there is none."""
+    key = f"{file.architecture}.{key}"
+    return file.metadata.get_list(key, int) if key in file.metadata else []
+
+
+def _layer_of(tensor: str) -> int:
+    """The layer that a tensor belongs to, -1 for none."""
+    first, _, rest = tensor.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if first == "blk" and number.isdecimal() else -1
+
+
+def refusal(file: ModelFile, problem: str) -> UnsupportedModelError:
+    """The error for what a file asks for and the native engine does not compute."""
+    return UnsupportedModelError(
+        f"{file.path}: {problem}, and the native engine does not compute that. "
+        f"The llama.cpp backend may: use --backend llama."
+    )

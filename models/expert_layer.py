@@ -5,10 +5,9 @@ import numpy as np
 from cpu_kernels import activations, experts, sums
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
 from models.architecture import Gating
-from models.buffers import Rows, packed_activations
 from models.errors import UnsupportedModelError
 from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
-from models.recording import Recording, forms
+from models.recording import Recording, Rows, forms, packed_activations
 from models.weights import Matrix
 
 
@@ -174,20 +173,8 @@ class ExpertLayers:
 
     def _product(self, matrix: Matrix, out: Rows, *, last: bool) -> None:
         """out = matrix * packed, with the expert of each slot."""
-        self._recording.builder.add(
-            matrix.format.matmul,
-            *matrix.arguments,
-            out.address,
-            out.stride,
-            0,
-            0,
-            self._packed,
-            0,
-            self._segments,
-            matrix.expert_bytes,
-            barrier=Barrier.ALWAYS if last else Barrier.NEVER,
-            stage=Stage.EXPERT,
-        )
+        slots = (self._packed, self._segments)
+        self._recording.products_of_slots(matrix, out, *slots, last=last, stage=Stage.EXPERT)
 
     def _add_bias(self, name: str, rows: Rows, size: int) -> None:
         """Add its expert's bias to each slot, where the file has biases."""

@@ -5,9 +5,8 @@ import numpy as np
 from cpu_kernels import activations, altup
 from cpu_kernels.records import Barrier
 from models.architecture import Activation
-from models.buffers import Rows
 from models.layer_sizes import ALL_COUNT
-from models.recording import Recording, forms
+from models.recording import Recording, Rows, forms
 from models.weights import Matrix
 
 KINDS = {

@@ -1,5 +1,7 @@
 """How much room a token's keys and values take, and how they are stored: decided by the header alone."""
 
+from collections import Counter
+
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, key_layout, value_layout
 from models.config import ModelConfig
 from models.convolution_states import convolution_sizes
@@ -81,3 +83,22 @@ def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
             f"{SCALED_TOGETHER} together. Store them as f16."
         )
     return kind
+
+
+def kind_of(heads: Heads) -> tuple[int, int]:
+    """What layers must have in common for their pages to lie in one array."""
+    return heads.keys, heads.padded
+
+
+def places_of_layers(config: ModelConfig) -> list[tuple[tuple[int, int], int]]:
+    """For each layer, the kind of the layer whose keys and values it reads, and that layer's number in it."""
+    counts: Counter[tuple[int, int]] = Counter()
+    found: list[tuple[tuple[int, int], int]] = []
+    for layer, source in enumerate(config.kv_layers):
+        kind = kind_of(config.layer_heads[layer])
+        if source < layer:
+            found.append(found[source])
+            continue
+        found.append((kind, counts[kind]))
+        counts[kind] += config.attends[layer]
+    return found

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +24,51 @@ from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
 from models.convolution_states import STATE_ROWS, ConvolutionStates, convolution_sizes
 from models.delta_states import DeltaStates, slots_within
-from models.kv_layout import KVTypes, kv_bytes_per_token, page_bytes, page_layouts, state_bytes
-from models.layer_sizes import Heads
-from models.sequence import LOST, TABLE_STEP, Sequence
+from models.kv_layout import (
+    KVTypes,
+    kind_of,
+    kv_bytes_per_token,
+    page_bytes,
+    page_layouts,
+    places_of_layers,
+    state_bytes,
+)
 
 _GROUP = 8
 """Pages of a group. A longer run is a longer stream, but a first token takes a whole group."""
+TABLE_STEP = 64
+"""Pages that a table has room for at first, and by which it grows at least."""
+LOST = -1
+"""The state of a sequence whose last page is to be computed again."""
 
 _MOST_PAGES = 1 << 20
 """Where no layer attends, a page has token ids alone."""
 
 
-def _kind(heads: Heads) -> tuple[int, int]:
-    """What layers must have in common for their pages to lie in one array."""
-    return heads.keys, heads.padded
+@dataclass
+class Sequence:
+    """A sequence's length in tokens and where its pages are: table[:ceil(length / 16)], which lies at table_address.
+
+    A page's place is how many places lie between the first page of a layer's head and it: a place is a page of one
+    head, or of all layers of a kind where there are several kinds (PageStore.place_bytes). written: how far its last
+    page holds values, at least length: more where the sequence was cut, or forked off a longer one. state: the position
+    behind the rows that its last page keeps for short convolutions, if that is not full; LOST where its last row was
+    written otherwise than it should be.
+    """
+
+    length: int = 0
+    table: NDArray[np.generic] = field(default_factory=lambda: aligned_zeros((TABLE_STEP,), np.int32))
+    written: int = 0
+    state: int = 0
+    table_address: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.table_address = self.table.ctypes.data
+
+    @property
+    def pages(self) -> int:
+        """Pages in use."""
+        return -(-self.length // PAGE_TOKENS)
 
 
 class PageStore:
@@ -50,8 +82,8 @@ class PageStore:
         pages = (budget_bytes - state_bytes(config, budget_bytes)) // page_bytes(config, types)
         self.total = min(max(1, pages), _MOST_PAGES)
         stored = config.kv_heads_of_layers
-        counts = Counter(map(_kind, stored))
-        layouts = {_kind(heads): page_layouts(heads, types) for heads in stored}
+        counts = Counter(map(kind_of, stored))
+        layouts = {kind_of(heads): page_layouts(heads, types) for heads in stored}
         self._group = _GROUP if len(counts) == 1 else 1
         self._group_places = len(stored) * stored[0].keys * _GROUP if len(counts) == 1 else 1
         groups = -(-self.total // self._group)
@@ -63,7 +95,7 @@ class PageStore:
             )
             for kind in counts
         }
-        self._places = _places(config)
+        self._places = places_of_layers(config)
         self._pages = tuple(pages for both in self._kinds.values() for pages in both)
         self._planes = [
             (pages, plane)
@@ -368,17 +400,3 @@ def _pages_of(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """The pages of positions start..stop-1, each with the first and the end of those in it."""
     for page in range(start // PAGE_TOKENS, -(-stop // PAGE_TOKENS)):
         yield page, max(start, page * PAGE_TOKENS), min(stop, (page + 1) * PAGE_TOKENS)
-
-
-def _places(config: ModelConfig) -> list[tuple[tuple[int, int], int]]:
-    """For each layer, the kind of the layer whose keys and values it reads, and that layer's number in it."""
-    counts: Counter[tuple[int, int]] = Counter()
-    found: list[tuple[tuple[int, int], int]] = []
-    for layer, source in enumerate(config.kv_layers):
-        kind = _kind(config.layer_heads[layer])
-        if source < layer:
-            found.append(found[source])
-            continue
-        found.append((kind, counts[kind]))
-        counts[kind] += config.attends[layer]
-    return found

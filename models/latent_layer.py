@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from cpu_kernels import activations, attention, latents
 from cpu_kernels.records import TILE_WIDTHS, Barrier
 from models.architecture import RopePairs
-from models.buffers import Rows, packed_activations
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
-from models.recording import Recording, forms
+from models.recording import Recording, Rows, forms, packed_activations
 from models.rope_tables import Ropes, pair_order
 from models.weights import Matrix, padded
 
@@ -162,19 +161,7 @@ class LatentLayers:
         form = int(matrix.format.form)
         arguments = (rows.address, stride, head_bytes, matrix.k, form, self._packed, heads, self._segments)
         builder.add(latents.split_heads, *arguments, barrier=Barrier.ALWAYS)
-        builder.add(
-            matrix.format.matmul,
-            *matrix.arguments,
-            out.address,
-            out.stride,
-            0,
-            0,
-            self._packed,
-            0,
-            self._segments,
-            matrix.expert_bytes,
-            barrier=Barrier.ALWAYS,
-        )
+        self._recording.products_of_slots(matrix, out, self._packed, self._segments)
 
     def _output(self, prefix: str) -> None:
         recording, config, sizes = self._recording, self._recording.config, self._sizes

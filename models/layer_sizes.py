@@ -1,23 +1,33 @@
-"""What differs between the layers of a model: their heads, whose keys and values they read, and their widths."""
+"""Sizes of a model's layers, read from a file: heads, latents, delta networks, and what differs between layers."""
 
 from dataclasses import dataclass
 
+from cpu_kernels import delta_net
+from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
-from models.errors import UnsupportedModelError
+from models.errors import TWO_SIZES, UnsupportedModelError
 
 MAX_HEADS = 4096
 MAX_HEAD_SIZE = 512
 CONVOLUTION = "shortconv.l_cache"
-TWO_SIZES = ("gemma4",)
-"""Architectures whose layers with a window may have heads of another size."""
 # Gemma 3n's files need not say that all layers from this one on share keys and values.
 _SHARED_FROM = {"gemma3n": 20}
 ALL_COUNT = float("-inf")
 """No gate is too small to count."""
 # Nor which of them have active gates cut: the first ten, to the largest twentieth.
 _SPARSE = {"gemma3n": (10, 1.6448533535003662)}
+# Of attention on latents: the longest latent, and the longest part of a head.
+MAX_RANK = 4096
+MAX_PART = 1024
+_RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
+_TURNED = "rope.dimension_count"
+_KEY, _VALUE = "attention.key_length", "attention.value_length"
+# Of gated delta networks.
+_BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
+_MOST_LAYERS, _MOST_HEADS, _LARGEST_HEAD, _WIDEST = 1024, 4096, 512, 1 << 20
+_FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back by a page at most
 
 
 @dataclass(frozen=True)
@@ -88,16 +98,18 @@ def layer_heads(
     Raises UnsupportedModelError where heads do not fit together.
     """
     metadata, name = file.metadata, file.architecture
+    size, turned = heads.size, heads.rope_size
     if name not in TWO_SIZES or windowed is None:
         windowed = (False,) * len(kv_heads)
-    size = metadata.get_int(f"{name}.attention.key_length_swa", heads.size, minimum=2, maximum=MAX_HEAD_SIZE)
-    values = metadata.get_int(f"{name}.attention.value_length_swa", size, minimum=2, maximum=MAX_HEAD_SIZE)
-    turned = metadata.get_int(f"{name}.rope.dimension_count_swa", min(heads.rope_size, size), minimum=2, maximum=size)
-    if values != size or size % 2 or turned % 2:
-        raise UnsupportedModelError(
-            f"{file.path}: heads of {size} (keys) and {values} (values) in layers with a window, of which {turned} "
-            "turn: the native engine needs one even size. Use --backend llama."
-        )
+    else:
+        size = metadata.get_int(f"{name}.attention.key_length_swa", size, minimum=2, maximum=MAX_HEAD_SIZE)
+        values = metadata.get_int(f"{name}.attention.value_length_swa", size, minimum=2, maximum=MAX_HEAD_SIZE)
+        turned = metadata.get_int(f"{name}.rope.dimension_count_swa", min(turned, size), minimum=2, maximum=size)
+        if values != size or size % 2 or turned % 2:
+            raise UnsupportedModelError(
+                f"{file.path}: heads of {size} (keys) and {values} (values) in layers with a window, of which {turned} "
+                "turn: the native engine needs one even size. Use --backend llama."
+            )
     found = []
     for layer, (stated, slides) in enumerate(zip(kv_heads, windowed, strict=True)):
         keys = stated or heads.keys
@@ -169,3 +181,126 @@ def sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
         return tuple(file.metadata.get_list(key, float, length=layers))
     count, deviations = _SPARSE.get(file.architecture, (0, 0.0))
     return tuple(deviations if layer < count else ALL_COUNT for layer in range(layers))
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Sizes of attention on latents in values: what a token stores for all heads, and the heads that it stands for.
+
+    rank: of a latent. query_rank: of what queries are made from, 0 where that is the row itself. plain, turned: of a
+    head's query and key without and with rotation; the turned part is stored behind the latent. value: of a head's
+    value.
+    """
+
+    rank: int
+    query_rank: int
+    plain: int
+    turned: int
+    value: int
+
+    @property
+    def stored(self) -> int:
+        """What a token stores in a layer."""
+        return self.rank + self.turned
+
+
+def read_latents(file: ModelFile) -> Latents | None:
+    """The sizes of latents that a file states, None where its heads have keys and values of their own.
+
+    Files come in two generations. One states the sizes of what is stored as those of heads, and the heads' own under
+    keys of their own (`_mla`), beside a tensor of each head's matrix for keys and one for values. Older ones state the
+    heads' sizes and have both matrices in one tensor. What is computed is the same.
+    Raises ModelFileError for sizes that are missing or do not go together.
+    """
+    metadata, name = file.metadata, file.architecture
+    if f"{name}.{_RANK}" not in metadata:
+        return None
+
+    def size(key: str, maximum: int = MAX_PART) -> int:
+        return metadata.get_int(f"{name}.{key}", minimum=1, maximum=maximum)
+
+    generation = "_mla" if f"{name}.{_KEY}_mla" in metadata else ""
+    key, turned = size(_KEY + generation), size(_TURNED)
+    if turned % 2 or turned >= key:
+        raise ModelFileError(
+            f"{file.path}: {name}.{_TURNED} is {turned}, and heads have {key} values, of which an even number smaller "
+            "than that can turn. Get another edition of the model."
+        )
+    return Latents(
+        rank=size(_RANK, MAX_RANK),
+        query_rank=size(_QUERY_RANK, MAX_RANK) if "blk.0.attn_q_a.weight" in file.tensors else 0,
+        plain=key - turned,
+        turned=turned,
+        value=size(_VALUE + generation),
+    )
+
+
+@dataclass(frozen=True)
+class DeltaNetSizes:
+    """Heads of keys (and queries) and of values, values of a head, rows that the convolution before them reads."""
+
+    key_heads: int
+    value_heads: int
+    head_size: int
+    reach: int
+
+    @property
+    def padded(self) -> int:
+        """A head's values rounded up to whole vectors."""
+        return -(-self.head_size // 16) * 16
+
+    @property
+    def inner(self) -> int:
+        """Values of a row that goes out."""
+        return self.value_heads * self.head_size
+
+    @property
+    def slot_parts(self) -> int:
+        """Parts of a layer's slot, which threads share out."""
+        return self.key_heads
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of one of them."""
+        return 4 * delta_net.head_floats(self.value_heads // self.key_heads, self.padded, self.reach)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory that a thread needs."""
+        return delta_net.scratch_bytes(self.value_heads // self.key_heads, self.padded)
+
+
+def delta_net_sizes(file: ModelFile) -> DeltaNetSizes | None:
+    """Sizes of a file's gated delta networks, whose keys are those of state-space models; None where it has none.
+
+    Raises ModelFileError for a missing or absurd key, UnsupportedModelError for sizes that do not fit each other.
+    """
+    if not any(tensor.endswith(_BETA) for tensor in file.tensors):
+        return None
+    metadata, name = file.metadata, f"{file.architecture}.ssm"
+    value_heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=_MOST_HEADS)
+    key_heads = metadata.get_int(f"{name}.group_count", minimum=1, maximum=_MOST_HEADS)
+    size = metadata.get_int(f"{name}.state_size", minimum=2, maximum=_LARGEST_HEAD)
+    inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=_WIDEST)
+    if value_heads % key_heads or inner != value_heads * size:
+        raise UnsupportedModelError(
+            f"{file.path}: {key_heads} heads of keys and {value_heads} of values, of {size} each, do not make a gated "
+            f"delta network of {inner} values. Use --backend llama."
+        )
+    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=_FURTHEST)
+    return DeltaNetSizes(key_heads, value_heads, size, reach)
+
+
+def attending_layers(file: ModelFile, layers: int) -> tuple[bool, ...]:
+    """Which layers beside gated delta networks have attention: every fourth, unless the file says otherwise."""
+    metadata, name = file.metadata, file.architecture
+    if f"{name}.{_RECURRENT}" in metadata:
+        blocks = metadata.get_int(f"{name}.block_count", minimum=1, maximum=_MOST_LAYERS)
+        recurrent = metadata.get_list(f"{name}.{_RECURRENT}", bool, length=blocks)
+        attends = tuple(not one for one in recurrent[:layers])
+    else:
+        period = metadata.get_int(f"{name}.full_attention_interval", 4, minimum=1, maximum=_MOST_LAYERS)
+        attends = tuple((layer + 1) % period == 0 for layer in range(layers))
+    if not any(attends):
+        raise UnsupportedModelError(f"{file.path}: no layer has attention. Use --backend llama.")
+    return attends

@@ -19,14 +19,13 @@ from gguf_io.runner_info import RunnerInfo
 from models.architecture import Architecture
 from models.config import read_config
 from models.decoder import DecoderRecorder
+from models.errors import refusal
 from models.kv_layout import stored_types
-from models.kv_pages import PageStore
+from models.kv_pages import PageStore, Sequence
 from models.packed_file import PackedWeights
 from models.recording import Recording
-from models.refusals import refusal
 from models.registry import find_architecture
 from models.rope_tables import Ropes
-from models.sequence import Sequence
 from models.steps import LoadProgress, Steps
 from models.weights import WeightLoader
 

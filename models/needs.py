@@ -6,6 +6,7 @@ whatever it learns to compute is planned without a second description.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,15 +57,25 @@ class NativeNeeds:
     values: int
 
 
+_KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int], NativeNeeds]] = WeakKeyDictionary()
+
+
 def native_needs(
     file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), threads: int | None = None
 ) -> NativeNeeds:
     """What NativeRunner would allocate with these types of keys and values, on so many threads (None: its usual).
 
-    Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete metadata.
+    Remembered with the open file. Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete
+    metadata.
     """
+    known, key = _KNOWN.setdefault(file, {}), (kv_types, _threads(threads))
+    if key not in known:
+        known[key] = _recorded_needs(file, *key)
+    return known[key]
+
+
+def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int) -> NativeNeeds:
     architecture, config = find_architecture(file.architecture), read_config(file)
-    count = _threads(threads)
     builder = ProgramBuilder()
     loader = _HeaderLoader(file, builder)
     store = PageStore(config, 0, stored_types(config, kv_types))

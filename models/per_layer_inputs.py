@@ -14,9 +14,8 @@ from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import Program
 from cpu_kernels.records import Barrier
 from gguf_io.model_file import LOOKED_UP, SLACK_BYTES
-from models.buffers import Rows
 from models.feed_forward import KINDS
-from models.recording import Recording
+from models.recording import Recording, Rows
 from models.weights import padded
 
 _GROUPS = 7  # of a repack's arguments

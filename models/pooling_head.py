@@ -11,10 +11,9 @@ from cpu_kernels.records import Barrier
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from models.architecture import Architecture
-from models.buffers import Rows
 from models.config import ModelConfig
-from models.recording import Recording
-from models.refusals import refusal
+from models.errors import refusal
+from models.recording import Recording, Rows
 from models.steps import LoadProgress, Steps
 from models.weights import Matrix, WeightLoader
 

@@ -1,34 +1,25 @@
 """The architectures that the native engine computes, by `general.architecture`."""
 
-from importlib import import_module
+from collections.abc import Iterable
 
 from gguf_io.errors import shortened
 from models.architecture import Architecture
+from models.architectures import encoders, gemma, llama, mixtures, scans
 from models.errors import UnsupportedModelError
 from models.scan_sizes import SCANS
 
-# Each is the file of that name in models/architectures, with _ for -.
-_NAMES = """
-    bailingmoe2 cohere2 deepseek2 ernie4_5 ernie4_5-moe exaone exaone4 falcon-h1 gemma gemma2 gemma3 gemma3n gemma4
-    glm4 glm4moe gpt-oss granite granitehybrid granitemoe hunyuan-dense hunyuan-moe internlm2 lfm2 lfm2moe llama mamba2
-    minicpm mistral3 nemotron_h olmo2 olmoe phi2 phi3 qwen2 qwen2moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl
-    qwen3vlmoe seed_oss smallthinker smollm3 starcoder2
-"""
-_ENCODER_NAMES = "bert gemma-embedding modern-bert nomic-bert"
 _ONLY_WRITING = (*SCANS, "qwen35", "qwen35moe", "qwen3next")  # an encoder has no slots for their states
 
 
-def _load(names: str) -> dict[str, Architecture]:
-    return {
-        name: import_module(f"models.architectures.{name.replace('-', '_')}").ARCHITECTURE for name in names.split()
-    }
+def _by_name(*families: Iterable[Architecture]) -> dict[str, Architecture]:
+    return {one.name: one for one in sorted((one for family in families for one in family), key=lambda one: one.name)}
 
 
-ARCHITECTURES: dict[str, Architecture] = _load(_NAMES)
+ARCHITECTURES = _by_name(llama.ARCHITECTURES, gemma.ARCHITECTURES, mixtures.ARCHITECTURES, scans.ARCHITECTURES)
 """Those that write text."""
 TEXT_ENCODERS: dict[str, Architecture] = {
     name: one for name, one in ARCHITECTURES.items() if name not in _ONLY_WRITING
-} | _load(_ENCODER_NAMES)
+} | _by_name(encoders.ARCHITECTURES)
 """Those whose states can be pooled: of the former, too."""
 
 

@@ -15,9 +15,9 @@ from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from models.config import ModelConfig
+from models.kv_pages import Sequence
 from models.per_layer_inputs import PerLayerInputs
 from models.rope_tables import Ropes
-from models.sequence import Sequence
 from models.weights import padded
 
 LoadProgress = Callable[[str, float], None]
@@ -82,7 +82,7 @@ class Steps:
         self._tokens, self._positions = fields[Step.TOKENS], fields[Step.POSITIONS]
         self._row_tables, self._segments = fields[Step.ROW_TABLES], fields[Step.SEGMENTS]
         self._wanted, self._wanted_segments = fields[Step.WANTED], fields[Step.WANTED_SEGMENTS]
-        self._narrows = config.narrows
+        self._narrows, self._longest_head = config.narrows, config.longest_head
         self._placed: Ordered[tuple[Sequence, int, int]] = ()
         attending = (heads for heads, attends in zip(config.layer_heads, config.attends, strict=True) if attends)
         self._kinds = {(heads.keys, heads.group) for heads in attending}
@@ -183,7 +183,7 @@ class Steps:
             most = max(most, spans)
         if not few:
             return
-        room = attention.parts_bytes(most, self._config.longest_head)
+        room = attention.parts_bytes(most, self._longest_head)
         if room > len(self._parts[field]):
             self._parts[field] = aligned_zeros((2 * room,), np.uint8)
         self._step[field] = self._parts[field].ctypes.data

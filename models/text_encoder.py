@@ -16,12 +16,11 @@ from gguf_io.pooling import Pooling, pooling_of
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.kv_layout import kv_bytes_per_token
-from models.kv_pages import PageStore
+from models.kv_pages import PageStore, Sequence
 from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
-from models.sequence import Sequence
 from models.steps import LoadProgress, Steps
 from models.weights import WeightLoader
 

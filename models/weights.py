@@ -17,9 +17,8 @@ from cpu_kernels.records import Op
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile, TensorInfo
 from gguf_io.model_file import SLACK_BYTES, TensorRows
-from models.errors import UnsupportedModelError
+from models.errors import UnsupportedModelError, refuse_unused
 from models.packed_file import PackedWeights
-from models.refusals import refuse_unused
 
 _BYTES_PACKED_TOGETHER = 4 << 20
 ROW_MULTIPLE = 32

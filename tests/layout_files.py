@@ -9,7 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.llama_models import DEEPSEEK2, GEMMA4, LFM2, NEMOTRON, QWEN35, QWEN35MOE, finish
+from tests.gguf_files import copying, finish
+from tests.llama_models import DEEPSEEK2, GEMMA4, LFM2, NEMOTRON, QWEN35, QWEN35MOE
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, write
 
@@ -37,17 +38,15 @@ class Layout:
 
 def write_layout(layout: Layout, standard: Path, path: Path) -> Path:
     """Write the model of the file `standard` in the layout."""
-    reader = gguf.GGUFReader(standard)
-    own = f"{reader.fields['general.architecture'].contents()}."
-    writer = gguf.GGUFWriter(path, layout.architecture)
-    for key, value in reader.fields.items():
+    own = f"{gguf.GGUFReader(standard).fields['general.architecture'].contents()}."
+
+    def renamed(key: str) -> str:
         short = key.removeprefix(own)
-        if key.startswith("GGUF.") or key == "general.architecture" or short in (*layout.dropped, *layout.changed):
-            continue
         name = layout.keys.get(short, short)
-        whole = f"{layout.architecture}.{name}" if key.startswith(own) else name
-        kinds = value.types
-        writer.add_key_value(whole, value.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
+        return f"{layout.architecture}.{name}" if key.startswith(own) else name
+
+    without = tuple(key for short in (*layout.dropped, *layout.changed) for key in (short, own + short))
+    reader, writer = copying(standard, path, architecture=layout.architecture, without=without, renamed=renamed)
     for short, value in layout.changed.items():
         whole = short if short.startswith("tokenizer.") else f"{layout.architecture}.{short}"
         add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, bool: writer.add_bool}
@@ -60,7 +59,7 @@ def write_layout(layout: Layout, standard: Path, path: Path) -> Path:
     random = np.random.default_rng(5)
     for name, shape in layout.added.items():
         writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32))
-    return finish(writer, path)
+    return finish(writer)
 
 
 def _synthetic(model: Synthetic, tokens: int = 0) -> Callable[[Path], Path]:

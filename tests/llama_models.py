@@ -7,6 +7,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.gguf_files import finish
+
 
 def made(
     architecture: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
@@ -30,17 +32,9 @@ def made(
             if name.endswith("ssm_a"):
                 values = -np.abs(values)
             writer.add_tensor(name, values + np.float32(1.0) if name.endswith("norm.weight") else values)
-        return finish(writer, path)
+        return finish(writer)
 
     return make
-
-
-def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 _COMMON: dict[str, Any] = {

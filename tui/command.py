@@ -8,24 +8,16 @@ import typer
 from localllm.cli import main as command_line
 from localllm.cli.help import PlainCommand, examples
 from localllm.cli.options import (
-    Backend,
-    CpuMoe,
     Debug,
-    GpuLayers,
-    KVTypeK,
-    KVTypeV,
-    Lora,
-    MainGpu,
-    Mmproj,
     Remote,
-    Rpc,
-    SplitMode,
     computing_flags,
     model_names,
+    with_computing_flags,
 )
 from localllm.errors import RequestError
 
 
+@with_computing_flags()
 def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
@@ -33,16 +25,6 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
-    backend: Backend = None,
-    gpu_layers: GpuLayers = None,
-    main_gpu: MainGpu = None,
-    split_mode: SplitMode = None,
-    n_cpu_moe: CpuMoe = None,
-    lora: Lora = None,
-    mmproj: Mmproj = None,
-    rpc: Rpc = None,
-    kv_type_k: KVTypeK = None,
-    kv_type_v: KVTypeV = None,
     remote: Remote = None,
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Ask a server, localllm's or Ollama's.")] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Go on with the chat used last.")] = False,

@@ -10,7 +10,7 @@ def main() -> None:
     try:
         _run()
     except KeyboardInterrupt:
-        from localllm.cli.exit_code import ExitCode
+        from localllm.cli.terminal import ExitCode
 
         sys.exit(ExitCode.INTERRUPTED)
 
@@ -41,7 +41,7 @@ def _open_closed_streams() -> None:
 
 def _chat(model: str | None) -> None:
     """Open the chat without flags: nothing is to be parsed, and what parses takes as long to import as all the rest."""
-    from localllm.cli.exit_code import errors_told
+    from localllm.cli.terminal import errors_told
     from tui.terminal import go_on_watched
 
     go_on_watched()

@@ -1,13 +1,28 @@
 """What a template takes, found out by rendering small conversations through it and looking for their words."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gguf_io.chat_template.markers import REASONING, Marker, find_markers
 from gguf_io.chat_template.sandbox import Outcome, TemplateSandbox
+
+Marker = tuple[str, str]
+# How models fence off reasoning, as their templates show it: rows of opening and closing.
+REASONING: tuple[Marker, ...] = (
+    ("<think>", "</think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<think:opensource>", "</think:opensource>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|begin|>assistant<|think|>", "<|end|>"),
+)
 
 Message = dict[str, Any]
 
@@ -138,3 +153,8 @@ def _render_probes(
 def _shows_arguments(text: str) -> bool:
     """Whether the arguments were written, and neither as Python's repr nor as text quoted twice."""
     return "service" in text and "{'tree'" not in text and '\\"tree' not in text
+
+
+def find_markers(text: str, known: Sequence[Marker]) -> tuple[Marker, ...]:
+    """The known markers both of whose ends stand in the text, in the table's order: enclosing ones first."""
+    return tuple((opening, closing) for opening, closing in known if opening in text and closing in text)

@@ -4,7 +4,6 @@
 loads.
 """
 
-from gguf_io.layouts.layout import Layout, translate
-from gguf_io.layouts.standard_file import StandardFile
+from gguf_io.layouts.layout import Layout, StandardFile, translate
 
 __all__ = ["Layout", "StandardFile", "translate"]

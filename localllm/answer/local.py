@@ -16,12 +16,11 @@ from localllm.answer.call_constraints import CallConstraints
 from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, without_images
-from localllm.answer.rendering import ChatPrompt, render
+from localllm.answer.rendering import ChatPrompt, render, trunk_length
 from localllm.answer.request import SYSTEM_ROLES, AnswerRequest, Message
 from localllm.answer.splitting import Marker, Splitter, ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import Schema, parameters_of
-from localllm.answer.trunk import trunk_length
 from localllm.engine.loaded_model import LoadedModel
 from localllm.engine.request import ContextPolicy, GenerationRequest, SamplingParams
 from localllm.errors import RequestError

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from localllm.engine.images import ImagePieces, ImageRows
+from localllm.engine.runner import ImagePieces, ImageRows
 
 Range = tuple[int, int]
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Remote, computing_flags, model_names
-from localllm.cli.terminal import StatusLine, answer, fail, note
+from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

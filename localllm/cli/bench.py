@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import AsJson, Backend, Debug, GpuLayers, Rpc, computing_flags, model_names
-from localllm.cli.terminal import StatusLine, answer, note
+from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
     from localllm.roofline.report import Report

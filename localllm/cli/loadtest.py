@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import AsJson, Debug
-from localllm.cli.terminal import StatusLine, answer, note
+from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 from localllm.text import table
 
 if TYPE_CHECKING:

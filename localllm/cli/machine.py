@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import AsJson, Debug
-from localllm.cli.terminal import answer, fail, note
+from localllm.cli.terminal import ExitCode, answer, fail, note
 from localllm.text import human_bytes, table
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from localllm.cli.bench import bench
 from localllm.cli.completion import PROGRAM, VARIABLE, completion
 from localllm.cli.cost import cost
 from localllm.cli.create import create
-from localllm.cli.exit_code import ExitCode, errors_told
 from localllm.cli.help import FIRST_STEPS, PlainCommand, examples
 from localllm.cli.launch import launch
 from localllm.cli.list import list_models
@@ -29,6 +28,7 @@ from localllm.cli.run import run
 from localllm.cli.serve import serve
 from localllm.cli.show import show
 from localllm.cli.simulate import simulate
+from localllm.cli.terminal import ExitCode, errors_told
 from localllm.cli.warm import warm
 from localllm.errors import RequestError
 

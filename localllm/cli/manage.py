@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import Debug, model_names
-from localllm.cli.terminal import StatusLine, fail, note, warn
+from localllm.cli.terminal import ExitCode, StatusLine, fail, note, warn
 from localllm.text import human_bytes
 
 if TYPE_CHECKING:

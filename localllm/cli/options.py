@@ -1,7 +1,9 @@
 """Options that several commands have."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -45,26 +47,48 @@ Mmproj = Annotated[
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
 KVTypeK = Annotated[str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16 or q8_0 (f16).")]
 KVTypeV = Annotated[str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16 or q8_0 (f16).")]
-# What only an engine in this process could follow.
-_COMPUTING = (
-    "ctx",
-    "threads",
-    "backend",
-    "gpu_layers",
-    "main_gpu",
-    "split_mode",
-    "n_cpu_moe",
-    "lora",
-    "mmproj",
-    "rpc",
-    "kv_type_k",
-    "kv_type_v",
-)
+# What only an engine in this process could follow: where and how it computes.
+_PLACEMENT: dict[str, object] = {
+    "backend": Backend,
+    "gpu_layers": GpuLayers,
+    "main_gpu": MainGpu,
+    "split_mode": SplitMode,
+    "n_cpu_moe": CpuMoe,
+    "lora": Lora,
+    "mmproj": Mmproj,
+    "rpc": Rpc,
+    "kv_type_k": KVTypeK,
+    "kv_type_v": KVTypeV,
+}
+_COMPUTING = ("ctx", "threads", *_PLACEMENT)
 _ONLY_HERE = (*_COMPUTING, "draft", "disk_cache")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show debug messages, and tracebacks of errors.", callback=log_to_stderr)
 ]
+
+
+def with_computing_flags(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command all flags that say who computes and how but those left out, after its own --threads.
+
+    The command does not get their values: computing_flags reads them from its context.
+    """
+    flags = {name: flag for name, flag in _PLACEMENT.items() if name not in left_out}
+
+    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())
+        after = [one.name for one in own].index("threads") + 1
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        added = [inspect.Parameter(name, kind, default=None, annotation=flag) for name, flag in flags.items()]
+
+        @functools.wraps(command)
+        def called(**values: object) -> None:
+            command(**{name: value for name, value in values.items() if name not in flags})
+
+        called.__signature__ = inspect.Signature([*own[:after], *added, *own[after:]])  # type: ignore[attr-defined]
+        return called
+
+    return with_flags
 
 
 def computing_flags(given: typer.Context) -> dict[str, object]:

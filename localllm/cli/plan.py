@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import (
     AsJson,
     Backend,
@@ -24,7 +23,7 @@ from localllm.cli.options import (
     SplitMode,
     computing_flags,
 )
-from localllm.cli.terminal import StatusLine, answer
+from localllm.cli.terminal import ExitCode, StatusLine, answer
 from localllm.text import human_bytes, human_speed, table
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import Debug
-from localllm.cli.terminal import StatusLine, note
+from localllm.cli.terminal import ExitCode, StatusLine, note
 from localllm.text import human_bytes, human_time
 
 if TYPE_CHECKING:

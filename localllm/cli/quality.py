@@ -9,17 +9,10 @@ import typer
 
 from localllm.cli.options import (
     AsJson,
-    Backend,
-    CpuMoe,
     Debug,
-    GpuLayers,
-    KVTypeK,
-    KVTypeV,
-    Lora,
-    MainGpu,
     Model,
-    SplitMode,
     computing_flags,
+    with_computing_flags,
 )
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.text import human_bytes
@@ -34,7 +27,8 @@ if TYPE_CHECKING:
 SPARE_TOKENS = 1024
 
 
-def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+@with_computing_flags("mmproj", "rpc")
+def perplexity(
     given: typer.Context,
     model: Model,
     text: Annotated[Path, typer.Argument(help="A text file.", show_default=False)],
@@ -44,14 +38,6 @@ def perplexity(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ctx: Annotated[int, typer.Option(metavar="N", min=4, help="Tokens a chunk.")] = 512,
     chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Measure the first N chunks only.")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads to compute with (one a core).")] = None,
-    backend: Backend = None,
-    gpu_layers: GpuLayers = None,
-    main_gpu: MainGpu = None,
-    split_mode: SplitMode = None,
-    n_cpu_moe: CpuMoe = None,
-    lora: Lora = None,
-    kv_type_k: KVTypeK = None,
-    kv_type_v: KVTypeV = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -8,25 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.exit_code import ExitCode
 from localllm.cli.options import (
     AsJson,
-    Backend,
-    CpuMoe,
     Debug,
-    GpuLayers,
-    KVTypeK,
-    KVTypeV,
-    Lora,
-    MainGpu,
-    Mmproj,
     Model,
     Remote,
-    Rpc,
-    SplitMode,
     computing_flags,
     refuse_beside_remote,
+    with_computing_flags,
 )
+from localllm.cli.terminal import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +29,7 @@ if TYPE_CHECKING:
 KEPT_PROMPT_TOKENS = 256  # shorter prompts are recomputed faster than they are read from the disk cache
 
 
+@with_computing_flags()
 def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Model,
@@ -67,20 +59,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
-    backend: Backend = None,
-    gpu_layers: GpuLayers = None,
-    main_gpu: MainGpu = None,
-    split_mode: SplitMode = None,
-    n_cpu_moe: CpuMoe = None,
-    lora: Lora = None,
-    mmproj: Mmproj = None,
     image: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Show the model a PNG or JPEG before the prompt; may be repeated."),
     ] = None,
-    rpc: Rpc = None,
-    kv_type_k: KVTypeK = None,
-    kv_type_v: KVTypeV = None,
     remote: Remote = None,
     draft: Annotated[str | None, typer.Option(metavar="MODEL", help="Draft model for speculative decoding.")] = None,
     tools: Annotated[

@@ -5,20 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli.options import (
-    Backend,
-    CpuMoe,
     Debug,
-    GpuLayers,
-    KVTypeK,
-    KVTypeV,
-    Lora,
-    MainGpu,
-    Mmproj,
     Remote,
-    Rpc,
-    SplitMode,
     computing_flags,
     refuse_beside_remote,
+    with_computing_flags,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +20,7 @@ if TYPE_CHECKING:
     from localllm.settings import Settings
 
 
+@with_computing_flags()
 def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Annotated[
@@ -51,16 +43,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ] = None,
     ctx: Annotated[int | None, typer.Option(metavar="N", help="Context limit in tokens (the model's).")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads (one per core).")] = None,
-    backend: Backend = None,
-    gpu_layers: GpuLayers = None,
-    main_gpu: MainGpu = None,
-    split_mode: SplitMode = None,
-    n_cpu_moe: CpuMoe = None,
-    lora: Lora = None,
-    mmproj: Mmproj = None,
-    rpc: Rpc = None,
-    kv_type_k: KVTypeK = None,
-    kv_type_v: KVTypeV = None,
     remote: Remote = None,
     debug: Debug = False,
 ) -> None:

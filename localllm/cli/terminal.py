@@ -1,19 +1,27 @@
-"""How commands speak: answers on stdout, everything else on stderr.
+"""How commands speak: answers on stdout, everything else on stderr, and at the end an exit code.
 
 Nothing here depends on the width of a terminal. Progress is drawn on terminals only, colour on terminals without
 NO_COLOR (https://no-color.org).
 """
 
+import contextlib
+import errno
+import io
 import logging
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from enum import IntEnum
 from typing import Self
 
+from cpu_kernels import UnusableIsaError
+from localllm.errors import LocalLLMError
 from localllm.text import harmless, shortened
 
 CLEAR_LINE = "\r\033[K"
 LONGEST_MESSAGE = 4000  # characters; a message may quote a model's template
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UnreadError(Exception):
@@ -113,3 +121,40 @@ def _coloured(text: str, colour: int) -> str:
     if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
         return text
     return f"\033[{colour}m{text}\033[0m"
+
+
+class ExitCode(IntEnum):
+    """DONE: the answer is complete. FAILED: something broke inside localllm. REFUSED: the request cannot be served.
+
+    INTERRUPTED: Ctrl-C (128 + SIGINT); what was written stays. UNREAD: the reader closed the pipe (128 + SIGPIPE).
+    """
+
+    DONE = 0
+    FAILED = 1
+    REFUSED = 2
+    INTERRUPTED = 130
+    UNREAD = 141
+
+
+@contextlib.contextmanager
+def errors_told() -> Iterator[None]:
+    """End the program where there is an error: one sentence on stderr and an exit code; --debug adds the traceback."""
+    try:
+        yield
+    except (UnreadError, io.UnsupportedOperation):  # the latter where stdout was closed from the start
+        sys.exit(ExitCode.UNREAD)
+    except (LocalLLMError, UnusableIsaError) as error:
+        fail(str(error), error)
+        sys.exit(ExitCode.REFUSED)
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in _DISK_FULL:
+            where = f" for {error.filename}" if isinstance(error, OSError) and error.filename else ""
+            fail(f"The disk is full{where}. Free some space: `localllm cache` shows what is stored.", error)
+            sys.exit(ExitCode.REFUSED)
+        if number == errno.ENOMEM or isinstance(error, MemoryError):
+            advice = "Close other programs, raise the limit (ulimit -v), or choose a smaller model or --ctx."
+            fail(f"There is not enough memory. {advice}", error)
+            sys.exit(ExitCode.REFUSED)
+        fail(f"{type(error).__name__}: {error}. This is a defect in localllm; --debug shows where.", error)
+        sys.exit(ExitCode.FAILED)

@@ -1,32 +1,29 @@
-"""A file's text, whatever its format: plain text here, other formats in a child process."""
+"""A file's text, whatever its format (plain text here, other formats in a child process), and its chunks."""
 
-import contextlib
 import hashlib
 import importlib.util
-import json
 import os
-import signal
 import stat
-import subprocess
 import sys
-import threading
-import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from localllm.documents.worker import CPU_SECONDS, EXIT_MEMORY
+from gguf_io.confined import ChildEndedError, ConfinedChild, Reply
+from localllm.documents.worker import MAX_MEMORY_BYTES
 from localllm.errors import LocalLLMError
 from localllm.text import shortened
 
 MAX_TEXT_BYTES = 4 << 20
 MAX_PACKED_BYTES = 64 << 20  # of a PDF or DOCX
+CPU_SECONDS = 30.0  # for a file
 WALL_SECONDS = 2 * CPU_SECONDS
+TARGET_CHARS = 1200  # some 300 tokens: eight of them are read in a few seconds
+LEAST_CHARS = 300  # a heading begins a new chunk after so many
 _BINARY_BYTES = 8192  # of a file's beginning are looked at for a NUL
 _KINDS = {".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx"}
 _LIBRARIES = {"pdf": "pypdf", "docx": "docx"}
 _DISTRIBUTIONS = {"pypdf": "pypdf", "docx": "python-docx"}
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from localllm.documents.worker import main; main()"
 
 
 class UnreadableError(LocalLLMError):
@@ -71,8 +68,7 @@ class Extractor:
     """Takes the text out of files. One thread at a time; `close` ends its child process."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._finalizer: weakref.finalize[..., Extractor] | None = None
+        self._child = ConfinedChild("localllm.documents.worker", MAX_MEMORY_BYTES)
 
     def extract(self, path: Path, data: bytes) -> Document:
         """The text of a file's content. Raises UnreadableError."""
@@ -89,57 +85,13 @@ class Extractor:
 
     def close(self) -> None:
         """End the child process. Idempotent."""
-        if self._finalizer is not None:
-            self._finalizer()
-        self._child = None
+        self._child.close()
 
-    def _ask(self, kind: str, data: bytes) -> dict[str, Any]:
-        child = self._running_child()
-        clock = threading.Timer(WALL_SECONDS, child.kill)
-        clock.daemon = True
-        clock.start()
-        answer = b""
+    def _ask(self, kind: str, data: bytes) -> Reply:
         try:
-            assert child.stdin is not None and child.stdout is not None
-            with contextlib.suppress(OSError):  # it has ended, which the missing answer shows
-                child.stdin.write(json.dumps({"kind": kind, "bytes": len(data)}).encode() + b"\n" + data)
-                child.stdin.flush()
-                answer = child.stdout.readline()
-        finally:
-            clock.cancel()
-            if not answer.endswith(b"\n"):
-                self.close()
-        if not answer.endswith(b"\n"):
-            raise UnreadableError(f"cannot be read as {kind.upper()}: {_reason_of_end(child.returncode)}")
-        reply: dict[str, Any] = json.loads(answer)
-        return reply
-
-    def _running_child(self) -> subprocess.Popen[bytes]:
-        if self._child is None:
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOTSTRAP, *sys.path],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # libraries' remarks on strangers' files
-            )
-            self._finalizer = weakref.finalize(self, _end, self._child)
-        return self._child
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not read by a dead child cannot be flushed
-                pipe.close()
-    child.wait()
-
-
-def _reason_of_end(returncode: int | None) -> str:
-    if returncode == EXIT_MEMORY:
-        return "it takes too much memory"
-    late = () if sys.platform == "win32" else (-signal.SIGPROF, -signal.SIGKILL)
-    return "it takes too long" if returncode in late else f"the reader ended with status {returncode}"
+            return self._child.ask(kind, data, CPU_SECONDS, WALL_SECONDS)
+        except ChildEndedError as error:
+            raise UnreadableError(f"cannot be read as {kind.upper()}: {error}") from None
 
 
 def _decoded(data: bytes) -> str:
@@ -159,3 +111,41 @@ def _decoded(data: bytes) -> str:
 def _lines(text: str) -> list[str]:
     """Lines as editors count them: str.splitlines also ends them at form feeds and others."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def chunks(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Chunks as (number of the first line from 1, text). Chunks without a letter or digit are left out.
+
+    A chunk ends before a Markdown heading or at a blank line where one is near; a line that is longer than TARGET_CHARS
+    is cut into chunks of its own.
+    """
+    start = size = 0
+    blank: int | None = None
+    for index, line in enumerate(lines):
+        heading = line.startswith("#") and size >= LEAST_CHARS
+        if index > start and (size + len(line) > TARGET_CHARS or heading):
+            end = index if heading or blank is None else blank
+            yield from _chunk(lines, start, end)
+            start, blank = end, None
+            size = sum(len(each) + 1 for each in lines[start:index])
+        size += len(line) + 1
+        if not line.strip() and size >= TARGET_CHARS // 2:
+            blank = index + 1
+    yield from _chunk(lines, start, len(lines))
+
+
+def _chunk(lines: Sequence[str], start: int, end: int) -> Iterator[tuple[int, str]]:
+    while start < end and not lines[start].strip():
+        start += 1
+    while end > start and not lines[end - 1].strip():
+        end -= 1
+    text = "\n".join(lines[start:end])
+    if len(text) <= 2 * TARGET_CHARS:
+        if any(letter.isalnum() for letter in text):
+            yield start + 1, text
+        return
+    for row in range(start, end):  # one very long line, or a short one before it
+        for at in range(0, len(lines[row]), TARGET_CHARS):
+            piece = lines[row][at : at + TARGET_CHARS]
+            if any(letter.isalnum() for letter in piece):
+                yield row + 1, piece

@@ -15,10 +15,9 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from localllm.documents.chunks import chunks
 from localllm.documents.database import connect, index_path, searchable, searchable_name, told, word_query
 from localllm.documents.excerpt import Excerpt
-from localllm.documents.extraction import Document, Extractor, UnreadableError, read_file
+from localllm.documents.extraction import Document, Extractor, UnreadableError, chunks, read_file
 from localllm.documents.walk import MAX_FILES, FoundFile, found_files
 from localllm.errors import RequestError
 from localllm.files import user_path

@@ -1,16 +1,18 @@
-"""From a question to the excerpts that go before it."""
+"""From a question to the excerpts that go before it, and their order."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 
 from localllm.documents.embeddings import MeaningSearch
 from localllm.documents.excerpt import Excerpt
 from localllm.documents.index import DocumentIndex
-from localllm.documents.order import arranged
 
 EXCERPTS = 8
 _CANDIDATES = 60
 _FITTING = 24  # of the candidates may stand in a prompt where an earlier one has them
 _RANK_OFFSET = 60  # reciprocal rank fusion, Cormack, Clarke and Büttcher, SIGIR 2009
+# Of the chunks that an earlier prompt begins with, this share at least must be wanted now.
+_WANTED_SHARE = 0.5
 
 
 def find_excerpts(
@@ -57,3 +59,40 @@ def _fused(lists: Sequence[Sequence[int]]) -> list[int]:
         for place, identity in enumerate(ranking):
             scores[identity] = scores.get(identity, 0.0) + 1 / (_RANK_OFFSET + place)
     return sorted(scores, key=lambda identity: (-scores[identity], identity))
+
+
+def arranged(wanted: Sequence[int], fitting: Collection[int], earlier: Sequence[Sequence[int]]) -> list[int]:
+    """The wanted chunks, behind the longest beginning of an earlier prompt that is worth taking over.
+
+    Its keys and values are kept, so what two prompts begin with alike is computed once.
+
+    wanted: the chunks that fit the question best, the best first. fitting: those that fit it well enough to stand among
+    them where an earlier prompt has them, since what is computed already costs nothing. The rest is ordered by how
+    many earlier prompts have it, so that what comes often comes first, and the next prompts share more.
+    """
+    best: Sequence[int] = ()
+    for prompt in earlier:
+        beginning = _beginning(prompt, wanted, fitting)
+        if _gain(beginning, wanted) > _gain(best, wanted):
+            best = beginning
+    uses = Counter(chunk for prompt in earlier for chunk in prompt)
+    rest = [chunk for chunk in wanted if chunk not in best][: max(len(wanted) - len(best), 0)]
+    return [*best, *sorted(rest, key=lambda chunk: (-uses[chunk], chunk))]
+
+
+def _beginning(prompt: Sequence[int], wanted: Sequence[int], fitting: Collection[int]) -> Sequence[int]:
+    """The longest useful beginning of a prompt; it ends with a wanted chunk, and leaves room for the best one."""
+    found, hits = 0, 0
+    for length, chunk in enumerate(prompt[: len(wanted)], 1):
+        if chunk in wanted:
+            hits += 1
+            spared = wanted[0] in prompt[:length] or length < len(wanted)
+            if hits >= _WANTED_SHARE * length and spared:
+                found = length
+        elif chunk not in fitting:
+            break
+    return prompt[:found]
+
+
+def _gain(beginning: Sequence[int], wanted: Sequence[int]) -> int:
+    return sum(chunk in wanted for chunk in beginning)

@@ -1,69 +1,37 @@
-"""The child process that takes text out of HTML, PDF and DOCX: formats in which a small file can ask for any work.
+"""The confined child process that takes text out of HTML, PDF and DOCX.
 
-A request is a JSON line {"kind": "html" | "pdf" | "docx", "bytes": N} and N bytes on stdin, a reply a JSON line on
-stdout: {"pages": [[line, ...], ...], "cut": why the rest was left out, or ""}, or {"error": text}. A PDF has a list of
-lines for each page, other formats have one. Exceeding the time of a request ends the process by a signal, exceeding the
-memory gives an error. It writes no file and starts no process.
+The kind of a request is "html", "pdf" or "docx", its data the file. The reply is {"pages": [[line, ...], ...], "cut":
+why the rest was left out, or ""}, or {"error": text}. A PDF has a list of lines for each page, other formats have one.
 """
 
 import io
-import json
-import os
-import signal
-import sys
 import time
 import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
-CPU_SECONDS = 30.0  # of a request, before it is ended
-ENOUGH_SECONDS = 15.0  # after which a PDF's other pages are left out
+from gguf_io.confined import Reply, answer_requests
+
+ENOUGH_SECONDS = 15.0  # of CPU time, after which a PDF's other pages are left out
 MAX_MEMORY_BYTES = 1 << 30
 MAX_CHARS = 4 << 20
 MAX_PAGES = 5000
 MAX_UNPACKED_BYTES = 64 << 20
-EXIT_MEMORY = 3
-
-Reply = dict[str, Any]
 
 
 def main() -> None:
     """Answer requests until stdin closes."""
-    _give_up_rights()
-    while header := sys.stdin.buffer.readline():
-        request = json.loads(header)
-        data = sys.stdin.buffer.read(request["bytes"])
-        _set_cpu_timer(CPU_SECONDS)
-        try:
-            reply = json.dumps(_KINDS[request["kind"]](data)).encode()
-        except MemoryError:
-            os._exit(EXIT_MEMORY)
-        except Exception as error:  # whatever a library makes of a stranger's file is the parent's to report
-            reply = json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}).encode()
-        _set_cpu_timer(0.0)
-        sys.stdout.buffer.write(reply + b"\n")
-        sys.stdout.buffer.flush()
+    answer_requests(_answer, MAX_MEMORY_BYTES)
 
 
-def _give_up_rights() -> None:
-    if sys.platform == "win32":  # no such limits; the parent's clock is then the only one
-        return
-    import resource
-
-    bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
-    if sys.platform == "linux":  # macOS reserves more address space than any bound, and refuses to set one
-        bounds[resource.RLIMIT_AS] = MAX_MEMORY_BYTES
-    for limit, bound in bounds.items():
-        _, hard = resource.getrlimit(limit)
-        lowest = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-        resource.setrlimit(limit, (lowest, lowest))
-
-
-def _set_cpu_timer(seconds: float) -> None:
-    # SIGPROF keeps its default action, which ends the process even inside one long C call.
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+def _answer(kind: str, data: bytes) -> Reply:
+    try:
+        return _KINDS[kind](data)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a library makes of a stranger's file is the parent's to report
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
 class _HtmlText(HTMLParser):

@@ -26,10 +26,10 @@ import numpy as np
 import platformdirs
 
 from gguf_io.runner_info import RunnerInfo
-from localllm.engine.adapters import AdapterSet
 from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go, pinned
 from localllm.engine.file_digest import FileDigest
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
+from localllm.engine.runner import AdapterSet
 from localllm.files import TEMPORARY, stale, write_whole
 
 log = logging.getLogger(__name__)

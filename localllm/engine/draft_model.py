@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localllm.engine.adapters import KeySpace
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import Runner
-from localllm.engine.sequence import TokenSequence
+from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.errors import RequestError
 
 log = logging.getLogger(__name__)

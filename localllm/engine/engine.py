@@ -11,21 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.adapters import AdapterSet, adapter_set
-from localllm.engine.context_policy import fit_prompt
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
-from localllm.engine.events import EventWriter
 from localllm.engine.generation import Generation, Vocabulary
-from localllm.engine.images import SeesImages, text_of_prompt
 from localllm.engine.inspection import EngineSnapshot, Journal, StepRecord
 from localllm.engine.kv_manager import KVManager
-from localllm.engine.plan import ChunkSize, Plan
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request
-from localllm.engine.runner import Interruptible, Runner
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request, fit_prompt
+from localllm.engine.runner import AdapterSet, Interruptible, Runner, SeesImages
 from localllm.engine.sampling import Sampler
-from localllm.engine.scheduler import Scheduler
-from localllm.engine.stream import GenerationStream
+from localllm.engine.scheduler import ChunkSize, Plan, Scheduler
+from localllm.engine.sequence import adapter_set, text_of_prompt
+from localllm.engine.stream import EventWriter, GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
 
 # While requests run, KV is copied out for the disk only after this many rows, a step counting as LEAST_ROWS at least:

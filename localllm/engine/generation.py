@@ -7,15 +7,24 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.engine.adapters import AdapterSet, KeySpace
-from localllm.engine.context_policy import FittedPrompt, kept_first, roll
-from localllm.engine.events import EventWriter
 from localllm.engine.inspection import RequestView, Timeline
 from localllm.engine.prefix_cache import common_prefix
-from localllm.engine.request import ContextPolicy, Counts, FinishReason, GenerationRequest, Progress, TokenLogprob
+from localllm.engine.request import (
+    ContextPolicy,
+    Counts,
+    FinishReason,
+    FittedPrompt,
+    GenerationRequest,
+    Progress,
+    TokenLogprob,
+    kept_first,
+    roll,
+)
+from localllm.engine.runner import AdapterSet
 from localllm.engine.sampling import Sampler
-from localllm.engine.sequence import TokenSequence
+from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.speculation import Speculation
+from localllm.engine.stream import EventWriter
 from localllm.errors import LocalLLMError, RequestError
 
 log = logging.getLogger(__name__)

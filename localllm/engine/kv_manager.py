@@ -3,11 +3,10 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from localllm.engine.adapters import AdapterSet
 from localllm.engine.disk_cache import DiskCache, Segment
 from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
-from localllm.engine.runner import Runner
+from localllm.engine.runner import AdapterSet, Runner
 from localllm.engine.sequence import TokenSequence
 from localllm.engine.spill import Spiller
 from localllm.engine.state_cache import StateCache, mark_places

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Self
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.tokenizer import Tokenizer
-from localllm.engine.adapters import adapter_set
 from localllm.engine.backends import BackendChoice, draft_beside, for_draft, open_runner, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
-from localllm.engine.images import ImagePieces, SeesImages
+from localllm.engine.runner import ImagePieces, SeesImages
+from localllm.engine.sequence import adapter_set
 from localllm.errors import RequestError
 from localllm.memory import model_memory
 from localllm.settings import Settings
@@ -36,7 +36,7 @@ LoadProgress = Callable[[str, float], None]
 class LoadedModel:
     """A loaded model, made by `load_model`. Thread-safe, except `close`.
 
-    backend: its runner, where, and why. trunks: prompts of system text and tools alone, for localllm.answer.trunk.
+    backend: its runner, where, and why. trunks: prompts of system text and tools alone, for localllm.answer.rendering.
     """
 
     def __init__(

@@ -8,9 +8,9 @@ them again. Copies are segments in a tree like the disk tier's, compared token b
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from localllm.engine.adapters import KeySpace
 from localllm.engine.disk_cache import SEGMENT_TOKENS
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
+from localllm.engine.sequence import KeySpace
 
 _TOKEN_BYTES = 8  # of a token id in a list
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from localllm.engine.adapters import KeySpace
 from localllm.engine.inspection import PrefixView
 from localllm.engine.runner import Runner
+from localllm.engine.sequence import KeySpace
 
 # Most of the memory, and of the disk tier, that trunks may keep for themselves.
 TRUNK_SHARE = 0.5

@@ -8,13 +8,15 @@ import anything from here.
 
 import threading
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.runner_info import RunnerInfo
-from localllm.engine.adapters import AdapterSet
+
+# Adapters by number, each with its weight; ascending, none with weight 0. The same type as gpu_offload.adapters'.
+AdapterSet = tuple[tuple[int, float], ...]
 
 
 class Runner(Protocol):
@@ -100,3 +102,37 @@ class Interruptible(Protocol):
         wanted: Sequence[int],
     ) -> NDArray[np.float32] | None:
         """Like Runner.run, but give up soon after another thread has set `stop`: None, with nothing changed."""
+
+
+class ImageRows(Protocol):
+    """A run of an image's rows. sees_all: they attend to each other in both directions and form one batch."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def embeddings(self) -> NDArray[np.float32]: ...
+
+    @property
+    def sees_all(self) -> bool: ...
+
+
+# An encoded image: runs of rows, and token ids before, between and after them.
+ImagePieces = Sequence[ImageRows | tuple[int, ...]]
+
+
+class Projector(Protocol):
+    """Encodes images. Thread-safe."""
+
+    def see(self, data: bytes) -> ImagePieces: ...
+
+
+@runtime_checkable
+class SeesImages(Protocol):
+    """The additional interface of a Runner that reads images. projector: None if the model was loaded without one."""
+
+    @property
+    def projector(self) -> Projector | None: ...
+
+    def append_image(self, sequence: int, image: Any) -> None:
+        """Append rows from the projector to a sequence, as Runner.run appends tokens, without logits."""

@@ -1,14 +1,14 @@
-"""Which rows the next step computes: admission, chunked prefill, decode first, fair turns, preemption."""
+"""What a step computes, and how it is chosen: admission, chunked prefill, decode first, fair turns, preemption."""
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count, groupby
 
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation
 from localllm.engine.kv_manager import KVManager
-from localllm.engine.plan import ChunkSize, Plan, PlannedRows, fair_shares
-from localllm.engine.runner import Interruptible, Runner
+from localllm.engine.runner import ImageRows, Interruptible, Runner
 from localllm.engine.speculation import StepCosts
 from localllm.errors import OutOfMemoryError
 
@@ -16,6 +16,130 @@ from localllm.errors import OutOfMemoryError
 TURN_S = 2.0
 # A turn lasts this many times as long as computing its KV again would take, where it may have to be.
 TURN_PER_PREFILL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """The rows of one generation: `count` pending tokens, then drafts; or those of an image, which are no tokens."""
+
+    generation: Generation
+    count: int
+    drafts: Sequence[int] = ()
+    image: ImageRows | None = None
+
+    def __len__(self) -> int:
+        return self.count + len(self.drafts)
+
+
+@dataclass(slots=True)
+class Plan:
+    """A batch for Runner.run, in the order in which rows were added. Parts that are images are not among its rows.
+
+    logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
+    its prompt is unfinished. pages: what all parts take. again: this pass changed what the next can plan, by reading KV
+    from the disk or by preempting, so that another is due even if no row was planned. patient: it may take long, if it
+    is given up as soon as a request comes or is cancelled. decoded and drafted: rows of answers, and of drafts behind
+    them. decodes: all parts are a pending token each. images: some part is one.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    parts: list[PlannedRows] = field(default_factory=list)
+    logits: list[slice] = field(default_factory=list)
+    pages: int = 0
+    decoded: int = 0
+    drafted: int = 0
+    decodes: bool = True
+    images: bool = False
+    again: bool = False
+    patient: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, part: PlannedRows, pages: int) -> None:
+        """Add rows of a generation that has a runner's sequence, which take this many pages; one part a generation."""
+        sequence, start = part.generation.sequence, part.generation.sequence.computed
+        assert sequence.handle is not None
+        self.pages += pages
+        self.parts.append(part)
+        if part.image is not None:
+            self.images = True
+            self.logits.append(slice(0, 0))
+            return
+        self.decoded += part.count if part.generation.generated else 0
+        self.drafted += len(part.drafts)
+        self.decodes = self.decodes and part.count == 1
+        rows = [*sequence.tokens[start : start + part.count], *part.drafts]
+        self.tokens += rows
+        self.positions += range(start, start + len(rows))
+        self.sequences += [sequence.handle] * len(rows)
+        wanted = 1 + len(part.drafts) if part.count == sequence.pending else 0
+        self.logits.append(slice(len(self.wanted), len(self.wanted) + wanted))
+        self.wanted += range(len(self.tokens) - wanted, len(self.tokens))
+
+
+def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
+    """Share a budget of rows evenly; what one does not need goes to the others."""
+    shares = [0] * len(wants)
+    for served, index in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
+        shares[index] = min(wants[index], budget // (len(wants) - served))
+        budget -= shares[index]
+    return shares
+
+
+class ChunkSize:
+    """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times.
+
+    A prompt that is alone may take ALONE_S: only cancelling it, or a new request, waits for the step, and long steps
+    read the weights less often. Neither may wait longer than a quarter of a second, unless the step can be given up for
+    them: then its work is lost, so that it may take PATIENT_S.
+    """
+
+    TARGET_S = 0.15
+    ALONE_S = 0.22
+    PATIENT_S = 3.0
+    SMALLEST = 16
+    LEAST_PATIENT = 128
+    WHOLE_TILES = 64  # rows whose attention llama.cpp computes together; fewer cost as much as all behind a long prefix
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._rows_per_s = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the next step."""
+        return self._rows_in(self.TARGET_S)
+
+    @property
+    def rows_alone(self) -> int:
+        """Rows of the next step where there is no other request."""
+        return self._rows_in(self.ALONE_S)
+
+    def rows_patient(self, ahead: int) -> int:
+        """Rows of the next step where there is no other request and it can be given up; ahead: rows still to compute.
+
+        They are shared out evenly: a step of the few that are left over would take as long as one of many.
+        """
+        most = max(self._rows_in(self.PATIENT_S) // self.WHOLE_TILES * self.WHOLE_TILES, self.LEAST_PATIENT)
+        share = -(-ahead // max(-(-ahead // most), 1))
+        return min(-(-share // self.WHOLE_TILES) * self.WHOLE_TILES, most)
+
+    def _rows_in(self, seconds: float) -> int:
+        return min(max(int(self._rows_per_s * seconds), self.SMALLEST), self._largest)
+
+    def seconds(self, rows: int) -> float:
+        """How long computing this many rows should take; 0 until anything was measured."""
+        return rows / self._rows_per_s if self._rows_per_s else 0.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from a step. Small ones tell little: their time is that of reading the weights."""
+        if rows >= self.SMALLEST:
+            measured = rows / max(seconds, 1e-6)
+            self._rows_per_s = (self._rows_per_s + measured) / 2 if self._rows_per_s else measured
 
 
 class Scheduler:
@@ -73,16 +197,18 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Return the next step's rows; an empty plan if nothing can run now."""
-        self._admit()
+        behind = {each for each in (*self.running, *self.waiting) if each.writer.stream.full}
+        self._admit(behind)
         plan = Plan()
-        active = [generation for generation in self.running if not generation.writer.stream.full]
-        ready = [generation for generation in active if self._started(generation)]
+        active = [generation for generation in self.running if generation not in behind]
+        ready = [generation for generation in active if self._started(generation, behind)]
         for generation in ready:
             plan.again |= self._kv.restore(generation.sequence)
         ready = [generation for generation in ready if not self._kv.is_restoring(generation.sequence)]
-        self._add_decodes(plan, [generation for generation in ready if generation.sequence.pending == 1])
-        if len(plan.parts) < len(ready):
-            self._add_prefills(plan, [generation for generation in ready if generation.sequence.pending > 1])
+        decoding = {each for each in ready if each.sequence.pending == 1}
+        self._add_decodes(plan, [each for each in ready if each in decoding])
+        if len(decoding) < len(ready):
+            self._add_prefills(plan, [each for each in ready if each not in decoding])
         if active and not plan.parts and not plan.again:
             self._preempt(plan)
         return plan
@@ -95,15 +221,15 @@ class Scheduler:
         if plan.decodes:
             self.costs.observe(len(plan), seconds)
 
-    def _admit(self) -> None:
+    def _admit(self, behind: set[Generation]) -> None:
         """Let waiting requests run, in order, while there is room.
 
         Those whose readers are behind make room, and those whose turn is over.
         """
         if not self.waiting:
             return
-        waiting = [generation for generation in self.waiting if not generation.writer.stream.full]
-        paused = [generation for generation in self.running if generation.writer.stream.full]
+        waiting = [generation for generation in self.waiting if generation not in behind]
+        paused = [generation for generation in self.running if generation in behind]
         for generation in waiting:
             background = generation.request.background
             while paused and (self._all_run or not (background or self._fits(generation))):
@@ -162,10 +288,10 @@ class Scheduler:
     def _fit_together(self, others: list[Generation], generation: Generation) -> bool:
         return not others or sum(map(self._pages, [*others, generation])) <= self._runner.info.pages_total
 
-    def _started(self, generation: Generation) -> bool:
+    def _started(self, generation: Generation, behind: set[Generation]) -> bool:
         if generation.sequence.handle is not None:
             return True
-        neighbours = ((other.sequence, not other.writer.stream.full) for other in self.running)
+        neighbours = ((other.sequence, other not in behind) for other in self.running)
         if not self._kv.start(generation.sequence, neighbours):
             return False
         generation.writer.admitted()
@@ -208,10 +334,12 @@ class Scheduler:
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
         rows = self.chunk.rows
-        if len(self.running) + len(self.waiting) == 1 and prefilling:
+        if len(self.running) + len(self.waiting) == 1:
             plan.patient = self._patient and prefilling[0].request.time_limit_s is None
-            ahead = max(self._kv.rows_ahead(prefilling[0].sequence), 1)  # an image takes its step all the same
-            rows = self.chunk.rows_patient(ahead) if plan.patient else self.chunk.rows_alone
+            rows = self.chunk.rows_alone
+            if plan.patient:
+                ahead = max(self._kv.rows_ahead(prefilling[0].sequence), 1)  # an image takes its step all the same
+                rows = self.chunk.rows_patient(ahead)
         budget = min(rows, self._runner.info.max_rows) - len(plan)
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
             members = [generation for generation in group if generation.sequence.handle is not None]

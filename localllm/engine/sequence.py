@@ -1,9 +1,52 @@
-"""The tokens of one generation, and how far the runner has their keys and values."""
+"""The tokens of one generation: with whom keys and values are shared, where images are, and how far they are computed.
 
+In a prompt's tokens an image is a run of ids far above the vocabulary, derived from a digest of its content, so that
+the prefix cache works for images as for text. Such a run is computed, reused and evicted as a whole.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from localllm.engine.adapters import KeySpace
-from localllm.engine.images import ImageRows, ImageSpans
+from localllm.engine.runner import AdapterSet, ImageRows
+from localllm.errors import RequestError
+from localllm.settings import LARGEST_LORA_WEIGHT
+
+
+class KeySpace(NamedTuple):
+    """Requests of one space share keys and values of common prefixes. Those of different spaces never do."""
+
+    adapters: AdapterSet = ()
+    namespace: str = ""
+
+
+class ImageSpans:
+    """The positions of images in a prompt's tokens. rows: runs by their first ids."""
+
+    def __init__(self, tokens: Sequence[int], rows: Mapping[int, ImageRows]) -> None:
+        starts = [at for at, token in enumerate(tokens) if token in rows] if rows else []
+        self._spans = [(at, at + len(rows[tokens[at]].ids), rows[tokens[at]]) for at in starts]
+
+    def at(self, index: int) -> ImageRows | None:
+        """The image that starts at an index, if any."""
+        return next((rows for start, _, rows in self._spans if start == index), None)
+
+    def text_end(self, index: int, length: int) -> int:
+        """The end of the text from an index on: the next image, or `length`."""
+        return min([start for start, _, _ in self._spans if start >= index], default=length)
+
+    def whole(self, length: int) -> int:
+        """The longest prefix of at most this length that does not split an image."""
+        return next((start for start, stop, _ in self._spans if start < length < stop), length)
+
+    def without(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens that are text."""
+        text: list[int] = []
+        at = 0
+        for start, stop, _ in self._spans:
+            text += tokens[at:start]
+            at = stop
+        return [*text, *tokens[at:]]
 
 
 class TokenSequence:
@@ -75,3 +118,30 @@ class TokenSequence:
     def replace(self, tokens: list[int]) -> None:
         """Go on with other tokens, of which nothing is computed; the runner's sequence has been given away."""
         self.tokens, self.computed, self.trunk = tokens, 0, 0
+
+
+def text_of_prompt(prompt: Sequence[int], rows: Mapping[int, ImageRows]) -> list[int]:
+    """The tokens of a prompt that are text. Raises RequestError for incomplete images, and an image at the end."""
+    spans = ImageSpans(prompt, rows)
+    for at, token in enumerate(prompt):
+        if token in rows and tuple(prompt[at : at + len(rows[token].ids)]) != rows[token].ids:
+            raise RequestError("An image of the prompt is incomplete.")
+    if prompt and spans.whole(len(prompt) - 1) != len(prompt) - 1:
+        raise RequestError("The prompt ends with an image. Add text after it.")
+    return spans.without(prompt)
+
+
+def adapter_set(chosen: Sequence[tuple[int, float]], count: int) -> AdapterSet:
+    """Order what a request chose of `count` adapters. Raises RequestError for unknown numbers and unusable weights."""
+    weights = dict(chosen)
+    if len(weights) < len(chosen):
+        raise RequestError("An adapter is named twice.")
+    for number, scale in weights.items():
+        if not 0 <= number < count:
+            there_are = f"there are 0 to {count - 1}" if count else "the model was loaded without any (--lora)"
+            raise RequestError(f"There is no adapter {number}: {there_are}.")
+        if not math.isfinite(scale) or abs(scale) > LARGEST_LORA_WEIGHT:
+            raise RequestError(
+                f"The weight of adapter {number} is {scale}; it must be within ±{LARGEST_LORA_WEIGHT:g}."
+            )
+    return tuple((number, scale) for number, scale in sorted(weights.items()) if scale)

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localllm.engine.adapters import KeySpace
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.memory_tier import MemoryTier
 from localllm.engine.prefix_cache import PrefixCache
 from localllm.engine.runner import Runner
+from localllm.engine.sequence import KeySpace
 from localllm.engine.state_cache import StateCache
 
 # Prefilling less than this is not worth a file, or a copy in main memory.

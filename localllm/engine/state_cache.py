@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localllm.engine.adapters import KeySpace
 from localllm.engine.inspection import PrefixView
 from localllm.engine.prefix_cache import TRUNK_SHARE
 from localllm.engine.runner import Runner
+from localllm.engine.sequence import KeySpace
 
 # The last tokens of a prompt are often written otherwise in the next turn, such as the beginning of the answer.
 TAIL_TOKENS = 16

@@ -1,1 +1,1 @@
-"""One file per decoder architecture, named after `general.architecture`; models.registry lists them."""
+"""The known architectures, a file for each family; models.registry has them by name."""

@@ -1,5 +1,179 @@
-"""Llama 1 to 3, Mistral, TinyLlama, SmolLM, and Mixtral, which differs by having experts."""
+"""Decoders like Llama: heads turn in one of two ways, and some have other norms, windows, factors or activations.
 
-from models.architecture import Architecture, RopePairs, Rotation
+Biases, norms of heads, experts and layers without attention show in a file's tensors, so that many of these differ by
+name alone.
+"""
 
-ARCHITECTURE = Architecture(name="llama", rotation=Rotation(RopePairs.NEIGHBOURS))
+import math
+from dataclasses import replace
+
+from models.architecture import (
+    HALVES,
+    NEIGHBOURS,
+    Activation,
+    Architecture,
+    Experts,
+    Norms,
+    Scales,
+    inverse_root,
+    stated,
+    stated_gating,
+    stated_windows,
+    windows,
+)
+from models.config import ModelConfig
+from models.rope_config import RopeScaling
+
+_AFTER_ALONE = Norms(before=False, after=True)
+_OTHER_SECOND_NORM = Norms(feed_forward="post_attention_norm")
+_LFM2_NORMS = Norms(output="token_embd_norm")
+_ANY_SUM = Experts(normalise=False)  # weights that need not add up to one
+
+_SMOLLM3_PERIOD = 4
+_EXAONE_32B_LAYERS, _EXAONE_WINDOW = 64, 4096
+_MINICPM_EMBEDDING, _MINICPM_RESIDUAL, _MINICPM_WIDTH = 12.0, 1.4, 256
+
+
+def _smollm3_turns(config: ModelConfig, layer: int) -> bool:
+    return (layer + 1) % _SMOLLM3_PERIOD != 0
+
+
+_window_of_32b = windows(4, _EXAONE_WINDOW)
+
+
+def _exaone4_window(config: ModelConfig, layer: int) -> int:
+    return _window_of_32b(config, layer) if config.layers == _EXAONE_32B_LAYERS else 0
+
+
+def _exaone4_turns(config: ModelConfig, layer: int) -> bool:
+    return config.layers != _EXAONE_32B_LAYERS or _exaone4_window(config, layer) > 0
+
+
+def _olmo_window_scaling(scaling: RopeScaling) -> RopeScaling:
+    return replace(scaling, kind="none", attention_factor=1.0)
+
+
+_cohere2_window = stated_windows(4)
+
+
+def _cohere2_turns(config: ModelConfig, layer: int) -> bool:
+    return _cohere2_window(config, layer) > 0
+
+
+def _cohere2_logits(config: ModelConfig) -> float:
+    return stated(config, "logit_scale", config.factors.logits) or 1.0
+
+
+def _granite_embedding(config: ModelConfig) -> float:
+    return config.factors.embedding or 1.0
+
+
+def _granite_residual(config: ModelConfig) -> float:
+    return config.factors.residual or 1.0
+
+
+def _granite_attention(config: ModelConfig) -> float:
+    return config.factors.attention or inverse_root(config)
+
+
+def _granite_logits(config: ModelConfig) -> float:
+    return 1.0 / stated(config, "logit_scale", config.factors.logits or None)
+
+
+def _granite_turns(config: ModelConfig, layer: int) -> bool:
+    return config.rope_finetuned
+
+
+def _minicpm_embedding(config: ModelConfig) -> float:
+    return _MINICPM_EMBEDDING if config.factors.embedding is None else config.factors.embedding or 1.0
+
+
+def _minicpm_residual(config: ModelConfig) -> float:
+    if config.factors.residual is None:
+        return _MINICPM_RESIDUAL / math.sqrt(config.layers)
+    return config.factors.residual or 1.0
+
+
+def _minicpm_logits(config: ModelConfig) -> float:
+    return 1.0 / (config.factors.logits or _MINICPM_WIDTH / config.embedding)
+
+
+GRANITE = Architecture(
+    "granite",
+    replace(NEIGHBOURS, turns=_granite_turns),
+    scales=Scales(_granite_embedding, _granite_residual, _granite_attention, _granite_logits),
+)
+_QWEN35 = Architecture("qwen35", HALVES, _OTHER_SECOND_NORM, gated_attention=True)
+
+ARCHITECTURES = (
+    # Llama 1 to 3, Mistral, TinyLlama, SmolLM, and Mixtral, which differs by having experts.
+    Architecture("llama", NEIGHBOURS),
+    # Ministral 3 and Mistral 3: YaRN, and queries that grow with the logarithm of their position.
+    Architecture("mistral3", NEIGHBOURS),
+    # InternLM 2 and 2.5.
+    Architecture("internlm2", NEIGHBOURS),
+    # ERNIE 4.5, without experts and with some behind the first layers; a bias takes part in their choice.
+    Architecture("ernie4_5", NEIGHBOURS),
+    Architecture("ernie4_5-moe", NEIGHBOURS),
+    # GLM 4 (0414): norms before and after each sub-layer, gate and up in one tensor, half of a head turns.
+    Architecture("glm4", NEIGHBOURS, Norms(after=True)),
+    # SmolLM 3: no rotation on every fourth layer.
+    Architecture("smollm3", replace(NEIGHBOURS, turns=_smollm3_turns)),
+    # Qwen 2 and 2.5: biases on queries, keys and values. With experts, a shared one has a gate of its own.
+    Architecture("qwen2", HALVES),
+    Architecture("qwen2moe", HALVES, experts=_ANY_SUM),
+    # Qwen 3: RMSNorm on each head's queries and keys before they turn.
+    Architecture("qwen3", HALVES),
+    Architecture("qwen3moe", HALVES),
+    # The language models of Qwen 3 VL, for text: there all parts of a position are the same.
+    Architecture("qwen3vl", HALVES),
+    Architecture("qwen3vlmoe", HALVES),
+    # Phi 3 and 3.5: fused tensors, and rotation factors that depend on how long the context may become.
+    Architecture("phi3", HALVES),
+    # Seed-OSS: biases on queries, keys and values, and another name for the second norm.
+    Architecture("seed_oss", HALVES, _OTHER_SECOND_NORM),
+    # Hunyuan, and A13B with experts beside a shared one: norms of heads after they have turned.
+    Architecture("hunyuan-dense", replace(HALVES, before_norms=True)),
+    Architecture("hunyuan-moe", replace(HALVES, before_norms=True)),
+    # OLMoE: norms over all queries and all keys together.
+    Architecture("olmoe", HALVES, experts=_ANY_SUM),
+    # OLMo 2 and 3: norms as OLMoE's, and after sub-layers. OLMo 3 gives three of four layers a window, whose rotation
+    # is not scaled.
+    Architecture("olmo2", replace(HALVES, window_scaling=_olmo_window_scaling), _AFTER_ALONE, window=windows(4)),
+    # EXAONE 3 and 3.5; 4, whose 32B gives three of four layers a window, and turns the heads of those alone.
+    Architecture("exaone", HALVES),
+    Architecture("exaone4", replace(HALVES, turns=_exaone4_turns), _AFTER_ALONE, window=_exaone4_window),
+    # Granite 3 and 4 without states: factors of embeddings, residuals, scores and logits in the file.
+    GRANITE,
+    replace(GRANITE, name="granitemoe"),
+    # MiniCPM 1 and 2: Granite's factors, which the first files did not yet state. Their defaults are llama.cpp's.
+    Architecture("minicpm", NEIGHBOURS, scales=Scales(_minicpm_embedding, _minicpm_residual, logits=_minicpm_logits)),
+    # StarCoder 2: layer norms and products with biases, and a feed-forward network without a gate.
+    Architecture("starcoder2", HALVES, Norms(layer_norm=True), activation=Activation.GELU_ALONE),
+    # Phi 1 and 2: StarCoder's, and sub-layers in parallel; a part of each head turns.
+    Architecture(
+        "phi2",
+        HALVES,
+        Norms(layer_norm=True, feed_forward="attn_norm"),
+        activation=Activation.GELU_ALONE,
+        parallel=True,
+    ),
+    # Command R7B and A: parallel sub-layers, layer norm, windows on three of four layers, and rotation only on those.
+    Architecture(
+        "cohere2",
+        replace(NEIGHBOURS, turns=_cohere2_turns),
+        Norms(layer_norm=True, feed_forward="attn_norm"),
+        Scales(logits=_cohere2_logits),
+        parallel=True,
+        window=_cohere2_window,
+    ),
+    # LFM2: short convolutions in most layers, and norms of heads where there is attention. With experts behind the
+    # first layers, a bias takes part in their choice and not in their weights.
+    Architecture("lfm2", HALVES, _LFM2_NORMS, window=windows(0)),
+    Architecture("lfm2moe", HALVES, _LFM2_NORMS, experts=Experts(stated_gating)),
+    # Qwen 3.5, for text: gated delta networks in most layers, and attention whose output is gated. With experts, the
+    # shared one has a gate of its own. In Qwen3-Next value heads that share a key head lie side by side.
+    _QWEN35,
+    replace(_QWEN35, name="qwen35moe"),
+    replace(_QWEN35, name="qwen3next", value_heads_together=True),
+)

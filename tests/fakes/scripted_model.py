@@ -7,6 +7,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from tests.gguf_files import finish
+
 WIDTH = 1024  # at most this many pieces of scripts
 PIECE = 6  # characters, at least
 NORMAL, CONTROL = 1, 3
@@ -145,7 +147,4 @@ def _write(
         writer.add_tensor(f"blk.0.{name}.weight", np.zeros((rows, columns), np.float16))
     for name in ("attn_norm", "ffn_norm"):
         writer.add_tensor(f"blk.0.{name}.weight", np.ones(WIDTH, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gguf_io.chat_template import ChatTemplate, limits
+from gguf_io.chat_template import ChatTemplate, sandbox
 from gguf_io.errors import TemplateError
 from tests.waiting import PATIENCE_S, eventually
 
@@ -73,8 +73,8 @@ def rejection(source: str) -> str:
 
 @pytest.mark.parametrize("attack", TOO_LONG)
 def test_time_is_bounded(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CPU_SECONDS", 0.2)  # before a fast machine has filled its memory
-    monkeypatch.setattr(limits, "WALL_GRACE_SECONDS", PATIENCE_S)
+    monkeypatch.setattr(sandbox, "CPU_SECONDS", 0.2)  # before a fast machine has filled its memory
+    monkeypatch.setattr(sandbox, "WALL_GRACE_SECONDS", PATIENCE_S)
     assert "CPU time" in rejection(TOO_LONG[attack])
 
 
@@ -82,14 +82,14 @@ def test_time_is_bounded(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("attack", TOO_LARGE)
 def test_memory_is_bounded(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CPU_SECONDS", "MAX_CPU_SECONDS"):  # pages may cost more time than is allowed
-        monkeypatch.setattr(limits, name, PATIENCE_S)
+        monkeypatch.setattr(sandbox, name, PATIENCE_S)
     assert "MiB of memory" in rejection(TOO_LARGE[attack])
 
 
 @pytest.mark.parametrize("attack", REFUSED)
 def test_reaching_out_is_refused_with_the_line(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CPU_SECONDS", PATIENCE_S)
-    monkeypatch.setattr(limits, "MAX_CPU_SECONDS", PATIENCE_S)
+    monkeypatch.setattr(sandbox, "CPU_SECONDS", PATIENCE_S)
+    monkeypatch.setattr(sandbox, "MAX_CPU_SECONDS", PATIENCE_S)
     message = rejection("first line\n" + REFUSED[attack])
     assert "line 2" in message or "grew beyond" in message
 
@@ -101,7 +101,7 @@ def test_absurd_sources_do_not_compile(attack: str) -> None:
 
 def test_a_source_beyond_the_cap_is_not_run() -> None:
     with pytest.raises(TemplateError, match="131073 characters"):
-        ChatTemplate("x" * (limits.MAX_SOURCE_CHARS + 1))
+        ChatTemplate("x" * (sandbox.MAX_SOURCE_CHARS + 1))
 
 
 def test_waiting_without_cpu_time_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +110,8 @@ def test_waiting_without_cpu_time_is_bounded_too(monkeypatch: pytest.MonkeyPatch
     template.render(USER)
     (worker,) = set(psutil.Process().children()) - others
     worker.suspend()
-    monkeypatch.setattr(limits, "CPU_SECONDS", 0.1)
-    monkeypatch.setattr(limits, "WALL_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(sandbox, "CPU_SECONDS", 0.1)
+    monkeypatch.setattr(sandbox, "WALL_GRACE_SECONDS", 0.0)
     with pytest.raises(TemplateError, match="had not answered"):
         template.render(USER)
 
@@ -182,7 +182,7 @@ def test_long_conversations_have_time_in_proportion(data_dir: Path, monkeypatch:
     template = ChatTemplate((data_dir / "templates/google-gemma-4-31B-it.jinja").read_text("utf-8"))
     turn = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     template.render(turn)
-    monkeypatch.setattr(limits, "CPU_SECONDS", 0.05)
+    monkeypatch.setattr(sandbox, "CPU_SECONDS", 0.05)
     assert template.render(turn * 150).count("<|turn>model\nA<turn|>") == 150
 
 

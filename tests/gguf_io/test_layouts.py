@@ -14,8 +14,8 @@ from gguf_io.errors import ModelFileError
 from gguf_io.layouts import StandardFile
 from gguf_io.layouts.ollama import RULES, Rule
 from gguf_io.metadata import Metadata, MetadataArray
+from tests.gguf_files import copying, finish
 from tests.layout_files import LAYOUTS, write_layout
-from tests.llama_models import finish
 
 _PRE = "tokenizer.ggml.pre"
 SUFFIXES = (
@@ -97,14 +97,10 @@ def test_a_split_model_becomes_one_file(tmp_path: Path) -> None:
     layout = LAYOUTS["olmo3"]
     standard = layout.base(tmp_path / "standard.gguf")
     whole = write_layout(layout, standard, tmp_path / "own.gguf")
-    reader = GGUFReader(whole)
-    writer = GGUFWriter(tmp_path / "split.gguf", "olmo3", split_max_tensors=20)
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
+    reader, writer = copying(whole, tmp_path / "split.gguf", split_max_tensors=20)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data)
-    finish(writer, tmp_path / "split.gguf")
+    finish(writer)
     first = next(tmp_path.glob("split-00001-of-*.gguf"))
     with open_model(first) as file, open_model(standard) as expected:
         assert len(file.paths) > 1
@@ -249,4 +245,4 @@ def _write(folder: Path, architecture: str, keys: dict[str, Any], shapes: dict[s
             writer.add_key_value(key, value, kind)
     for name, shape in shapes.items():
         writer.add_tensor(name, np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
-    return finish(writer, path)
+    return finish(writer)

@@ -16,6 +16,7 @@ from gguf_io import BLOCK_TYPES, ModelFile, open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from gguf_io.model_file import SLACK_BYTES
+from tests.gguf_files import finish
 from tests.gguf_io.handmade import gguf_file, tensor, text
 
 REAL = [
@@ -34,10 +35,7 @@ def write_model(path: Path, tensors: dict[str, np.ndarray[Any, Any]], **options:
     writer.add_name("Small")
     for name, values in tensors.items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.fixture

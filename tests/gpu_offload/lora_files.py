@@ -7,6 +7,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.gguf_files import finish
+
 RANK = 4
 ALPHA = 6.0
 TARGETS = ("attn_q", "attn_v", "ffn_down")
@@ -36,10 +38,7 @@ def write(path: Path, made: Factors, architecture: str = "llama", kind: str = "l
     for name, (down, up) in made.items():
         writer.add_tensor(f"{name}.lora_a", down)
         writer.add_tensor(f"{name}.lora_b", up)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

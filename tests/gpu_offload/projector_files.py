@@ -1,12 +1,16 @@
 """Tiny projectors of random weights for models of width 64, and pictures to show them."""
 
+import re
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.gguf_files import copying, finish
 
 WIDTH, INNER, SIDE, PATCH, LAYERS = 32, 64, 32, 8, 3
 PATCHES = (SIDE // PATCH) ** 2
@@ -67,32 +71,20 @@ def write_projector(path: Path, kind: str = "mlp", width: int = 64, architecture
     else:
         add("mm.input_projection.weight", WIDTH, width)
         add("mm.soft_emb_norm.weight", WIDTH)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
 def write_qwen2vl(source: Path, path: Path) -> Path:
     """Write a Llama's weights as those of a model that counts images in three dimensions."""
-    writer = gguf.GGUFWriter(path, "qwen2vl")
-    reader = gguf.GGUFReader(source)
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        is_array = field.types[0] is gguf.GGUFValueType.ARRAY
-        name = field.name.replace("llama.", "qwen2vl.", 1) if field.name.startswith("llama.") else field.name
-        writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if is_array else None)
+    renamed = partial(re.sub, r"^llama\.", "qwen2vl.")
+    reader, writer = copying(source, path, architecture="qwen2vl", renamed=renamed)
     writer.add_rope_dimension_sections([2, 1, 1, 0])
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data)
         if tensor.name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
             writer.add_tensor(tensor.name.replace("weight", "bias"), np.zeros(len(tensor.data), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

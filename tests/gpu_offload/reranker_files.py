@@ -6,6 +6,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.gguf_files import finish
+
 EMBEDDING, INNER, CONTEXT, LAYERS = 64, 128, 96, 2
 WORDS = ("what", "is", "a", "panda", "the", "bear", "eats", "bamboo", "hi", "snow", "falls", "##s", ".")
 TOKENS = ["[PAD]", *(f"[unused{number}]" for number in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -80,10 +82,7 @@ def bert_reranker(
             "cls.output.weight": add("cls.output.weight", 1, EMBEDDING, size=2.0),
             "cls.output.bias": add("cls.output.bias", 1),
         }
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return made
 
 

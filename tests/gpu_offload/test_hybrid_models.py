@@ -15,6 +15,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import Completion
 from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.gguf_files import finish
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
@@ -65,10 +66,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             add(block + "shortconv.conv", WIDTH, KERNEL)
             add(block + "shortconv.in_proj", 3 * WIDTH, WIDTH)
             add(block + "shortconv.out_proj", WIDTH, WIDTH)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -11,6 +11,7 @@ from gpu_offload.estimate import Estimate
 from gpu_offload.memory import ModelNeeds
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
+from tests.gguf_files import finish
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
@@ -55,10 +56,7 @@ def path(tmp_path_factory) -> Path:
         writer.add_tensor(block + "ssm_a", -np.exp(rng.standard_normal((INNER, STATE))).astype(np.float32))
         add(block + "ssm_d", INNER)
         add(block + "ssm_out.weight", EMBEDDING, INNER)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

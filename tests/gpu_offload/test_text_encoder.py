@@ -11,6 +11,7 @@ from gguf_io.model_file import open_model
 from gpu_offload import loading
 from gpu_offload.options import LlamaOptions
 from gpu_offload.text_encoder import LlamaTextEncoder
+from tests.gguf_files import finish
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
@@ -68,10 +69,7 @@ def bert(path: Path, pooling: gguf.PoolingType) -> Path:
         linear(f"blk.{layer}.ffn_up", INNER, EMBEDDING)
         linear(f"blk.{layer}.ffn_down", EMBEDDING, INNER)
         norm(f"blk.{layer}.layer_output_norm")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

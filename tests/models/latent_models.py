@@ -113,3 +113,16 @@ LATENT_MODELS["deepseek2-odd"] = replace(
     },
     added={**SHARED_EXPERT, **_LATENTS, **_SHORT_QUERIES, **CHOICE_BIAS, "attn_k_b.weight": "heads, rank, 20"},
 )
+# As wide as real ones: what a token stores is longer than any other head may be.
+LATENT_MODELS["deepseek2-wide"] = replace(
+    LATENT_MODELS["deepseek2-dense"],
+    heads=4,
+    extra={
+        **LATENT_MODELS["deepseek2-dense"].extra,
+        "attention.kv_lora_rank": 512,
+        "attention.key_length": 576,
+        "attention.value_length": 512,
+        "attention.key_length_mla": 128,
+        "rope.dimension_count": 64,
+    },
+)

@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.gguf_files import finish
+
 STILL = 1e30
 """A factor of frequencies that leaves three of four pairs as they are."""
 # Tensors of a shared expert, and of what helps to choose experts, to be added.
@@ -135,10 +137,7 @@ def write(
         if factor >= STILL:
             factors = np.where(np.arange(pairs) < pairs // 4, np.float32(1.0), np.float32(factor))
         writer.add_tensor(tensor, factors)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -14,20 +14,17 @@ from models import NativeRunner
 from models.config import read_config
 from models.kv_layout import kv_bytes_per_token, stored_types
 from tests.models.architecture_models import MODELS
+from tests.models.state_checks import (
+    AFTER_REJECTION,
+    Counting,
+    check_any_order_of_operations,
+    check_rejected_tokens_cost_nothing,
+    opened,
+)
 from tests.models.synthetic import shapes, write
 from tests.models.test_determinism import extend, tokens_of, whole
 
 PAGE = 16
-
-
-class Counting(NativeRunner):
-    """A runner that notes how many rows each of its passes computes."""
-
-    passes: list[int]
-
-    def _compute(self, tokens: Any, *rest: Any) -> Any:
-        self.passes.append(len(tokens))
-        return super()._compute(tokens, *rest)
 
 
 @pytest.fixture(scope="module", params=["lfm2", "lfm2-odd"])
@@ -37,25 +34,15 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def runner(path: Path) -> Iterator[Counting]:
-    with open_model(path) as file:
-        runner = Counting(file, kv_bytes=32 << 20)
-    runner.passes = []
+    runner = opened(path, 32 << 20)
     yield runner
     runner.check_integrity(set(runner._sequences))
     runner.close()
 
 
-@pytest.mark.parametrize("length", [41, 42, 47, 48, 49, 50, 55, 56])
+@pytest.mark.parametrize("length", AFTER_REJECTION)
 def test_rejected_tokens_cost_nothing(runner: Counting, length: int) -> None:
-    tokens, other = tokens_of(1, 56), tokens_of(2, 20)
-    sequence = runner.create_sequence()
-    extend(runner, sequence, tokens[:40])
-    extend(runner, sequence, tokens[40:])
-    runner.truncate_sequence(sequence, length)
-    runner.passes.clear()
-    rows = extend(runner, sequence, other)
-    assert runner.passes == [len(other)]
-    np.testing.assert_array_equal(rows, whole(runner, tokens[:length] + other)[length:])
+    check_rejected_tokens_cost_nothing(runner, length)
 
 
 @pytest.mark.parametrize(("length", "again"), [(40, 8), (47, 15), (48, 0), (33, 1), (100, 0)])
@@ -97,51 +84,7 @@ def test_a_cut_leaves_forks_as_they_were(runner: Counting) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_operations(runner: Counting, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    held: dict[int, list[int]] = {runner.create_sequence(): []}
-    known: dict[tuple[int, ...], np.ndarray] = {}
-
-    def expected(tokens: list[int]) -> np.ndarray:
-        return known.setdefault(tuple(tokens), whole(runner, tokens)[-1])
-
-    def pick() -> int:
-        return list(held)[int(random.integers(len(held)))]
-
-    for _ in range(120):
-        sequence = pick()
-        tokens = held[sequence]
-        match int(random.integers(6)):
-            case 0 | 1:
-                new = random.integers(0, 320, int(random.integers(1, 25))).tolist()
-                last = extend(runner, sequence, new)[-1]
-                tokens += new
-                np.testing.assert_array_equal(last, expected(tokens))
-                if len(new) == 1 or random.integers(4) == 0:
-                    continue
-                cut = len(tokens) - int(random.integers(len(new)))
-                runner.truncate_sequence(sequence, cut)
-                del tokens[cut:]
-            case 2:
-                length = int(random.integers(len(tokens) + 1))
-                held[runner.fork_sequence(sequence, length)] = tokens[:length]
-            case 3:
-                length = int(random.integers(len(tokens) + 1))
-                runner.truncate_sequence(sequence, length)
-                del tokens[length:]
-            case 4 if tokens:
-                start = int(random.integers(len(tokens)))
-                data = runner.export_kv(sequence, start, len(tokens))
-                copy = runner.fork_sequence(sequence, start)
-                runner.import_kv(copy, start, len(tokens), data)
-                held[copy] = list(tokens)
-            case 5 if tokens:
-                extend(runner, sequence, [5])
-                runner.last_step().run()
-                tokens.append(5)
-        while len(held) > 6:
-            gone = pick()
-            runner.free_sequence(gone)
-            del held[gone]
+    check_any_order_of_operations(runner, runner, seed, most_new=25)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "lfm2-odd"])

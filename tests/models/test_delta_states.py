@@ -14,8 +14,14 @@ from models.config import read_config
 from models.delta_states import LEAST_SLOTS, slot_bytes, slots_within
 from models.kv_layout import kv_bytes_per_token, state_bytes, stored_types
 from tests.models.architecture_models import MODELS
+from tests.models.state_checks import (
+    AFTER_REJECTION,
+    Counting,
+    check_any_order_of_operations,
+    check_rejected_tokens_cost_nothing,
+    opened,
+)
 from tests.models.synthetic import shapes, write
-from tests.models.test_convolution_states import Counting
 from tests.models.test_determinism import extend, tokens_of, whole
 
 PAGE = 16
@@ -27,13 +33,6 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write(MODELS[request.param], tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
 
 
-def opened(path: Path, budget: int) -> Counting:
-    with open_model(path) as file:
-        runner = Counting(file, kv_bytes=budget)
-    runner.passes = []
-    return runner
-
-
 @pytest.fixture
 def runner(path: Path) -> Iterator[Counting]:
     runner = opened(path, AMPLE)
@@ -42,17 +41,9 @@ def runner(path: Path) -> Iterator[Counting]:
     runner.close()
 
 
-@pytest.mark.parametrize("length", [41, 42, 47, 48, 49, 50, 55, 56])
+@pytest.mark.parametrize("length", AFTER_REJECTION)
 def test_rejected_tokens_cost_nothing(runner: Counting, length: int) -> None:
-    tokens, other = tokens_of(1, 56), tokens_of(2, 20)
-    sequence = runner.create_sequence()
-    extend(runner, sequence, tokens[:40])
-    extend(runner, sequence, tokens[40:])
-    runner.truncate_sequence(sequence, length)
-    runner.passes.clear()
-    rows = extend(runner, sequence, other)
-    assert runner.passes == [len(other)]
-    np.testing.assert_array_equal(rows, whole(runner, tokens[:length] + other)[length:])
+    check_rejected_tokens_cost_nothing(runner, length)
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 40, 47, 48, 63, 64, 65, 99, 100])
@@ -181,52 +172,7 @@ def test_two_sequences_go_on_from_one_page(runner: Counting) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_operations(path: Path, seed: int, budget: int) -> None:
     runner, fresh = opened(path, budget), opened(path, AMPLE)
-    random = np.random.default_rng(seed)
-    held: dict[int, list[int]] = {runner.create_sequence(): []}
-    known: dict[tuple[int, ...], np.ndarray] = {}
-
-    def expected(tokens: list[int]) -> np.ndarray:
-        return known.setdefault(tuple(tokens), whole(fresh, tokens)[-1])
-
-    def pick() -> int:
-        return list(held)[int(random.integers(len(held)))]
-
-    for _ in range(120):
-        sequence = pick()
-        tokens = held[sequence]
-        match int(random.integers(6)):
-            case 0 | 1:
-                new = random.integers(0, 320, int(random.integers(1, 60))).tolist()
-                last = extend(runner, sequence, new)[-1]
-                tokens += new
-                np.testing.assert_array_equal(last, expected(tokens))
-                if len(new) == 1 or random.integers(4) == 0:
-                    continue
-                cut = len(tokens) - int(random.integers(len(new)))
-                runner.truncate_sequence(sequence, cut)
-                del tokens[cut:]
-            case 2:
-                length = int(random.integers(len(tokens) + 1))
-                held[runner.fork_sequence(sequence, length)] = tokens[:length]
-            case 3:
-                length = int(random.integers(len(tokens) + 1))
-                runner.truncate_sequence(sequence, length)
-                del tokens[length:]
-            case 4 if tokens:
-                start = int(random.integers(len(tokens)))
-                data = runner.export_kv(sequence, start, len(tokens))
-                copy = runner.fork_sequence(sequence, start)
-                runner.import_kv(copy, start, len(tokens), data)
-                held[copy] = list(tokens)
-            case 5 if tokens:
-                extend(runner, sequence, [5])
-                runner.last_step().run()
-                tokens.append(5)
-        while len(held) > 6:
-            gone = pick()
-            runner.free_sequence(gone)
-            del held[gone]
-    runner.check_integrity(set(held))
+    check_any_order_of_operations(runner, fresh, seed, most_new=60)
     for one in (runner, fresh):
         one.close()
 

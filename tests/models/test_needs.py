@@ -19,6 +19,7 @@ from gguf_io.blocks import BLOCK_TYPES
 from models import NativeRunner, native_runner, text_encoder
 from models.needs import encoder_needs, native_needs, touched_bytes
 from models.text_encoder import TextEncoder
+from tests.gguf_files import copying, finish
 from tests.models.architecture_models import MODELS
 from tests.models.encoders import ENCODERS
 from tests.models.synthetic import Synthetic, write
@@ -123,18 +124,11 @@ def write_types(path: Path, data: np.ndarray, name: str) -> None:
     """A model that is nearly all embedding, tied, of one type."""
     model = Synthetic("llama", layers=1, embedding=2048, feed_forward=32, heads=1, kv_heads=1, head=32, vocabulary=8192)
     small = write(model, path.with_suffix(".small"))
-    writer = gguf.GGUFWriter(path, "llama")
-    for field in gguf.GGUFReader(small).fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            is_array = field.types[0] is gguf.GGUFValueType.ARRAY
-            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if is_array else None)
-    for tensor in gguf.GGUFReader(small).tensors:
+    reader, writer = copying(small, path)
+    for tensor in reader.tensors:
         if tensor.name == "token_embd.weight":
             writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType[name])
         else:
             writer.add_tensor(tensor.name, tensor.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     small.unlink()

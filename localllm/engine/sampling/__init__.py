@@ -1,6 +1,6 @@
 """Sampling: logits in, one token out. Filters are plain functions in a list; greedy leaves early."""
 
-from localllm.engine.sampling.candidates import LogitsError
+from localllm.engine.sampling.filters import LogitsError
 from localllm.engine.sampling.sampler import Sampler
 from localllm.engine.sampling.validation import validate
 

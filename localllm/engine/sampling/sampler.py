@@ -7,8 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.engine.request import SamplingParams, TokenLogprob
-from localllm.engine.sampling.candidates import Candidates, best_first, check_choice, check_model, peaks
-from localllm.engine.sampling.filters import Mirostat, build_filters
+from localllm.engine.sampling.filters import (
+    Candidates,
+    Mirostat,
+    best_first,
+    build_filters,
+    check_choice,
+    check_model,
+    peaks,
+)
 from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, add_bias, penalise_repeats
 from localllm.engine.sampling.validation import validate
 from localllm.errors import RequestError

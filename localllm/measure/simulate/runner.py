@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.runner_info import RunnerInfo
-from localllm.engine.adapters import AdapterSet
+from localllm.engine.runner import AdapterSet
 from localllm.measure.simulate.costs import StepTimes
 
 VOCABULARY = 16_384

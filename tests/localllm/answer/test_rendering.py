@@ -10,8 +10,7 @@ from gguf_io.chat_template import ChatTemplate
 from gguf_io.errors import TemplateError
 from gguf_io.tokenizer import Tokenizer
 from localllm.answer.rendering import RenderedChat
-from localllm.engine.context_policy import fit_prompt
-from localllm.engine.request import ContextPolicy, GenerationRequest
+from localllm.engine.request import ContextPolicy, GenerationRequest, fit_prompt
 from localllm.errors import ContextOverflowError
 
 FINAL = "<|channel|>final<|message|>"

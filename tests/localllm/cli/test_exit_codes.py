@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from localllm.cli.exit_code import ExitCode, errors_told
 from localllm.cli.main import main
+from localllm.cli.terminal import ExitCode, errors_told
 from localllm.errors import RequestError
 
 PROGRAM = [sys.executable, "-c", "from tui.main import main; main()"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from localllm.cli.main import main
+from tests.gguf_files import finish
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
@@ -29,10 +30,7 @@ def write_model(path: Path) -> Path:
     for layer in range(2):
         writer.add_tensor(f"blk.{layer}.attn_k.weight", np.zeros((4, 8), np.float16))
     writer.add_tensor("token_embd.weight", np.zeros((40, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -123,10 +121,7 @@ def test_a_file_without_layers_is_shown(
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "clip")
     writer.add_tensor("v.weight", np.zeros((4, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     assert show(str(tmp_path / "m.gguf")) == 0
     out = capsys.readouterr().out
     assert "unknown for this architecture" in out
@@ -150,10 +145,7 @@ def test_an_absurd_number_of_layers_is_refused(
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_block_count(2**32 - 1)
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     assert show(str(tmp_path / "m.gguf")) == 2
     assert "llama.block_count: is 4294967295, outside 0..1024" in capsys.readouterr().err
 

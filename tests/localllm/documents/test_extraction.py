@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gguf_io import confined
 from localllm.documents import extraction
 from localllm.documents.extraction import Document, Extractor, UnreadableError
 from tests.pdf_files import pdf_of
@@ -114,7 +115,7 @@ def test_a_reader_that_takes_too_long_is_ended_and_started_again(
     extractor: Extractor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extraction, "WALL_SECONDS", 0.5)
-    monkeypatch.setattr(extraction, "_BOOTSTRAP", "import sys; sys.stdin.buffer.read()")
+    monkeypatch.setattr(confined, "_BOOTSTRAP", "import sys; sys.stdin.buffer.read()")
     with pytest.raises(UnreadableError, match="takes too long"):
         of(extractor, "a.html", b"<p>x</p>")
     monkeypatch.undo()
@@ -123,7 +124,7 @@ def test_a_reader_that_takes_too_long_is_ended_and_started_again(
 
 def test_the_reader_has_bounds_of_the_system(extractor: Extractor) -> None:
     of(extractor, "a.html", b"<p>x</p>")
-    child = extractor._child
+    child = extractor._child.process
     assert child is not None
     limits = Path(f"/proc/{child.pid}/limits")
     if not limits.exists():
@@ -136,7 +137,7 @@ def test_the_reader_has_bounds_of_the_system(extractor: Extractor) -> None:
 
 def test_closing_ends_the_child(extractor: Extractor) -> None:
     of(extractor, "a.html", b"<p>x</p>")
-    child = extractor._child
+    child = extractor._child.process
     assert child is not None
     extractor.close()
     assert child.returncode is not None

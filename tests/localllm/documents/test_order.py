@@ -2,7 +2,7 @@
 
 import random
 
-from localllm.documents.order import arranged
+from localllm.documents.search import arranged
 
 
 def test_the_same_chunks_come_in_the_same_order_whatever_their_ranks() -> None:

@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gguf_io import ModelFile
-from localllm.engine.adapters import AdapterSet
-from localllm.engine.runner import Runner
+from localllm.engine.runner import AdapterSet, Runner
 from tests.oracle import llama_oracle
 
 KINDS = [pytest.param("llama", marks=[pytest.mark.oracle, llama_oracle.needs_llama]), "native"]

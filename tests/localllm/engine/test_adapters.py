@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from localllm.engine.adapters import AdapterSet, adapter_set
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.loaded_model import load_model
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.runner import AdapterSet
+from localllm.engine.sequence import adapter_set
 from localllm.engine.stream import Completion
 from localllm.errors import RequestError, SettingsError
 from localllm.settings import Settings, lora_text, parse_lora

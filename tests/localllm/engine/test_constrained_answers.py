@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
-from localllm.engine.context_policy import roll
 from localllm.engine.engine import Engine
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, roll
 from localllm.engine.sampling import Sampler
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import Completion

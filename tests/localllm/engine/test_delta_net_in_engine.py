@@ -13,8 +13,8 @@ from localllm.engine.stream import Completion
 from models import NativeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.models.architecture_models import MODELS
+from tests.models.state_checks import Counting
 from tests.models.synthetic import write
-from tests.models.test_convolution_states import Counting
 
 PAGE = 16
 SYSTEM = [(at * 13) % 290 + 3 for at in range(150)]

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.engine.context_policy import fit_prompt
 from localllm.engine.engine import Engine
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, fit_prompt
 from localllm.engine.speculation import StepCosts
 from localllm.engine.stream import CAPACITY, Completion
 from localllm.errors import ContextOverflowError, LocalLLMError, OutOfMemoryError, QueueFullError, RequestError

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from localllm.engine import disk_cache, kv_manager, memory_tier, scheduler, spill
 from localllm.engine import stream as stream_module
 from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVocabulary, compile_constraint
-from localllm.engine.context_policy import roll
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenEvent
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenEvent, roll
 from localllm.engine.sampling import Sampler
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import GenerationStream, fold

@@ -9,9 +9,8 @@ import pytest
 
 from localllm.answer.rendering import render
 from localllm.engine.constraint import ConstraintKind
-from localllm.engine.context_policy import fit_prompt
 from localllm.engine.loaded_model import LoadedModel, load_model
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, fit_prompt
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.memory import ModelMemory, plan_memory
 from localllm.settings import Settings

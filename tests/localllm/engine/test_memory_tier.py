@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localllm.engine import memory_tier
-from localllm.engine.adapters import KeySpace
 from localllm.engine.engine import Engine
 from localllm.engine.memory_tier import MemoryTier
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.sequence import KeySpace
 from localllm.engine.stream import Completion
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from localllm.engine.request import SamplingParams
 from localllm.engine.sampling import filters
-from localllm.engine.sampling.candidates import Candidates, largest
+from localllm.engine.sampling.filters import Candidates, largest
 from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, penalise_repeats, repeat_lengths
 
 Logits = dict[int, float]

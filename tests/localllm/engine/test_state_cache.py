@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from localllm.engine.adapters import KeySpace
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.sequence import KeySpace
 from localllm.engine.state_cache import TAIL_TOKENS, StateCache, mark_places
 from localllm.engine.stream import Completion
 from tests.fakes.fake_runner import FakeRunner

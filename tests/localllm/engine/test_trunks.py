@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from localllm.engine.adapters import KeySpace
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.memory_tier import MemoryTier
 from localllm.engine.request import Counts, GenerationRequest, SamplingParams
+from localllm.engine.sequence import KeySpace
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
 from localllm.engine.engine import Engine
-from localllm.engine.plan import ChunkSize
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.scheduler import ChunkSize
 from localllm.errors import ContextOverflowError, OutOfMemoryError
 from tests.fakes.fake_runner import EOG, FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.gguf_files import finish
 from tests.localllm.library.model_server import ModelServer
 
 OTHER_PLACES = (
@@ -50,10 +51,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     writer.add_token_list([f"t{index}" for index in range(40)])
     writer.add_tensor("blk.0.attn_k.weight", np.zeros((16, 32), np.float16))
     writer.add_tensor("token_embd.weight", np.zeros((40, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()
 
 
@@ -134,8 +132,5 @@ def big_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("big")
     writer.add_tensor("token_embd.weight", np.random.default_rng(1).random((1500, 512), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()

@@ -18,6 +18,7 @@ from localllm.library.names import ModelName
 from localllm.library.own_store import OwnStore
 from localllm.library.places import own_store
 from localllm.settings import Settings, load_settings, parse_lora
+from tests.gguf_files import finish
 from tests.gpu_offload import lora_files
 from tests.localllm.library.conftest import write_file, write_ollama_model
 from tui.parameters import Parameters
@@ -282,10 +283,7 @@ def write_with_template(path: Path, template: str | None) -> bytes:
     if template:
         writer.add_chat_template(template)
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()
 
 

@@ -19,6 +19,7 @@ from localllm.library.own_store import OwnStore, blob_files
 from localllm.library.places import own_store
 from localllm.settings import Settings
 from tests.forking import Nursery, nursery
+from tests.gguf_files import finish
 from tests.localllm.library.conftest import write_file
 
 pytestmark = pytest.mark.slow
@@ -124,10 +125,7 @@ def test_quantize(home: Path, children: Nursery) -> None:
     writer = gguf.GGUFWriter(home / "model.gguf", "llama")
     for name in ("token_embd.weight", "output.weight"):
         writer.add_tensor(name, np.ones((64, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
     def check() -> None:
         if (home / "small.gguf").exists():

@@ -17,6 +17,7 @@ from localllm.library.pull import pull
 from localllm.library.suggestions import CHAT_TOKENS
 from localllm.library.summary import summarize
 from localllm.settings import Settings
+from tests.gguf_files import finish
 from tests.localllm.library.model_server import ModelServer, cut, refuse
 
 
@@ -33,10 +34,7 @@ def model_bytes(folder: Path, tokens: int = 40, rows: int = 60_000) -> bytes:
     writer.add_token_list([f"token number {index}" for index in range(tokens)])
     writer.add_tensor("blk.0.attn_k.weight", np.zeros((16, 32), np.float16))
     writer.add_tensor("token_embd.weight", np.ones((rows, 32), np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()
 
 
@@ -53,10 +51,7 @@ def split_model(folder: Path, parts: int = 2) -> dict[str, bytes]:
         writer.add_uint16("split.count", parts)
         writer.add_int32("split.tensors.count", parts)
         writer.add_tensor(f"blk.0.part_{number}.weight", np.ones((20_000, 32), np.float16))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
         files[path.name] = path.read_bytes()
     return files
 

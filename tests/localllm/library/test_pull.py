@@ -7,6 +7,7 @@ import pytest
 from localllm.library.errors import PullError
 from localllm.library.lookup import find, users_models
 from localllm.library.pull import PullStatus, pull
+from tests.gguf_files import finish
 from tests.localllm.library.model_server import ModelServer, cut
 from tests.localllm.library.store_contents import SETTINGS
 
@@ -124,10 +125,7 @@ def split_model(folder: Path) -> list[bytes]:
     writer = gguf.GGUFWriter(folder / "s.gguf", "llama", split_max_tensors=1)
     writer.add_tensor("a", np.ones((4, 8), np.float32))
     writer.add_tensor("b", np.ones((4, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return [path.read_bytes() for path in sorted(folder.glob("s-*.gguf"))]
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from localllm.engine.plan import Plan
-from localllm.engine.scheduler import Scheduler
+from localllm.engine.scheduler import Plan, Scheduler
 from localllm.errors import RequestError
 from localllm.measure.formulas import serving, speed
 from localllm.measure.latency import Outcome

@@ -11,6 +11,7 @@ import pytest
 from gguf_io.errors import ModelFileError
 from localllm.errors import RequestError
 from localllm.quality.quantize import quantize
+from tests.gguf_files import finish
 
 SOURCES = ["stories260K-F32.gguf", "stories260K-F16.gguf", "tinystories656K-pad256-F32.gguf"]
 
@@ -94,10 +95,7 @@ def test_the_format_is_right_without_llama_cpp(tmp_path: Path) -> None:
     writer.add_tensor("blk.0.attn_k.weight", values)
     writer.add_tensor("blk.0.attn_norm.weight", values[0])
     writer.add_tensor("blk.0.ffn_down.weight", values[:, :20])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     quantize(tmp_path / "f32.gguf", tmp_path / "q8.gguf", "Q8_0", quiet)
     found = tensors(tmp_path / "q8.gguf")
     expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0).tobytes()
@@ -114,10 +112,7 @@ def test_values_that_do_not_fit_are_refused(tmp_path: Path, kind: str, value: fl
     weights[1, 2] = value
     writer = gguf.GGUFWriter(source, "llama")
     writer.add_tensor("blk.0.ffn_up.weight", weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ModelFileError, match=r"ffn_up\.weight has values that are not finite, or too large"):
         quantize(source, target, kind, quiet)
     assert os.listdir(tmp_path) == ["source.gguf"]

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFReader
+
+from tests.gguf_files import copying, finish
 
 USER_DEFINED = 4
 
@@ -27,17 +29,8 @@ def rename_token(path: Path, token: int, text: str) -> None:
 
 def split(source: Path, folder: Path, tensors_a_part: int) -> list[Path]:
     """The model in several files."""
-    reader = GGUFReader(source)
-    architecture = reader.fields["general.architecture"].contents()
-    writer = GGUFWriter(folder / "part.gguf", architecture, split_max_tensors=tensors_a_part)
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            inner = field.types[-1] if field.types[0] is GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    reader, writer = copying(source, folder / "part.gguf", split_max_tensors=tensors_a_part)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return sorted(folder.glob("part-*.gguf"))

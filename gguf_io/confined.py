@@ -1,0 +1,161 @@
+"""A child process without rights, for work on strangers' files: chat templates, PDF and DOCX.
+
+No check of such a file bounds what it may compute, so the operating system does: the child may use so much CPU time per
+request and so much memory in all, and may write no file and start no process. Exceeding the time ends it by a signal,
+exceeding the memory by an exit status. Memory is bounded on Linux only; Windows has the parent's clock alone.
+
+A request on the child's stdin is a JSON line {"kind": text, "bytes": N, "seconds": of CPU time} and N bytes, a reply on
+its stdout a JSON line. The child imports this file, so it loads neither NumPy nor Jinja.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+Reply = dict[str, Any]
+
+_EXIT_MEMORY = 77  # the child's exit status when memory ran out
+# -I keeps the environment's PYTHON* settings out; the parent's own search path makes the imports the same.
+_BOOTSTRAP = (
+    "import importlib, sys; name = sys.argv[1]; sys.path[:] = sys.argv[2:]; importlib.import_module(name).main()"
+)
+
+
+class ChildEndedError(Exception):
+    """The child ended without an answer. The message says why, as in "it takes too long: ..."."""
+
+
+class ConfinedChild:
+    """Asks a worker in a child process, which starts with the first request and again after it was ended.
+
+    worker: the module whose `main` calls `answer_requests`. memory_bytes: the bound that it sets, for messages.
+    most_reply_bytes: a longer reply ends the child; -1 sets no bound. Thread-safe: requests are answered one at a time,
+    and waiting for one holds no interpreter lock. The child ends with this object, with the parent, or beyond a limit.
+    """
+
+    def __init__(self, worker: str, memory_bytes: int, most_reply_bytes: int = -1) -> None:
+        self._worker = worker
+        self._memory_bytes = memory_bytes
+        self._most_reply_bytes = most_reply_bytes
+        self._lock = threading.Lock()
+        self._finalizer: weakref.finalize[..., ConfinedChild] | None = None  # ends the process, once
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
+        """The worker's reply, or ChildEndedError within the limits. Raises OSError where no process can be started."""
+        header = json.dumps({"kind": kind, "bytes": len(data), "seconds": cpu_seconds}).encode() + b"\n"
+        with self._lock:
+            process, late = self._running(), threading.Event()
+
+            def expire() -> None:
+                late.set()
+                process.kill()
+
+            clock = threading.Timer(wall_seconds, expire)
+            clock.daemon = True
+            clock.start()
+            answer = b""
+            try:
+                answer = _converse(process, header, data, self._most_reply_bytes)
+            finally:
+                clock.cancel()
+                if not answer.endswith(b"\n"):  # it died, or an interrupt left half an exchange
+                    self.close()
+        if not answer.endswith(b"\n"):
+            waited = wall_seconds if late.is_set() else 0.0
+            raise ChildEndedError(self._reason_of_end(process.returncode, cpu_seconds, waited))
+        reply: Reply = json.loads(answer)
+        return reply
+
+    def close(self) -> None:
+        """End the process. Idempotent; the next request starts another."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self.process is None or self.process.poll() is not None:
+            self.close()
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOTSTRAP, self._worker, *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # libraries' remarks on strangers' files
+                start_new_session=True,  # Ctrl-C in the terminal is the parent's
+            )
+            self._finalizer = weakref.finalize(self, _end, self.process)
+        return self.process
+
+    def _reason_of_end(self, status: int, cpu_seconds: float, waited: float) -> str:
+        if waited:
+            return f"it takes too long: it had not answered after {waited:g} s and was ended"
+        if sys.platform != "win32" and status == -signal.SIGPROF:
+            return f"it takes too long: it used more than {cpu_seconds:g} s of CPU time and was ended"
+        if status == _EXIT_MEMORY:
+            return f"it takes too much memory: it used more than {self._memory_bytes >> 20} MiB of memory and was ended"
+        return f"the process that works on it ended with status {status}"
+
+
+def answer_requests(answer: Callable[[str, bytes], Reply], memory_bytes: int) -> None:
+    """The worker's side: give up all rights, then answer kinds and data with replies until stdin closes."""
+    _give_up_rights(memory_bytes)
+    while header := sys.stdin.buffer.readline():
+        try:
+            request = json.loads(header)
+            data = sys.stdin.buffer.read(request["bytes"])
+            _set_cpu_timer(request["seconds"])
+            reply = json.dumps(answer(request["kind"], data)).encode()
+        except MemoryError:
+            os._exit(_EXIT_MEMORY)
+        _set_cpu_timer(0.0)
+        sys.stdout.buffer.write(reply + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _give_up_rights(memory_bytes: int) -> None:
+    if sys.platform == "win32":  # no such limits; the parent's clock is then the only one
+        return
+    import resource
+
+    bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
+    if sys.platform == "linux":  # macOS reserves more address space than any bound, and refuses to set one
+        bounds[resource.RLIMIT_AS] = memory_bytes
+    for limit, bound in bounds.items():
+        _, hard = resource.getrlimit(limit)
+        lowest = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(limit, (lowest, lowest))
+
+
+def _set_cpu_timer(seconds: float) -> None:
+    # SIGPROF keeps its default action, which ends the process even inside one long C call such as 9**9**9.
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _converse(process: subprocess.Popen[bytes], header: bytes, data: bytes, most_reply_bytes: int) -> bytes:
+    """One request and its reply; less than a whole line when the child ended instead."""
+    stdin, stdout = process.stdin, process.stdout
+    if stdin is None or stdout is None:
+        raise TypeError("the worker was started without pipes")
+    try:
+        stdin.write(header)
+        stdin.write(data)
+        stdin.flush()
+    except OSError:  # it ended before it had read everything
+        return b""
+    return stdout.readline(most_reply_bytes)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # a reader that is gone cannot take what was still buffered
+                pipe.close()

@@ -1,0 +1,42 @@
+"""Models whose states are pooled to one row a text, and which do not write."""
+
+from dataclasses import replace
+
+from models.architecture import HALVES, Activation, Architecture, Norms, inverse_root, unscaled
+from models.architectures.gemma import GEMMA3
+from models.config import ModelConfig
+
+_MODERN_PERIOD = 3
+
+
+def _modern_window(config: ModelConfig, layer: int) -> int:
+    pattern = _MODERN_PERIOD if config.window_pattern is None else config.window_pattern
+    slides = pattern[layer] if isinstance(pattern, tuple) else pattern == 0 or layer % pattern > 0
+    return (config.window or 0) if slides else 0
+
+
+_NORMS_OF_SUMS = Norms(layer_norm=True, before=False, sums=True)
+
+ARCHITECTURES = (
+    # BERT and XLM-RoBERTa: positions are learnt, and the rows are normalised after each sub-layer.
+    Architecture(
+        "bert",
+        replace(HALVES, turns=lambda _config, _layer: False),
+        _NORMS_OF_SUMS,
+        activation=Activation.GELU_ALONE,
+        causal=False,
+    ),
+    # Nomic BERT: BERT with rotated heads and a gated feed-forward network.
+    Architecture("nomic-bert", HALVES, _NORMS_OF_SUMS, causal=False),
+    # ModernBERT: norms before sub-layers, gated GELU, and one layer that sees all to two with a window around each row.
+    Architecture(
+        "modern-bert",
+        replace(HALVES, window_base=10_000.0, window_scaling=unscaled),
+        Norms(layer_norm=True, first=False),
+        activation=Activation.GELU,
+        window=_modern_window,
+        causal=False,
+    ),
+    # EmbeddingGemma: Gemma 3 whose rows see all of their text, or a window around them.
+    replace(GEMMA3, name="gemma-embedding", scales=replace(GEMMA3.scales, attention=inverse_root), causal=False),
+)

@@ -1,5 +1,0 @@
-"""The language model of Qwen 3 VL, for text: there all parts of a position are the same."""
-
-from models.architecture import Architecture, RopePairs, Rotation
-
-ARCHITECTURE = Architecture(name="qwen3vl", rotation=Rotation(RopePairs.HALVES))

@@ -1,0 +1,36 @@
+"""Mamba-2's selective scans, alone and in hybrids."""
+
+from dataclasses import replace
+
+from models.architecture import HALVES, NEIGHBOURS, Activation, Architecture, Norms, Scales, inverse_root
+from models.architectures.llama import GRANITE
+from models.config import ModelConfig
+
+
+def _granite_logits(config: ModelConfig) -> float:
+    return 1.0 / (config.factors.logits or 1.0)
+
+
+def _nemotron_attention(config: ModelConfig) -> float:
+    return config.factors.attention or inverse_root(config)
+
+
+def _never(config: ModelConfig, layer: int) -> bool:
+    return False
+
+
+ARCHITECTURES = (
+    Architecture("mamba2", HALVES),
+    # Granite 4 H: as Granite, with scans in place of most layers' attention, with and without experts.
+    replace(GRANITE, name="granitehybrid", scales=replace(GRANITE.scales, logits=_granite_logits)),
+    # Falcon-H1: in each layer a scan beside attention, and a feed-forward network behind both.
+    Architecture("falcon-h1", HALVES, Norms(scans=False)),
+    # Nemotron-H: each layer is a scan, attention without positions, or a network of squared ReLU.
+    Architecture(
+        "nemotron_h",
+        replace(NEIGHBOURS, turns=_never),
+        Norms(feed_forward="attn_norm"),
+        Scales(attention=_nemotron_attention),
+        activation=Activation.SQUARED_RELU_ALONE,
+    ),
+)

@@ -1,0 +1,39 @@
+"""Writing GGUF files with gguf's writer: its last steps, and copies with other metadata."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+
+def finish(writer: gguf.GGUFWriter) -> Path:
+    """Write what the writer has collected, and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    path = Path(writer.path)
+    writer.close()
+    return path
+
+
+def copying(
+    source: Path,
+    target: Path,
+    *,
+    architecture: str | None = None,
+    without: tuple[str, ...] = (),
+    renamed: Callable[[str], str] = str,
+    **options: Any,
+) -> tuple[gguf.GGUFReader, gguf.GGUFWriter]:
+    """A reader of a model, and a writer that has all its keys but `without`; tensors are left to the caller.
+
+    architecture: another one for the copy. renamed: a key's new name. options: of the writer.
+    """
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, architecture or reader.fields["general.architecture"].contents(), **options)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", *without):
+            items = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(renamed(key), field.contents(), field.types[0], items)
+    return reader, writer
