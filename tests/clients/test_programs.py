@@ -29,7 +29,7 @@ pytestmark = [
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program's three calls for a folder, and its arguments for the task."""
+    """A program's three calls for a folder, which fit its tools' schemas, and its arguments for the task."""
 
     name: str
     calls: Callable[[Path], Sequence[str]]
@@ -59,7 +59,7 @@ def _opencode(folder: Path) -> Sequence[str]:
     return (
         "I will read the file.\n" + call("read", filePath=notes),
         call("edit", filePath=notes, oldString="one", newString="two"),
-        call("bash", command="cp notes.txt seen.txt", description="Copy the notes"),
+        call("bash", command="cp notes.txt seen.txt"),
     )
 
 
