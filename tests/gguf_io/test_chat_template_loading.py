@@ -111,6 +111,19 @@ def test_defaults_by_family(tokens: tuple[str, ...], name: str, family: str, exp
     assert template.render(MESSAGES) == expected
 
 
+def test_the_default_of_harmony_is_gpt_oss_own_but_for_its_name_and_dates(data_dir: Path) -> None:
+    own = ChatTemplate((data_dir / "templates" / "openai-gpt-oss-120b.jinja").read_text("utf-8"))
+    default = load_chat_template(Model(("<|start|>", "<|channel|>", "<|message|>")))
+    assert default.is_default and default.reasoning_markers == own.reasoning_markers
+    for messages in (MESSAGES[-1:], MESSAGES):
+        for effort in ({}, {"reasoning_effort": "low"}):
+            header, _, rest = default.render(messages, **effort).partition("<|end|>")
+            full, _, expected = own.render(messages, **effort).partition("<|end|>")
+            assert rest == expected
+            start = full.index("Reasoning")
+            assert header == "<|start|>system<|message|>" + full[start:]
+
+
 def test_only_plain_lines_need_a_text_to_stop_at() -> None:
     assert "\nUser:" in load_chat_template(Model()).stop_strings
     assert load_chat_template(Model(("<|im_start|>", "<|im_end|>"))).stop_strings == ()

@@ -30,6 +30,7 @@ FAMILIES = (
     Family("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "Llama 3"),
     Family("gemma", ("<start_of_turn>", "<end_of_turn>"), "Gemma"),
     Family("deepseek", ("<｜User｜>", "<｜Assistant｜>"), "DeepSeek"),
+    Family("harmony", ("<|start|>", "<|channel|>", "<|message|>"), "harmony (gpt-oss)"),
     Family("phi3", ("<|user|>", "<|assistant|>", "<|end|>"), "Phi 3"),
 )
 INSTRUCT = Family("instruct", ("[INST]", "[/INST]"), "[INST] (Llama 2, Mistral)")
