@@ -4,10 +4,11 @@
         [--rounds 4] [--threads N] [--kv-mib 512] [--engine] [--json FILE]
 
 Calibration and load alternate: before and after each load the model's steps, and what the engine adds to them, are
-timed in this process, as `localllm simulate --measure` does. Then short requests of a few tokens to the idle server, one
-at a time and four at once, tell what a step and a token of it take longer there than here (its event loop, its place in
-memory), and what a request takes outside of the engine (HTTP, tokenising). The mean of both calibrations is the cost model of that load alone, so that a
-machine that slows down slows both. Nothing is fitted to the load that is compared.
+timed in this process, as `localllm simulate --measure` does. Then short requests of a few tokens to the idle server,
+one at a time and four at once, tell what a step and a token of it take longer there than here (its event loop, its
+place in memory), and what a request takes outside of the engine (HTTP, tokenising). The mean of both calibrations is
+the cost model of that load alone, so that a machine that slows down slows both. Nothing is fitted to the load that is
+compared.
 
 Each round's requests are played in the simulation with the numbers of tokens that the server counted; percentiles are
 of all rounds together. The drift tells how much longer a step of one row took after a load than before it: where that
