@@ -118,11 +118,11 @@ def anchored(target: Target, times: StepTimes) -> Calibration:
 
     def added(outcomes: Sequence[Outcome], together: int) -> float:
         step = times.seconds(((1, PROBE_TOKENS),) * together, together)
-        return statistics.median([each.tpot - step for each in outcomes if each.tpot is not None] or [0.0])
+        return max(statistics.median([each.tpot - step for each in outcomes if each.tpot is not None] or [0.0]), 0.0)
 
     one = added(alone, 1)
     token = max(added(several, TOGETHER) - one, 0.0) / (TOGETHER - 1)
-    times = replace(times, fixed=times.fixed + one - token, token=times.token + token)
+    times = replace(times, fixed=times.fixed + max(one - token, 0.0), token=times.token + token)
     rows = [max(outcome.prompt_tokens or 1, 1) for outcome in alone]
     outside = [outcome.ttft - times.seconds(((count, count),), 1) for outcome, count in zip(alone, rows, strict=True)]
     return Calibration(times, max(statistics.median(outside), 0.0))
