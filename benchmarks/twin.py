@@ -4,10 +4,11 @@
         [--rounds 4] [--threads N] [--kv-mib 512] [--engine] [--json FILE]
 
 Calibration and load alternate: before and after each load the model's steps, and what the engine adds to them, are
-timed in this process, as `localllm simulate --measure` does. Then a few short requests, one at a time, to the idle
-server tell what a step there takes longer than here (its event loop, its place in memory), and what a request takes
-outside of the engine (HTTP, tokenising). The mean of both calibrations is the cost model of that load alone, so that a
-machine that slows down slows both. Nothing is fitted to the load that is compared.
+timed in this process, as `localllm simulate --measure` does. Then short requests of a few tokens to the idle server,
+one at a time and four at once, tell what a step and a token of it take longer there than here (its event loop, its
+place in memory), and what a request takes outside of the engine (HTTP, tokenising). The mean of both calibrations is
+the cost model of that load alone, so that a machine that slows down slows both. Nothing is fitted to the load that is
+compared.
 
 Each round's requests are played in the simulation with the numbers of tokens that the server counted; percentiles are
 of all rounds together. The drift tells how much longer a step of one row took after a load than before it: where that
@@ -49,7 +50,7 @@ from localllm.measure.workload.texts import words
 from models.native_runner import NativeRunner
 
 PATIENCE_S = 600.0
-PROBES, PROBE_TOKENS = 5, 24
+PROBES, PROBE_TOKENS, TOGETHER = 5, 24, 4
 ALLOWED = 0.15
 
 
@@ -95,21 +96,35 @@ class Calibration:
 
 
 def anchored(target: Target, times: StepTimes) -> Calibration:
-    """Step times of this process, and what the server adds to them, by short requests to the idle server: medians."""
+    """Step times of this process, and what the server adds to them, by short requests to the idle server: medians.
 
-    async def probe() -> list[Outcome]:
-        async with Server(target, 1, time.perf_counter) as server:
+    Requests one at a time tell what it adds to a step, several at once what it adds for each token of a step.
+    """
+
+    async def probe(server: Server, number: int) -> Outcome:
+        job = Job(0.0, words(4, f"probe {number}"), PROBE_TOKENS)
+        return await server.ask(job, time.perf_counter(), None, PATIENCE_S)
+
+    async def probes() -> tuple[list[Outcome], list[Outcome]]:
+        several: list[Outcome] = []
+        async with Server(target, TOGETHER, time.perf_counter) as server:
             await server.look_up()
-            jobs = [Job(0.0, words(4, f"probe {number}"), PROBE_TOKENS) for number in range(PROBES)]
-            return [await server.ask(job, time.perf_counter(), None, PATIENCE_S) for job in jobs]
+            alone = [await probe(server, number) for number in range(PROBES)]
+            for first in range(PROBES, PROBES + TOGETHER * PROBES, TOGETHER):
+                several += await asyncio.gather(*(probe(server, first + at) for at in range(TOGETHER)))
+        return alone, several
 
-    outcomes = asyncio.run(probe())
-    steps = [outcome.tpot - times.seconds(((1, PROBE_TOKENS),), 1) for outcome in outcomes if outcome.tpot is not None]
-    times = replace(times, fixed=times.fixed + (statistics.median(steps) if steps else 0.0))
-    rows = [max(outcome.prompt_tokens or 1, 1) for outcome in outcomes]
-    outside = [
-        outcome.ttft - times.seconds(((count, count),), 1) for outcome, count in zip(outcomes, rows, strict=True)
-    ]
+    alone, several = asyncio.run(probes())
+
+    def added(outcomes: Sequence[Outcome], together: int) -> float:
+        step = times.seconds(((1, PROBE_TOKENS),) * together, together)
+        return max(statistics.median([each.tpot - step for each in outcomes if each.tpot is not None] or [0.0]), 0.0)
+
+    one = added(alone, 1)
+    token = max(added(several, TOGETHER) - one, 0.0) / (TOGETHER - 1)
+    times = replace(times, fixed=times.fixed + max(one - token, 0.0), token=times.token + token)
+    rows = [max(outcome.prompt_tokens or 1, 1) for outcome in alone]
+    outside = [outcome.ttft - times.seconds(((count, count),), 1) for outcome, count in zip(alone, rows, strict=True)]
     return Calibration(times, max(statistics.median(outside), 0.0))
 
 

@@ -76,8 +76,10 @@ class Timeline:
         last = self.spans[-1] if self.spans else None
         if last and last.decodes and span.decodes and span.began - last.ended < PAUSE_S:
             self.spans[-1] = Span(True, last.began, span.ended, last.rows + span.rows)
-        elif len(self.spans) < KEPT_SPANS:
-            self.spans.append(span)
+            return
+        self.spans.append(span)
+        if len(self.spans) > KEPT_SPANS:
+            del self.spans[1]  # the first one tells when the queue was left
 
 
 @dataclass(frozen=True, slots=True)
