@@ -41,6 +41,7 @@ MEMORY_EVERY_S = 2.0
 class ChatScreen(Screen[None]):
     """Owns the conversation and the answer on its way; `tui.commands` act through its public methods."""
 
+    AUTO_FOCUS = "#prompt"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="stop", priority=True),
         Binding("escape", "back", "Back", id="back", priority=True),
