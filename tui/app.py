@@ -198,7 +198,7 @@ class ChatApp(App[None]):
         # Where the shell has taken the terminal back, only a process that ignores this may restore it.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         for chat in self.tabs.all:
-            chat.keep_answer()
+            chat.writer.keep()
         self.exit(return_code=128 + number)
 
     def watch_theme(self, theme: str) -> None:

@@ -163,7 +163,6 @@ async def approval(pilot: Pilot[None]) -> None:
     calls = (ToolCall("edit_file", edit),)
     machine = cast("Machine", chat.app.backend)
     machine.scripts[0] = [AnswerEvent((AnswerPart(PartKind.TOOL_CALLS, "", calls),)), ended()]
-    machine.converses = True
     await loaded(pilot)
     await say(pilot, "/set tools on")
     await say(pilot, "Say it for the south too.")
@@ -265,7 +264,9 @@ def test_a_screen_of_tools(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     folder = tmp_path / "project"
     folder.mkdir()
-    app = make_app(Machine(), "qwen3:0.6b", folder=folder)
+    machine = Machine()
+    machine.converses = True
+    app = make_app(machine, "qwen3:0.6b", folder=folder)
     app.theme = theme
 
     async def flow_and_picture(pilot: Pilot[None]) -> None:

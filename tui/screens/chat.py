@@ -1,12 +1,10 @@
 """The chat: messages above, the prompt below, and what the machine does in one line."""
 
-import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -17,19 +15,18 @@ from textual.screen import Screen
 from textual.widgets import Footer
 from textual.worker import Worker
 
-from localllm.answer.event import AnswerStream
 from localllm.engine.request import FinishReason
-from localllm.errors import LocalLLMError, RequestError
-from tui.answering import FLUSH_S, Answered, follow, make_title, note_end
+from localllm.errors import LocalLLMError
+from tui.answering import Answered, make_title
 from tui.attachments import MissingFileError
 from tui.backend import Backend, ModelInfo
-from tui.background import in_thread
 from tui.conversation import Conversation
 from tui.screens.folder import ChatFolder
 from tui.screens.loading import ModelLoader, Place
 from tui.screens.tools import ChatTools
+from tui.screens.writing import AnswerWriter
 from tui.sessions import Message
-from tui.status import Latency, joined
+from tui.status import Latency
 from tui.tabs import TabChanged, Tabs
 from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
@@ -44,6 +41,7 @@ MEMORY_EVERY_S = 2.0
 class ChatScreen(Screen[None]):
     """Owns the conversation and the answer on its way; `tui.commands` act through its public methods."""
 
+    AUTO_FOCUS = "#prompt"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", id="stop", priority=True),
         Binding("escape", "back", "Back", id="back", priority=True),
@@ -89,12 +87,10 @@ class ChatScreen(Screen[None]):
         self._pull = pull
         self.tools = ChatTools(folder, conversation, self, mode, (self.transcript, self.status_line, self.prompt))
         self.folder = ChatFolder(conversation, backend, self.status_line)
-        self._answer: AnswerStream | None = None
-        self._writing: Message | None = None
         self._begun = False
         self._unread = False  # an answer has ended while another tab was seen
         self.stopping = threading.Event()
-        self._heard_at = 0.0  # when the answer on its way last said something
+        self.writer = AnswerWriter(self.place, backend, loader, self.tools, self.latency, self.stopping)
         self._missing = ""  # a text that names files which do not exist, refused once
         self._work: Worker[None] | None = None
 
@@ -122,7 +118,7 @@ class ChatScreen(Screen[None]):
     def on_unmount(self) -> None:
         """Leave nothing behind: the answer is kept as far as it has come."""
         self.loader.leave(self.place)
-        self.keep_answer()
+        self.writer.keep()
         self.stopping.set()
         self.tools.close()
         self.folder.close()
@@ -260,17 +256,16 @@ class ChatScreen(Screen[None]):
     async def stop(self) -> None:
         """Stop the answer on its way and wait until it is saved; one that waits for its model waits no longer."""
         self.stopping.set()
-        if self._answer:
-            self._answer.cancel()
+        self.writer.cancel()
         if self._work:
             await self._work.wait()
 
     def stop_work(self) -> bool:
         """Stop the answer, else the load; False if there is neither."""
         at_work = self.busy or self.loader.busy
-        if self._answer:
-            self._answer.cancel()
-        elif self.loader.busy:
+        if self.writer.cancel():
+            return at_work
+        if self.loader.busy:
             self.loader.stop()
         else:
             self.stopping.set()
@@ -278,73 +273,12 @@ class ChatScreen(Screen[None]):
 
     async def answer(self, view: AnswerView | None = None) -> None:
         """Let the model answer what is shown and call tools; with a view, continue its cut answer."""
-        message = await self.tools.answer(self._answer_once, view, self.stopping)
+        message = await self.tools.answer(self.writer.write, view, self.stopping)
         self._unread = self.tabs.current is not self
         self.post_message(Answered(self.conversation.title))
         info = self.info
         if message and message.finish_reason == FinishReason.STOP and info and info.converses and info.titles:
             self.run_worker(self._make_title(), exclusive=True, group="title")
-
-    async def _answer_once(self, view: AnswerView | None, tool_choice: str | None = None) -> Message | None:
-        """One answer of the model; returns it once it is saved."""
-        facts = self.status_line.facts
-        facts.answering, facts.speed, facts.progress = True, 0.0, None
-        self._heard()
-        self.refresh_bindings()
-        continues, before = view is not None, dict(view.message.stats) if view else {}
-        try:
-            if view is None:
-                view = cast("AnswerView", await self.transcript.append(self.conversation.begin_answer()))
-            view.message.finish_reason = None
-            self._writing = view.message
-            info = await self._model_loaded()
-            unseen = () if info.sees else self.conversation.picture_names
-            tools = await self.tools.offered(info)
-            request = self.conversation.request(continues, info.sees, tools, tool_choice)
-            self._answer = await in_thread(lambda: self.backend.submit(request))
-            if self.stopping.is_set():
-                self._answer.cancel()
-            update = await follow(self._answer, view, self.conversation, facts, self.latency, self._heard)
-            note_end(view, update, unseen)
-            view.message.stats = joined(before, view.message.stats)
-            facts.speed = view.message.stats["speed"]
-        except LocalLLMError as error:
-            if view is None:
-                self.show_error(str(error))
-                return None
-            view.message.error = str(error)
-            view.message.finish_reason = FinishReason.ERROR
-        finally:
-            if self._answer:
-                self._answer.cancel()
-            self._answer = self._writing = None
-            facts.answering, facts.progress = False, None
-            self._heard()
-            self.refresh_bindings()
-        return await self._end_answer(view)
-
-    def _heard(self) -> None:
-        """The answer on its way has said something."""
-        self._heard_at, self.status_line.facts.silent_s = time.monotonic(), 0.0
-        self.status_line.redraw()
-
-    async def _model_loaded(self) -> ModelInfo:
-        """Wait for a model that is being loaded. Raises RequestError if it does not come or the answer was stopped."""
-        while self.loader.busy and not self.stopping.is_set():
-            await asyncio.sleep(FLUSH_S)
-        if self.info is None:
-            raise RequestError("No model is loaded. /models chooses one, /regenerate asks it again.")
-        return self.info
-
-    async def _end_answer(self, view: AnswerView) -> Message | None:
-        await view.finish()
-        try:
-            self.conversation.save(view.message)
-            view.show_end(self.conversation.variant(view.message))
-        except LocalLLMError as error:
-            self.show_error(str(error))
-            return None
-        return view.message
 
     async def _make_title(self) -> None:
         """Ask the model for a title. It stays the first prompt's words if anything is in the way."""
@@ -354,27 +288,11 @@ class ChatScreen(Screen[None]):
             self.log.warning(str(error))
         self.show_title()
 
-    def keep_answer(self) -> None:
-        """Store the answer on its way as far as it has come: the program is about to end."""
-        if self._writing is None:
-            return
-        message, self._writing = self._writing, None
-        message.finish_reason = FinishReason.CANCELLED
-        try:
-            self.conversation.save(message)
-        except LocalLLMError as error:  # the screen can no longer show it
-            self.log.error(str(error))
-
     def load_model(self, name: str) -> None:
         """Load another model for all tabs; conversations stay, answers on their way end."""
         for chat in self.tabs.all:
-            chat.cancel()
+            chat.writer.cancel()
         self.loader.begin(name, self.place)
-
-    def cancel(self) -> None:
-        """End the answer that the model is giving."""
-        if self._answer:
-            self._answer.cancel()
 
     def action_stop(self) -> None:
         """Stop the answer, else the load."""
@@ -442,5 +360,5 @@ class ChatScreen(Screen[None]):
         if self.info:
             facts.memory = self.backend.memory_bytes()
         if facts.answering:
-            facts.silent_s = time.monotonic() - self._heard_at
+            facts.silent_s = self.writer.silent_s
         self.status_line.redraw()
