@@ -198,10 +198,10 @@ def plan_native(
     except OutOfMemoryError as error:
         if settings.from_disk:
             return plan_from_disk(memory, context, budget, room)
-        if settings.backend != "auto" or not llama_is_here():
-            raise
-        needed = _llama_needs(file, settings, room) >> 20
-        raise OutOfMemoryError(f"{error}\nllama.cpp would need {needed:,} MiB and the reserve.") from error
+        told = f"{error}\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
+        if settings.backend == "auto" and llama_is_here():
+            told += f"\nllama.cpp would need {_llama_needs(file, settings, room) >> 20:,} MiB and the reserve."
+        raise OutOfMemoryError(told) from error
 
 
 def _where_it_fits(choice: BackendChoice, file: ModelFile, settings: Settings, room: int | None) -> BackendChoice:
