@@ -88,6 +88,22 @@ def test_a_second_load_packs_nothing(model: Path, load: Loads) -> None:
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_mapped_weights_are_told_since_the_system_counts_them_as_free(model: Path) -> None:
+    settings = Settings(backend="native", kv_mib=1, ctx=64, threads=1)
+    found = []
+    with open_model(model) as file:
+        for _ in range(2):
+            runner, choice = open_runner(file, settings, None)
+            for thread in threading.enumerate():
+                if thread.name == "packed-keeper":
+                    thread.join(PATIENCE_S)
+            runner.close()
+            found.append(choice)
+        weights = native_memory(file, ("f16", "f16"), 1).weights
+    assert [choice.mapped_bytes for choice in found] == [0, weights]
+    assert found[0].main_bytes == found[1].main_bytes
+
+
 def test_nothing_is_kept_or_used_where_it_is_off(model: Path, load: Loads) -> None:
     load(model, 0)
     assert not packed.packed_folder().exists()
