@@ -106,6 +106,8 @@ class NativeRunner:
         recorder = DecoderRecorder(recording, self._store, self._ropes)
         self._logits_operations = recorder.record()
         self.packed = loader.packed
+        self.mapped_bytes = ready.bytes if ready else 0
+        """Of the weights: pages of a file, which the system counts as memory that is free."""
         self.closing: list[Callable[[], None]] = []
         """What is called by `close`, before the weights go."""
         self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)

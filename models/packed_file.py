@@ -79,7 +79,10 @@ def map_packed(fd: int, threads: int) -> PackedWeights:
     size = os.fstat(fd).st_size
     if any(entry.offset + entry.size > size for entry in entries.values()):
         raise DamagedError("it is cut off")
-    whole = np.frombuffer(mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ), np.uint8)
+    try:
+        whole = np.frombuffer(mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ), np.uint8)
+    except ValueError as error:  # it has become shorter since
+        raise DamagedError("it is cut off") from error
     matrices = {name: whole[entry.offset :][: entry.size] for name, entry in entries.items()}
     pieces = [
         (entry.offset + number * _PIECE, min(_PIECE, entry.size - number * _PIECE), check)

@@ -18,6 +18,7 @@ from localllm.settings import Settings, parse_lora
 
 if TYPE_CHECKING:
     from gpu_offload.planner import PlanRequest
+    from models import NativeRunner
     from models.packed_file import PackedWeights
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ class BackendChoice:
 
     "remote" is a server elsewhere. Of a model that is loaded, notes tell where it lies, a line each, and device_bytes
     what it takes on GPUs, device_layers how many layers lie there and how many there are. main_bytes: what the native
-    engine takes of main memory beside keys and values.
+    engine takes of main memory beside keys and values; mapped_bytes: the part of it that the system counts as free,
+    since these are pages of a file.
     """
 
     backend: Literal["native", "llama", "remote"]
@@ -41,6 +43,7 @@ class BackendChoice:
     device_bytes: int = 0
     device_layers: tuple[int, int] = (0, 0)
     main_bytes: int = 0
+    mapped_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -83,7 +86,9 @@ def open_runner(
         try:
             with kernels_needed():
                 runner, plan = _open_native(file, settings, progress, kv_tokens, main_memory)
-            choice = replace(choice, main_bytes=plan.needed - plan.kv, notes=disk_notes(file, plan))
+            mapped = min(runner.mapped_bytes, plan.weights)
+            main = plan.needed - plan.kv
+            choice = replace(choice, main_bytes=main, mapped_bytes=mapped, notes=disk_notes(file, plan))
         except UnsupportedModelError as error:
             if settings.backend == "native" or not llama_is_here():
                 raise
@@ -198,10 +203,10 @@ def plan_native(
     except OutOfMemoryError as error:
         if settings.from_disk:
             return plan_from_disk(memory, context, budget, room)
-        if settings.backend != "auto" or not llama_is_here():
-            raise
-        needed = _llama_needs(file, settings, room) >> 20
-        raise OutOfMemoryError(f"{error}\nllama.cpp would need {needed:,} MiB and the reserve.") from error
+        told = f"{error}\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
+        if settings.backend == "auto" and llama_is_here():
+            told += f"\nllama.cpp would need {_llama_needs(file, settings, room) >> 20:,} MiB and the reserve."
+        raise OutOfMemoryError(told) from error
 
 
 def _where_it_fits(choice: BackendChoice, file: ModelFile, settings: Settings, room: int | None) -> BackendChoice:
@@ -330,7 +335,7 @@ def _open_native(
     progress: Callable[[str, float], None] | None,
     kv_tokens: int | None,
     room: int | None,
-) -> tuple[Runner, MemoryPlan]:
+) -> "tuple[NativeRunner, MemoryPlan]":
     from localllm.packed import open_from_disk, open_with_packed
     from models import NativeRunner
 

@@ -195,5 +195,7 @@ def _open_draft(name: str, tokenizer: Tokenizer, settings: Settings, progress: L
     with open_model(resolve(name)) as file:
         if not tokenizer.agrees_with(load_tokenizer(file)):
             raise RequestError(f"{name} cannot draft for this model: its vocabulary differs. Leave out --draft.")
-        runner, _ = open_runner(file, replace(for_draft(settings), kv_mib=DRAFT_KV_MIB), progress)
+        # Packed, not mapped: the plan of the model that comes next would count mapped weights as free memory.
+        alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
+        runner, _ = open_runner(file, alone, progress)
         return DraftModel(runner)

@@ -132,12 +132,16 @@ class MemoryLoader:
 
 
 def _promised(model: Model) -> int:
-    """Bytes that a model's KV cache and its copies may still grow by. llama.cpp allocates its cells at the start."""
+    """Bytes that a model takes or may still take, and that the system counts as free.
+
+    Its KV cache and its copies may grow (llama.cpp allocates its cells at the start); mapped weights are page cache.
+    """
     if isinstance(model, EmbeddingModel):
         return 0
     stats = model.engine.stats()
     allocated = model.backend.backend == "llama"
-    return stats.copies_limit - stats.copies_bytes + (0 if allocated else stats.pages_free * stats.page_bytes)
+    growing = 0 if allocated else stats.pages_free * stats.page_bytes
+    return stats.copies_limit - stats.copies_bytes + growing + model.backend.mapped_bytes
 
 
 def _on_gpus(model: Model) -> bool:

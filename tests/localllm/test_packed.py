@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,12 @@ import pytest
 from filelock import FileLock
 
 from gguf_io import open_model
-from localllm import packed
+from localllm import memory, packed
+from localllm.engine.backends import open_runner, plan_native
+from localllm.errors import OutOfMemoryError
 from localllm.library.own_store import OwnStore
+from localllm.memory import native_memory
+from localllm.settings import Settings
 from models import NativeRunner
 from models.packed_file import PackedWeights
 from tests.models.architecture_models import MODELS
@@ -81,6 +86,22 @@ def test_a_second_load_packs_nothing(model: Path, load: Loads) -> None:
     assert load.packed == 1 and stored() == [path]
     assert path.stat().st_mtime > 1, "its last use is not noted"
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_mapped_weights_are_told_since_the_system_counts_them_as_free(model: Path) -> None:
+    settings = Settings(backend="native", kv_mib=1, ctx=64, threads=1)
+    found = []
+    with open_model(model) as file:
+        for _ in range(2):
+            runner, choice = open_runner(file, settings, None)
+            for thread in threading.enumerate():
+                if thread.name == "packed-keeper":
+                    thread.join(PATIENCE_S)
+            runner.close()
+            found.append(choice)
+        weights = native_memory(file, ("f16", "f16"), 1).weights
+    assert [choice.mapped_bytes for choice in found] == [0, weights]
+    assert found[0].main_bytes == found[1].main_bytes
 
 
 def test_nothing_is_kept_or_used_where_it_is_off(model: Path, load: Loads) -> None:
@@ -293,3 +314,63 @@ def test_the_default_bound_follows_the_disk() -> None:
     free = shutil.disk_usage("/").free
     assert 0 < packed.limit_bytes(None) <= min(packed.DEFAULT_BYTES, free)
     assert packed.limit_bytes(5) == 5 * 2**20
+
+
+def from_disk(path: Path, limit_mib: int = PLENTY) -> np.ndarray:
+    """Logits of a token from weights that were never in memory whole."""
+    with open_model(path) as file:
+        runner = packed.open_from_disk(
+            file, limit_mib, 1 << 20, lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready), None
+        )
+    logits = runner.run([5], [0], [runner.create_sequence()], [0]).copy()
+    runner.close()
+    return logits
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "glm4moe", "lfm2", "deepseek2", "qwen35moe"])
+def test_what_is_packed_to_the_disk_tensor_by_tensor_is_the_same(name: str, home: Path, load: Loads) -> None:
+    path = write(MODELS[name], home / "model.gguf")
+    expected = load(path, 0)
+    np.testing.assert_array_equal(from_disk(path), expected)
+    (file,) = stored()
+    streamed = file.read_bytes()
+    file.unlink()
+    load(path)
+    assert file.read_bytes() == streamed
+    np.testing.assert_array_equal(load(path), expected)
+    assert load.packed == 2
+
+
+def test_a_damaged_file_is_packed_to_the_disk_again(model: Path, load: Loads) -> None:
+    expected = from_disk(model)
+    (path,) = stored()
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    np.testing.assert_array_equal(from_disk(model), expected)
+
+
+def test_a_model_that_fits_nowhere_says_what_to_do(model: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="packed_mib"):
+        from_disk(model, 0)
+
+
+def test_the_setting_lets_a_model_run_that_memory_has_no_room_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(backend="native", kv_mib=1, ctx=64, threads=1)
+    monkeypatch.setattr(memory, "RESERVE_BYTES", 0)
+    with open_model(model) as file:
+        needs = native_memory(file, ("f16", "f16"), 1)
+        whole = plan_native(file, settings, room=2**40)
+        room = whole.needed - needs.weights // 2
+        with pytest.raises(OutOfMemoryError, match="from_disk"):
+            plan_native(file, settings, room=room)
+        allowed = replace(settings, from_disk=True)
+        plan = plan_native(file, allowed, room=room)
+        assert plan.on_disk == needs.weights - plan.weights == needs.weights // 2
+        assert plan.needed == room and "on disk" in str(plan)
+        assert plan_native(file, allowed, room=2**40).on_disk == 0
+        with pytest.raises(OutOfMemoryError, match="from the disk either"):
+            plan_native(file, allowed, room=whole.needed - needs.weights)
+        runner, choice = open_runner(file, allowed, None, room)
+    assert stored() and "from disk" in choice.why
+    runner.close()
