@@ -11,8 +11,8 @@ from models.scan_sizes import SCANS
 _NAMES = """
     bailingmoe2 cohere2 deepseek2 ernie4_5 ernie4_5-moe exaone exaone4 falcon-h1 gemma gemma2 gemma3 gemma3n gemma4
     glm4 glm4moe gpt-oss granite granitehybrid granitemoe hunyuan-dense hunyuan-moe internlm2 lfm2 lfm2moe llama mamba2
-    minicpm mistral3 nemotron_h olmo2 olmoe phi2 phi3 qwen2 qwen2moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl
-    qwen3vlmoe seed_oss smallthinker smollm3 starcoder2
+    minicpm mistral3 nemotron_h nemotron_h_moe olmo2 olmoe phi2 phi3 qwen2 qwen2moe qwen3 qwen35 qwen35moe qwen3moe
+    qwen3next qwen3vl qwen3vlmoe seed_oss smallthinker smollm3 starcoder2
 """
 _ENCODER_NAMES = "bert gemma-embedding modern-bert nomic-bert"
 _ONLY_WRITING = (*SCANS, "qwen35", "qwen35moe", "qwen3next")  # an encoder has no slots for their states

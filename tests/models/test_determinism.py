@@ -50,6 +50,7 @@ NAMES = (
     "falcon-h1",
     "falcon-h1-odd",
     "nemotron_h",
+    "nemotron_h_moe",
     "nemotron_h-odd",
     "mamba2",
     "mamba2-odd",

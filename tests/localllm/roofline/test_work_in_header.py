@@ -43,6 +43,7 @@ SHAPES = (
     "granitehybrid-moe",
     "falcon-h1-odd",
     "nemotron_h",
+    "nemotron_h_moe",
     "mamba2",
 )
 
