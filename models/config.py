@@ -30,7 +30,7 @@ from models.rope_config import (
     stated_number,
     window_rope_base,
 )
-from models.scan_sizes import ScanSizes, scan_sizes, scanning_layers
+from models.scan_sizes import ALONE, ScanSizes, scan_sizes, scanning_layers
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
@@ -188,9 +188,9 @@ def read_config(file: ModelFile) -> ModelConfig:
     latent = latents.rank if latents else 0
     alike = Heads(max(heads, 1), next((count for count in kv_heads if count), 1), head_size, rope_size, latent)
     dense_layers = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
-    first = f"blk.{dense_layers}."
+    first = f"blk.{_first_experts(file, layers) if name in ALONE else dense_layers}."
     experts = metadata.get_int(f"{name}.expert_count", 0, maximum=MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
-    dense = dense_layers or not experts or first + _DENSE in file.tensors
+    dense = dense_layers or not experts or name in ALONE or first + _DENSE in file.tensors
     width_key, narrowest = f"{name}.feed_forward_length", 0 if scan else 1
     widths = in_each_layer(file, width_key, MAX_WIDTH, layers, narrowest)[:layers] if dense else ()
     recurs = tuple(not one for one in attends)
@@ -264,6 +264,11 @@ def _head_size(file: ModelFile, default: int) -> int:
             f"size. Use --backend llama."
         )
     return size
+
+
+def _first_experts(file: ModelFile, layers: int) -> int:
+    """The first layer that has experts, 0 where none has."""
+    return next((layer for layer in range(layers) if f"blk.{layer}.{_ROUTER}" in file.tensors), 0)
 
 
 def _vocabulary(file: ModelFile) -> int:

@@ -138,8 +138,11 @@ class DecoderRecorder:
     def _feed_forward(self, layer: int) -> ExpertLayers | FeedForwardLayers | None:
         """A layer's network, which works on each row alone, if it has one."""
         config = self._recording.config
+        widths = config.dense_feed_forwards
+        if widths and not widths[layer]:
+            return None
         if layer < config.dense_layers:
-            return self._dense.get(config.dense_feed_forwards[layer])
+            return self._dense[widths[layer]]
         assert self._experts is not None
         return self._experts
 

@@ -58,20 +58,24 @@ class ExpertLayers:
         if self._beside:
             self._beside[config.dense_feed_forwards[layer]].leave_aside(prefix)
         shared_gates = self._shared.leave_shared_aside(prefix) if self._shared else None
-        gate, up, down = (self._expert_matrix(prefix, name) for name in ("gate", "up", "down"))
+        gates = ["gate"] if self._recording.architecture.activation.gated else []
+        *gate, up, down = (self._expert_matrix(prefix, name) for name in (*gates, "up", "down"))
         if not self._recording.architecture.experts.early:
             self._score(prefix, feed_forward_norm(self._recording, prefix))
         self._route(prefix)
-        self._gather(prefix, forms(gate, up))
-        self._product(gate, self._gate, last=False)
+        self._gather(prefix, forms(*gate, up))
+        for matrix in gate:
+            self._product(matrix, self._gate, last=False)
         self._product(up, self._up, last=True)
-        self._add_bias(prefix + "ffn_gate_exps.bias", self._gate, config.feed_forward)
+        if gate:
+            self._add_bias(prefix + "ffn_gate_exps.bias", self._gate, config.feed_forward)
         self._add_bias(prefix + "ffn_up_exps.bias", self._up, config.feed_forward)
+        activated = self._gate if gate else self._up
         self._recording.builder.add(
             activations.gate_pack,
-            self._gate.address,
+            activated.address,
             self._up.address,
-            self._gate.stride,
+            activated.stride,
             config.feed_forward,
             int(down.format.form),
             self._packed,

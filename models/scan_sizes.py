@@ -7,10 +7,11 @@ from cpu_kernels.kv_types import PAGE_TOKENS
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
 
-SCANS = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h")
+SCANS = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
 """Architectures whose layers have selective scans."""
 _BESIDE_ATTENTION = ("falcon-h1",)
-_ALONE = ("nemotron_h",)  # a layer is a scan, or attention, or a feed-forward network
+ALONE = ("nemotron_h", "nemotron_h_moe")
+"""Those of which a layer is a scan, or attention, or a feed-forward network, whose width is 0 in the others."""
 _MOST_HEADS, _LARGEST_HEAD, _WIDEST = 4096, 1024, 1 << 20
 _FURTHEST = PAGE_TOKENS + 1  # a convolution reaches back by a page at most
 # Units that threads share out: so many at least, of no more values than that.
@@ -93,7 +94,7 @@ def scanning_layers(file: ModelFile, attends: tuple[bool, ...], widths: tuple[in
     """
     name = file.architecture
     scans = tuple(name in _BESIDE_ATTENTION or not one for one in attends)
-    if name in _ALONE:
+    if name in ALONE:
         for layer, (attending, width) in enumerate(zip(attends, widths, strict=True)):
             if attending and width:
                 raise UnsupportedModelError(

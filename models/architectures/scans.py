@@ -2,7 +2,18 @@
 
 from dataclasses import replace
 
-from models.architecture import HALVES, NEIGHBOURS, Activation, Architecture, Norms, Scales, inverse_root
+from models.architecture import (
+    HALVES,
+    NEIGHBOURS,
+    Activation,
+    Architecture,
+    Experts,
+    Gating,
+    Norms,
+    Scales,
+    inverse_root,
+    stated_expert_scale,
+)
 from models.architectures.llama import GRANITE
 from models.config import ModelConfig
 
@@ -19,18 +30,26 @@ def _never(config: ModelConfig, layer: int) -> bool:
     return False
 
 
+_NEMOTRON_H = Architecture(
+    "nemotron_h",
+    replace(NEIGHBOURS, turns=_never),
+    Norms(feed_forward="attn_norm"),
+    Scales(attention=_nemotron_attention),
+    activation=Activation.SQUARED_RELU_ALONE,
+)
+
 ARCHITECTURES = (
     Architecture("mamba2", HALVES),
     # Granite 4 H: as Granite, with scans in place of most layers' attention, with and without experts.
     replace(GRANITE, name="granitehybrid", scales=replace(GRANITE.scales, logits=_granite_logits)),
     # Falcon-H1: in each layer a scan beside attention, and a feed-forward network behind both.
     Architecture("falcon-h1", HALVES, Norms(scans=False)),
-    # Nemotron-H: each layer is a scan, attention without positions, or a network of squared ReLU.
-    Architecture(
-        "nemotron_h",
-        replace(NEIGHBOURS, turns=_never),
-        Norms(feed_forward="attn_norm"),
-        Scales(attention=_nemotron_attention),
-        activation=Activation.SQUARED_RELU_ALONE,
+    # Nemotron-H: each layer is a scan, attention without positions, or a network of squared ReLU; with experts beside a
+    # shared one in place of these networks.
+    _NEMOTRON_H,
+    replace(
+        _NEMOTRON_H,
+        name="nemotron_h_moe",
+        experts=Experts(gating=lambda config: Gating.SIGMOID, normalise=None, scale=stated_expert_scale),
     ),
 )

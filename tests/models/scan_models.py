@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.models.synthetic import SHARED_EXPERT, Synthetic
+from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
 
 _SCAN = {
     "ssm_in.weight": "all of scan, width",
@@ -127,3 +127,23 @@ SCAN_MODELS["nemotron_h-odd"] = replace(
     added={**_SCAN, "ffn_up.bias": "inner", "ffn_down.bias": "width", "attn_output.bias": "width"},
 )
 SCAN_MODELS["mamba2-odd"] = replace(SCAN_MODELS["mamba2"], embedding=104, extra=_sizes(6, 12, 2, 8, 5))
+SCAN_MODELS["nemotron_h_moe"] = replace(
+    SCAN_MODELS["nemotron_h"],
+    architecture="nemotron_h_moe",
+    layers=5,
+    experts=8,
+    extra={
+        **_sizes(8, 32, 2, 32),
+        "attention.head_count_kv": [0, 0, 2, 0, 0],
+        "feed_forward_length": [0, 128, 0, 128, 0],
+        "attention.layer_norm_epsilon": 1e-5,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 128,
+        "expert_shared_feed_forward_length": 256,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+    },
+    added={**_SCAN, **SHARED_EXPERT, **CHOICE_BIAS},
+    dropped=("ffn_gate_exps.weight", "ffn_gate_shexp.weight", "ffn_norm.weight"),
+)

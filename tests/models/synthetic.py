@@ -246,7 +246,7 @@ def _scan_sizes(extra: Mapping[str, Any]) -> dict[str, int]:
 def scans(model: Synthetic, layer: int) -> bool:
     """Whether a layer of a model with selective scans has one."""
     own = model.of_layer(layer)
-    if model.architecture == "nemotron_h":
+    if model.architecture.startswith("nemotron_h"):
         return not own.kv_heads and not own.feed_forward
     return model.architecture == "falcon-h1" or not own.kv_heads
 
@@ -266,8 +266,9 @@ def _has(model: Synthetic, layer: int, name: str) -> bool:
     """Whether a layer has a tensor that only some layers have: those of attention, of convolutions, and of experts."""
     if "ssm_d" in model.added and name != "attn_norm.weight":
         own = model.of_layer(layer)
-        has_tensors = {"ssm": scans(model, layer), "attn": own.kv_heads > 0, "ffn": own.inner > 0}
-        return has_tensors[name.partition("_")[0]]
+        networks = bool(own.feed_forward)
+        kinds = {"ssm": scans(model, layer), "attn": bool(own.kv_heads), "ffn": networks, "exp": networks}
+        return kinds.get(name.partition("_")[0], True)
     if "ssm.state_size" in model.extra and name not in ("attn_norm.weight", "post_attention_norm.weight"):
         if name.startswith("ssm") or name in ("attn_qkv.weight", "attn_gate.weight"):
             return _recurs(model, layer)

@@ -1,4 +1,4 @@
-"""What gated delta networks remember: exact after every cut, fork and restore, in few slots or many."""
+"""What delta networks and selective scans remember: exact after every cut, fork and restore, in few slots or many."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from gguf_io.errors import LocalLLMError
 from models import NativeRunner
 from models.config import read_config
 from models.delta_states import LEAST_SLOTS, slot_bytes, slots_within
-from models.kv_layout import kv_bytes_per_token, state_bytes, stored_types
+from models.kv_layout import bytes_of_tokens, kv_bytes_per_token, state_bytes, stored_types
 from tests.models.architecture_models import MODELS
 from tests.models.state_checks import (
     AFTER_REJECTION,
@@ -26,11 +26,19 @@ from tests.models.test_determinism import extend, tokens_of, whole
 
 PAGE = 16
 AMPLE, LITTLE = 64 << 20, 3 << 20
+NAMES = ("qwen35", "qwen35-odd", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h", "mamba2")
 
 
-@pytest.fixture(scope="module", params=["qwen35", "qwen35-odd", "qwen3next"])
+@pytest.fixture(scope="module", params=NAMES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(MODELS[request.param], tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
+
+
+def few_slots(path: Path) -> int:
+    """A budget of KV with which a model gets few slots."""
+    with open_model(path) as file:
+        config = read_config(file)
+        return LITTLE if config.delta_net else bytes_of_tokens(config, stored_types(config, ("f16", "f16")), 5000)
 
 
 @pytest.fixture
@@ -76,7 +84,7 @@ def test_an_edit_of_a_prompt_goes_on_from_its_kept_pages(runner: Counting, lengt
 
 def test_slots_are_thinned_out_with_age(path: Path) -> None:
     """A long conversation in few slots: near its end all pages are known, far back some."""
-    runner = opened(path, LITTLE)
+    runner = opened(path, few_slots(path))
     assert runner._store.delta is not None
     tokens = tokens_of(7, 800)
     sequence = runner.create_sequence()
@@ -103,7 +111,7 @@ def test_slots_are_thinned_out_with_age(path: Path) -> None:
 
 
 def test_more_sequences_than_slots(path: Path) -> None:
-    runner = opened(path, LITTLE)
+    runner = opened(path, few_slots(path))
     assert runner._store.delta is not None
     prompts = [tokens_of(20 + i, 5 + 3 * i) for i in range(3 * runner._store.delta.most_segments + 5)]
     handles = [runner.create_sequence() for _ in prompts]
@@ -121,7 +129,7 @@ def test_more_sequences_than_slots(path: Path) -> None:
 
 
 def test_a_long_prompt_is_computed_again_in_few_slots(path: Path) -> None:
-    runner = opened(path, LITTLE)
+    runner = opened(path, few_slots(path))
     delta = runner._store.delta
     assert delta is not None and len(delta._page) == LEAST_SLOTS
     tokens = tokens_of(6, 1700)
@@ -168,10 +176,10 @@ def test_two_sequences_go_on_from_one_page(runner: Counting) -> None:
         np.testing.assert_array_equal(row, whole(runner, [*tokens[:length], 7])[-1])
 
 
-@pytest.mark.parametrize("budget", [AMPLE, LITTLE])
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_operations(path: Path, seed: int, budget: int) -> None:
-    runner, fresh = opened(path, budget), opened(path, AMPLE)
+def test_any_order_of_operations(path: Path, seed: int, few: bool) -> None:
+    runner, fresh = opened(path, few_slots(path) if few else AMPLE), opened(path, AMPLE)
     check_any_order_of_operations(runner, fresh, seed, most_new=60)
     for one in (runner, fresh):
         one.close()

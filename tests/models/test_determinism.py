@@ -17,7 +17,8 @@ LENGTH = 300
 # convolutions, lfm2moe experts that a bias helps to choose, gemma4 heads of two sizes, shared keys and values, and
 # layers that compute wanted rows alone, gemma4-moe experts beside a dense network, gemma3n parallel residual streams,
 # qwen35 gated delta networks and gated attention, deepseek2 latents, groups of experts, and 20 heads that share a
-# stored row, smallthinker experts that are chosen before attention.
+# stored row, smallthinker experts that are chosen before attention, granitehybrid selective scans, falcon-h1 scans
+# beside attention, nemotron_h layers of one part each, mamba2 no attention.
 NAMES = (
     "llama",
     "qwen3",
@@ -43,6 +44,16 @@ NAMES = (
     "deepseek2-groups",
     "deepseek2-odd",
     "smallthinker",
+    "granitehybrid",
+    "granitehybrid-odd",
+    "granitehybrid-moe",
+    "falcon-h1",
+    "falcon-h1-odd",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "nemotron_h-odd",
+    "mamba2",
+    "mamba2-odd",
 )
 KVTypes = tuple[str, str]
 KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0"))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gguf_io import open_model
+from models.config import read_config
+from models.kv_layout import state_bytes
 from models.needs import native_needs
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, write
@@ -29,6 +31,13 @@ WHOLE = {
     "qwen3moe": replace(
         MODELS["qwen3moe"], embedding=1024, heads=16, vocabulary=8192,
         extra={"expert_used_count": 2, "expert_feed_forward_length": 1024}, layers=3,
+    ),
+    "granitehybrid": replace(
+        MODELS["granitehybrid"], embedding=1024, feed_forward=4096, heads=16, kv_heads=8, vocabulary=8192,
+        extra={
+            **MODELS["granitehybrid"].extra, "attention.head_count_kv": [0, 0, 8, 0, 8], "ssm.state_size": 128,
+            "ssm.time_step_rank": 32, "ssm.inner_size": 2048,
+        },
     ),
 }  # fmt: skip
 STORED = 640  # tokens: whole groups of pages
@@ -92,8 +101,8 @@ def test_a_computing_model_takes_what_was_planned(name: str, tmp_path: Path) -> 
     subprocess.run(command, check=True, capture_output=True)  # compiles kernels, which takes memory of its own
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     with open_model(large) as file:
-        needs = native_needs(file, threads=2)
-    planned = needs.weights + needs.buffers + STORED * (needs.kv_per_token + needs.position_bytes)
+        needs, states = native_needs(file, threads=2), state_bytes(read_config(file), 64 << 20)
+    planned = needs.weights + needs.buffers + states + STORED * (needs.kv_per_token + needs.position_bytes)
     assert abs(grown - planned) < 0.05 * planned
 
 

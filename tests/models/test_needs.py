@@ -42,7 +42,11 @@ def builders(monkeypatch: pytest.MonkeyPatch) -> list[ProgramBuilder]:
     return made
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss", "glm4moe", "lfm2", "phi2", "granitemoe", "cohere2"])
+COUNTED = ("llama", "gemma3", "gpt-oss", "glm4moe", "lfm2", "phi2", "granitemoe", "cohere2")
+COUNTED_SCANS = ("granitehybrid", "falcon-h1", "nemotron_h", "mamba2")
+
+
+@pytest.mark.parametrize("name", COUNTED + COUNTED_SCANS)
 def test_the_header_counts_the_arrays_of_the_loaded_model(
     name: str, tmp_path: Path, builders: list[ProgramBuilder]
 ) -> None:

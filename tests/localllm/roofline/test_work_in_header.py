@@ -39,6 +39,12 @@ SHAPES = (
     "gemma4-moe",
     "gemma3n",
     "gemma3n-short",
+    "granitehybrid",
+    "granitehybrid-moe",
+    "falcon-h1-odd",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "mamba2",
 )
 
 
@@ -52,10 +58,10 @@ def test_the_header_tells_what_the_program_reads_and_computes(name: str, tmp_pat
         runner.run([0], [0], [sequence], [0])
         assert (told.row, told.logits) == runner.last_step().products()
         config = read_config(file)
-        layers = [layer for layer in range(config.layers) if config.attends[layer] or not config.delta_net]
+        layers = [layer for layer in range(config.layers) if config.attends[layer] or config.convolution]
         looks = zip(layers, told.looks, strict=True)
         stored = sum(each for layer, (_, each) in looks if config.kv_layers[layer] == layer)
-        ids = 0 if all(config.attends) else 4  # kept where rows may be computed once more
+        ids = 4 if any(config.recurs) else 0  # kept where rows may be computed once more
         assert stored + ids == runner.info.kv_bytes_per_token
     finally:
         runner.close()
