@@ -40,9 +40,7 @@ TABLE_STEP = 64
 """Pages that a table has room for at first, and by which it grows at least."""
 LOST = -1
 """The state of a sequence whose last page is to be computed again."""
-
-_MOST_PAGES = 1 << 20
-"""Where no layer attends, a page has token ids alone."""
+_MOST_PAGES = 1 << 20  # where no layer attends, and a page has token ids alone
 
 
 @dataclass

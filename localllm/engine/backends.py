@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from models.packed_file import PackedWeights
 
 log = logging.getLogger(__name__)
-
-# Handles for running requests and for the prefixes of past ones.
-LLAMA_SEQUENCES = 32
+LLAMA_SEQUENCES = 32  # handles for running requests and for the prefixes of past ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +66,10 @@ def open_runner(
 ) -> tuple[Runner, BackendChoice]:
     """Load the weights into the backend that the settings name.
 
-    main_memory: bytes to plan with; None asks the machine. kv_tokens: have the native engine store so
-    many tokens, instead of what its budget (kv_mib) holds. Where "auto" leaves the choice, a model that the native
-    engine turns out not to know goes to llama.cpp. Raises what choose_backend raises; RequestError where the model's
-    heads do not fit the types of keys and values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not
-    suffice.
+    main_memory: bytes to plan with; None asks the machine. kv_tokens: have the native engine store so many tokens,
+    instead of what its budget (kv_mib) holds. Where "auto" leaves the choice, a model that the native engine turns out
+    not to know goes to llama.cpp. Raises what choose_backend raises; RequestError where the model's heads do not fit
+    the types of keys and values; OutOfMemoryError, or LlamaCppMemoryError, where memory does not suffice.
     """
     from models.errors import UnsupportedModelError, kernels_needed
 
@@ -86,9 +83,8 @@ def open_runner(
         try:
             with kernels_needed():
                 runner, plan = _open_native(file, settings, progress, kv_tokens, main_memory)
-            mapped = min(runner.mapped_bytes, plan.weights)
-            main = plan.needed - plan.kv
-            choice = replace(choice, main_bytes=main, mapped_bytes=mapped, notes=disk_notes(file, plan))
+            choice = replace(choice, main_bytes=plan.needed - plan.kv, notes=disk_notes(file, plan))
+            choice = replace(choice, mapped_bytes=min(runner.mapped_bytes, plan.weights))
         except UnsupportedModelError as error:
             if settings.backend == "native" or not llama_is_here():
                 raise
