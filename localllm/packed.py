@@ -60,14 +60,16 @@ def packed_folder() -> Path:
 
 
 def open_with_packed(
-    file: ModelFile, limit_mib: int | None, opened: "Callable[[PackedWeights | None], NativeRunner]"
+    file: ModelFile,
+    ready: PackedWeights | None,
+    limit_mib: int | None,
+    opened: "Callable[[PackedWeights | None], NativeRunner]",
 ) -> "NativeRunner":
-    """A runner that `opened` makes with the packed weights on the disk or, from None, by packing the file's own.
+    """A runner that `opened` makes with what find_packed gave or, from None, by packing the file's own weights.
 
     The latter are then kept on disk in the background, until the runner closes. limit_mib: the setting, 0 for neither.
     Raises what `opened` raises.
     """
-    ready = find_packed(file, limit_mib, usable_cores())
     if ready is not None:
         runner = opened(ready)
         try:
@@ -89,6 +91,7 @@ def open_with_packed(
 
 def open_from_disk(
     file: ModelFile,
+    ready: PackedWeights | None,
     limit_mib: int | None,
     size: int,
     opened: "Callable[[PackedWeights | None], NativeRunner]",
@@ -96,20 +99,20 @@ def open_from_disk(
 ) -> "NativeRunner":
     """A runner that `opened` makes with mapped weights; they are packed to the disk first, if they are not there.
 
-    size: bytes of the packed weights. Packing takes some MiB of memory. Raises OutOfMemoryError where the disk has no
-    room for them, OSError, and what `opened` raises.
+    ready: what find_packed gave. size: bytes of the packed weights. Packing takes some MiB of memory. Raises
+    OutOfMemoryError where the disk has no room for them, OSError, and what `opened` raises.
     """
     for _ in range(2):  # once more where the file on the disk is damaged
-        ready = find_packed(file, limit_mib, usable_cores())
         if ready is None:
             _pack_to_disk(file, limit_mib, size, progress)
-            ready = find_packed(file, limit_mib, usable_cores())
+            ready = find_packed(file, limit_mib)
         if ready is None:
             break
         try:
             ready.check()
         except DamagedError as error:
             _remove_damaged(_path(file), error)
+            ready = None
         else:
             return opened(ready)
     raise OutOfMemoryError(f"{file.path.name} cannot run from the disk: what was written there cannot be read again.")
@@ -131,9 +134,10 @@ def _pack_to_disk(
         raise OutOfMemoryError(f"{file.path.name} does not fit into memory, nor on the disk: {reason}.") from reason
 
 
-def find_packed(file: ModelFile, limit_mib: int | None, threads: int) -> PackedWeights | None:
-    """A model's packed weights, if they are on the disk; see PackedWeights.check. limit_mib: the setting; 0 is off.
+def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
+    """A model's packed weights, if they are on the disk; they are being checked from now on, see PackedWeights.check.
 
+    limit_mib: the setting; 0 is off.
     A file that is damaged, or another's, is removed.
     """
     if limit_mib == 0:
@@ -146,7 +150,7 @@ def find_packed(file: ModelFile, limit_mib: int | None, threads: int) -> PackedW
         try:
             if read_about(fd).get("key") != path.stem:
                 raise DamagedError("it belongs to another model")
-            found = map_packed(fd, threads)
+            found = map_packed(fd, usable_cores())
             with contextlib.suppress(OSError):  # a folder that cannot be written
                 os.utime(fd)
             return found

@@ -332,9 +332,10 @@ def _open_native(
     kv_tokens: int | None,
     room: int | None,
 ) -> "tuple[NativeRunner, MemoryPlan]":
-    from localllm.packed import open_from_disk, open_with_packed
+    from localllm.packed import find_packed, open_from_disk, open_with_packed
     from models import NativeRunner
 
+    ready = find_packed(file, settings.packed_mib)  # checked while the plan is made
     plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room)
 
     def opened(ready: "PackedWeights | None") -> NativeRunner:
@@ -350,9 +351,9 @@ def _open_native(
 
     try:
         if plan.on_disk:
-            runner = open_from_disk(file, settings.packed_mib, plan.weights + plan.on_disk, opened, progress)
+            runner = open_from_disk(file, ready, settings.packed_mib, plan.weights + plan.on_disk, opened, progress)
         else:
-            runner = open_with_packed(file, settings.packed_mib, opened)
+            runner = open_with_packed(file, ready, settings.packed_mib, opened)
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
@@ -375,7 +376,7 @@ def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
     missing = int(read * plan.on_disk / whole) if read < whole / 2 else read
     return (
         f"from disk: memory has room for {plan.weights >> 20:,} of {whole >> 20:,} MiB of weights",
-        f"a token may read {missing >> 20:,} MiB, which takes {missing / 2**30:.1f} s from a disk of 1 GiB/s",
+        f"a token may read {missing >> 20:,} MiB, which takes {1000 * missing / 2**30:,.0f} ms from a disk of 1 GiB/s",
     )
 
 

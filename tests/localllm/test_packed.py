@@ -59,7 +59,7 @@ class Loads:
                 self.packed += ready is None
                 return NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready)
 
-            runner = packed.open_with_packed(file, limit_mib, opened)
+            runner = packed.open_with_packed(file, packed.find_packed(file, limit_mib), limit_mib, opened)
         for thread in threading.enumerate():
             if thread.name == "packed-keeper":
                 thread.join(PATIENCE_S)
@@ -265,7 +265,7 @@ def test_a_model_that_is_closed_meanwhile_leaves_nothing(model: Path, monkeypatc
     monkeypatch.setattr(packed, "available_memory", memory)
     with open_model(model) as file:
         runner = packed.open_with_packed(
-            file, PLENTY, lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready)
+            file, None, PLENTY, lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready)
         )
     assert reached.wait(PATIENCE_S)
     threading.Timer(0.1, go.set).start()
@@ -320,7 +320,12 @@ def from_disk(path: Path, limit_mib: int = PLENTY) -> np.ndarray:
     """Logits of a token from weights that were never in memory whole."""
     with open_model(path) as file:
         runner = packed.open_from_disk(
-            file, limit_mib, 1 << 20, lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready), None
+            file,
+            packed.find_packed(file, limit_mib),
+            limit_mib,
+            1 << 20,
+            lambda ready: NativeRunner(file, kv_bytes=1 << 20, threads=1, ready=ready),
+            None,
         )
     logits = runner.run([5], [0], [runner.create_sequence()], [0]).copy()
     runner.close()
