@@ -36,6 +36,8 @@ class Engine:
 class Model:
     """A loaded model whose tokens are characters and whose template writes the roles in brackets."""
 
+    sees_images = False
+
     def __init__(self, text: str, starts_in_reasoning: bool = False) -> None:
         self.engine = Engine(text)
         opening = "<think>" if starts_in_reasoning else ""
@@ -47,6 +49,7 @@ class Model:
             is_default=False,
             reasoning_markers=THINK,
             shown="",
+            source="",
             stop_strings=("[",),
             render=render,
             supports_thinking=False,

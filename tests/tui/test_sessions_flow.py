@@ -158,7 +158,7 @@ def test_a_fork_goes_on_without_changing_the_first(make_app: MakeApp, store: Ses
             await loaded(pilot)
             await ask(pilot, "First")
             await ask(pilot, "Second")
-            await pilot.press("ctrl+up", "up", "up", "ctrl+f")
+            await pilot.press("ctrl+up", "up", "up", "ctrl+o")
             await until(pilot, lambda: contents(pilot) == ["First", "One."])
             await ask(pilot, "Other")
 
