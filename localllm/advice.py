@@ -15,7 +15,6 @@ from gpu_offload.planner import plan as make_plan
 from localllm.engine.backends import (
     BackendChoice,
     choose_backend,
-    disk_notes,
     draft_beside,
     native_kv_types,
     plan_request,
@@ -23,7 +22,7 @@ from localllm.engine.backends import (
 from localllm.engine.loaded_model import draft_bytes
 from localllm.engine.projectors import projector_of
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import RESERVE_BYTES, kv_bytes_in_file, native_memory, plan_from_disk
+from localllm.memory import RESERVE_BYTES, disk_notes, kv_bytes_in_file, native_memory, plan_from_disk
 from localllm.roofline.expected import ExpectedSpeed, expected_speed
 from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
@@ -116,6 +115,7 @@ def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, 
             disk = plan_from_disk(replace(memory, weights=memory.weights + beside), context, kv, room)
             use = MemoryUse("main memory", disk.weights, kv, compute, 0, RESERVE_BYTES, room)
             notes += disk_notes(file, disk)
+            longest = context
     if not use.fits:
         missing = -(-(use.needed + use.reserve - use.available) >> 20)
         notes.append(f"main memory lacks {missing:,} MiB: choose a shorter context or a smaller model")

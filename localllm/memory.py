@@ -140,6 +140,22 @@ def plan_from_disk(
     return plan
 
 
+def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
+    """What is to be known of a model that runs from the disk."""
+    from models.needs import native_needs
+
+    if not plan.on_disk:
+        return ()
+    needs, whole = native_needs(file), plan.weights + plan.on_disk
+    read = sum(each.weight_bytes for products in (needs.row, needs.logits) for each in products.values())
+    # Of a mixture of experts, the share that is missing; else all, for what comes next is what was dropped first.
+    missing = int(read * plan.on_disk / whole) if read < whole / 2 else read
+    return (
+        f"from disk: memory has room for {plan.weights >> 20:,} of {whole >> 20:,} MiB of weights",
+        f"a token may read {missing >> 20:,} MiB, which takes {1000 * missing / 2**30:,.0f} ms from a disk of 1 GiB/s",
+    )
+
+
 def native_memory(file: ModelFile, kv_types: tuple[str, str], threads: int | None = None) -> ModelMemory:
     """What a model takes on the native engine, from its header. Raises UnsupportedModelError."""
     from models.config import read_config

@@ -13,7 +13,15 @@ from gguf_io import ModelFile, open_model
 from localllm.engine.projectors import WITHOUT, projector_of
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
-from localllm.memory import RESERVE_BYTES, MemoryPlan, kv_bytes_in_file, native_memory, plan_from_disk, plan_memory
+from localllm.memory import (
+    RESERVE_BYTES,
+    MemoryPlan,
+    disk_notes,
+    kv_bytes_in_file,
+    native_memory,
+    plan_from_disk,
+    plan_memory,
+)
 from localllm.settings import Settings, parse_lora
 
 if TYPE_CHECKING:
@@ -362,22 +370,6 @@ def _open_native(
             "A limit of this process (ulimit -v) may be lower than the machine's memory."
         ) from error
     return runner, plan
-
-
-def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
-    """What is to be known of a model that runs from the disk."""
-    from models.needs import native_needs
-
-    if not plan.on_disk:
-        return ()
-    needs, whole = native_needs(file), plan.weights + plan.on_disk
-    read = sum(each.weight_bytes for products in (needs.row, needs.logits) for each in products.values())
-    # Of a mixture of experts, the share that is missing; else all, for what comes next is what was dropped first.
-    missing = int(read * plan.on_disk / whole) if read < whole / 2 else read
-    return (
-        f"from disk: memory has room for {plan.weights >> 20:,} of {whole >> 20:,} MiB of weights",
-        f"a token may read {missing >> 20:,} MiB, which takes {1000 * missing / 2**30:,.0f} ms from a disk of 1 GiB/s",
-    )
 
 
 def _open_llama(

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from gguf_io import open_model
-from localllm import memory, packed
+from localllm import advice, memory, packed
 from localllm.engine.backends import open_runner, plan_native
 from localllm.errors import OutOfMemoryError
 from localllm.library.own_store import OwnStore
@@ -379,3 +379,17 @@ def test_the_setting_lets_a_model_run_that_memory_has_no_room_for(model: Path, m
         runner, choice = open_runner(file, allowed, None, room)
     assert stored() and "from disk" in choice.why
     runner.close()
+
+
+def test_a_plan_tells_what_stays_on_the_disk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(backend="native", ctx=64, threads=1, from_disk=True)
+    with open_model(model) as file:
+        needs = native_memory(file, ("f16", "f16"), 1)
+        room = advice.RESERVE_BYTES + needs.total(64) - needs.weights // 2
+        monkeypatch.setattr(advice, "available_memory", lambda: room)
+        monkeypatch.setattr(memory, "LEAST_TOKENS", 64)
+        told = advice.advise(file, settings)
+        refused = advice.advise(file, replace(settings, from_disk=False))
+    assert told.plan.fits and told.longest_context == 64 and told.expected is None
+    assert any("from disk" in note for note in told.plan.notes)
+    assert not refused.plan.fits and any("from_disk" in note for note in refused.plan.notes)
