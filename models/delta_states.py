@@ -1,5 +1,4 @@
-"""States of gated delta networks and of selective scans: a bounded number of slots, each with all that the rows of one
-page need.
+"""States of gated delta networks and selective scans: few slots, each with all that the rows of one page need.
 
 A slot (cpu_kernels.page_states) holds the state at the first token of a page and what the page's tokens add. It serves
 every row up to the last one written, so a cut or a fork within the page goes on at once, and it begins the next page.

@@ -212,7 +212,7 @@ class PageStore:
         return (length if sequence.state != LOST else max(0, length - 1)) // PAGE_TOKENS * PAGE_TOKENS
 
     def computed_of(self, sequence: Sequence, length: int) -> int:
-        """Those of its first `length` positions, which are a model's with delta networks."""
+        """Those of its first `length` positions, which are a model's whose states have slots."""
         assert self.delta is not None
         return self.delta.find(self._pages_of_sequence(sequence)[: -(-length // PAGE_TOKENS)], length)
 
@@ -296,7 +296,7 @@ class PageStore:
 
         For each plane of pages of keys, of values, and of token ids where there are short convolutions:
         [layer][head][token][what a token has]. Then, for each page that ends among the positions, the rows it keeps, or
-        the slot of delta networks' states of the last page, if it has one.
+        the slot of the last page's states, if it has one.
         """
         group, slot = np.divmod(
             self._numbers(sequence.table[start // PAGE_TOKENS : -(-stop // PAGE_TOKENS)]), self._group

@@ -1,4 +1,4 @@
-"""Chats of a model with gated delta networks: what an edit, a fork, a restart and rejected drafts compute again."""
+"""Chats of models with delta networks or scans: what an edit, a fork, a restart and rejected drafts compute again."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +22,14 @@ QUESTION = [(at * 7) % 290 + 3 for at in range(90)]
 OTHER = [(at * 11) % 290 + 3 for at in range(40)]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(MODELS["qwen35"], tmp_path_factory.mktemp("models") / "qwen35.gguf")
+@pytest.fixture(scope="module", params=["qwen35", "granitehybrid"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(MODELS[request.param], tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
 
 
 def opened(path: Path) -> Counting:
     with open_model(path) as file:
-        runner = Counting(file, kv_bytes=64 << 20)
+        runner = Counting(file, kv_bytes=256 << 20)
     runner.passes = []
     return runner
 
