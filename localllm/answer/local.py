@@ -216,6 +216,7 @@ class LocalModel:
             keep=self._behaviour.keep if request.keep is None else request.keep,
             namespace=request.namespace,
             client=request.client,
+            prompt_logprobs=request.prompt_logprobs,
         )
 
     def _stop(self, request: AnswerRequest) -> tuple[str, ...]:

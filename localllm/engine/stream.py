@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
@@ -16,12 +16,16 @@ CAPACITY = 256
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer: a stream's events folded. `last` is the final event, with counts, timings and finish reason."""
+    """A whole answer: a stream's events folded. `last` is the final event, with counts, timings and finish reason.
+
+    prompt_logprobs: see TokenEvent.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     last: TokenEvent
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class StreamedEvent(Protocol):
@@ -155,12 +159,14 @@ def fold(events: Iterator[TokenEvent]) -> Completion:
     text: list[str] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
+    scores: tuple[TokenLogprob, ...] | None = None
     last = TokenEvent(finish_reason=FinishReason.ERROR, error="the stream ended without its last event")
     for last in events:
         text.append(last.text)
         token_ids += last.token_ids
         logprobs += last.logprobs
-    return Completion("".join(text), tuple(token_ids), tuple(logprobs), last)
+        scores = scores if last.prompt_logprobs is None else last.prompt_logprobs
+    return Completion("".join(text), tuple(token_ids), tuple(logprobs), last, scores)
 
 
 class EventWriter:
@@ -178,6 +184,7 @@ class EventWriter:
         self._detokenizer = Detokenizer(stop)
         self._token_ids: list[int] = []  # not sent yet, as the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # by where in the text their tokens begin
+        self._scores: tuple[TokenLogprob, ...] | None = None
         self._text = ""
         self._certain = 0  # characters of text that are certain
         self._progress: Progress | None = None
@@ -206,6 +213,10 @@ class EventWriter:
         """Note that a token was sampled: the first one ends the prefill."""
         if self._first_token is None:
             self._first_token = self._clock()
+
+    def prompt_scored(self, scores: Iterable[TokenLogprob]) -> None:
+        """Send the log-probabilities of the prompt's tokens behind the first one with the next event."""
+        self._scores = tuple(scores)
 
     def token(self, token_id: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """Add a token with its bytes; those of a token that ends the generation are left out."""
@@ -245,6 +256,7 @@ class EventWriter:
                 error=error,
                 cause=cause,
                 stop_string=stopped,
+                prompt_logprobs=event.prompt_logprobs,
             )
         )
 
@@ -268,7 +280,8 @@ class EventWriter:
         """All that is not sent yet, with the log-probabilities of tokens that begin before `certain`."""
         logprobs = tuple(logprob for begins, logprob in self._logprobs if begins < certain)
         del self._logprobs[: len(logprobs)]
-        event = TokenEvent(self._text, tuple(self._token_ids), logprobs, counts, self.timings())
-        self._text = ""
+        ids = tuple(self._token_ids)
+        event = TokenEvent(self._text, ids, logprobs, counts, self.timings(), prompt_logprobs=self._scores)
+        self._text, self._scores = "", None
         self._token_ids.clear()
         return event
