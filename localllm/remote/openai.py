@@ -96,6 +96,11 @@ class OpenAIModel:
         """Not available: raises RemoteError 501."""
         raise unavailable("chat templates")
 
+    @property
+    def adapters(self) -> NoReturn:
+        """Not available: raises RemoteError 501."""
+        raise unavailable("adapters")
+
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
     ) -> "tuple[NDArray[np.float32], int]":
