@@ -202,10 +202,10 @@ class TokenEvent:
 
     text is whole UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
     token_ids. logprobs are those of tokens of which some text has come; tokens that end the answer, those of a stop
-    string too, have none, except that a token that ends it has one where the prompt's are wanted. prompt_logprobs are
-    those of the prompt's tokens behind the first one, together on the first event after the prompt. progress is set on
-    events before the first token; finish_reason, seed, error, cause (the exception behind an error) and stop_string
-    (the one that ended the text) on the last event only.
+    string too, have none, unless the prompt's are wanted. prompt_logprobs are those of the prompt's tokens behind the
+    first one, together on the first event after the prompt. progress is set on events before the first token;
+    finish_reason, seed, error, cause (the exception behind an error) and stop_string (the one that ended the text) on
+    the last event only.
     """
 
     text: str = ""

@@ -1,6 +1,7 @@
 """The stream of one generation's events, from the engine's thread to whoever reads, and what writes it."""
 
 import contextlib
+import math
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
@@ -185,6 +186,7 @@ class EventWriter:
         self._token_ids: list[int] = []  # not sent yet, as the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # by where in the text their tokens begin
         self._scores: tuple[TokenLogprob, ...] | None = None
+        self._was_scored = False
         self._text = ""
         self._certain = 0  # characters of text that are certain
         self._progress: Progress | None = None
@@ -216,7 +218,7 @@ class EventWriter:
 
     def prompt_scored(self, scores: Iterable[TokenLogprob]) -> None:
         """Send the log-probabilities of the prompt's tokens behind the first one with the next event."""
-        self._scores = tuple(scores)
+        self._scores, self._was_scored = tuple(scores), True
 
     def token(self, token_id: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """Add a token with its bytes; those of a token that ends the generation are left out."""
@@ -242,8 +244,9 @@ class EventWriter:
         """Send the final event."""
         self._add(self._detokenizer.flush())
         stopped = self._detokenizer.stopped
-        # The log-probabilities of what ends in nothing, such as the first byte of a character, come at the end.
-        event = self._event(counts, self._certain if stopped else self._certain + 1)
+        # The log-probabilities of what ends in nothing, such as the first byte of a character, come at the end; those
+        # of a stop string only beside those of the prompt.
+        event = self._event(counts, self._certain if stopped and not self._was_scored else math.inf)
         self.stream.push(
             TokenEvent(
                 event.text,
@@ -276,7 +279,7 @@ class EventWriter:
         self._text += text
         self._certain += len(text)
 
-    def _event(self, counts: Counts, certain: int) -> TokenEvent:
+    def _event(self, counts: Counts, certain: float) -> TokenEvent:
         """All that is not sent yet, with the log-probabilities of tokens that begin before `certain`."""
         logprobs = tuple(logprob for begins, logprob in self._logprobs if begins < certain)
         del self._logprobs[: len(logprobs)]

@@ -90,11 +90,12 @@ def test_multiple_choice_as_an_evaluation_reads_it(http: httpx.Client, tokenizer
     assert scores.index(max(scores)) == 0 and greedy == [True, False, False]
 
 
-def test_a_token_that_ends_the_answer_is_in_the_list(http: httpx.Client, tokenizer: Tokenizer) -> None:
+def test_what_ends_the_answer_is_in_the_list(http: httpx.Client, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode(CONTEXT)
     eos = tokenizer.eos_id
-    found = ask(http, prompt=prompt, echo=True, logprobs=0, max_tokens=1, logit_bias={str(eos): 100})["choices"][0]
-    assert found["finish_reason"] == "stop" and len(found["logprobs"]["tokens"]) == len(prompt) + 1
+    for ending in ({"logit_bias": {str(eos): 100}}, {"stop": [" "]}):
+        (found,) = ask(http, prompt=prompt, echo=True, logprobs=0, max_tokens=1, **ending)["choices"]
+        assert found["finish_reason"] == "stop" and len(found["logprobs"]["tokens"]) == len(prompt) + 1
 
 
 def test_streamed_as_whole(http: httpx.Client) -> None:
