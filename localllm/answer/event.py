@@ -62,7 +62,8 @@ class AnswerEvent:
     counts and timings are of the whole answer; a remote server sends its own with the last event, until then they are
     estimates. token_ids: empty for a remote server. progress: only before the first token. finish_reason, seed,
     stop_string, error (with its exception, cause) and warnings: only on the last event. warnings: what the answer lacks
-    of the schemas that it was to fit, as the server adds them (schema_check).
+    of the schemas that it was to fit, as the server adds them (schema_check). prompt_logprobs: of the prompt's tokens
+    behind the first one, on the first event after the prompt; None where nobody asked.
     """
 
     parts: tuple[AnswerPart, ...] = ()
@@ -77,6 +78,7 @@ class AnswerEvent:
     seed: int | None = None
     stop_string: str | None = None
     warnings: tuple[str, ...] = ()
+    prompt_logprobs: tuple[Logprob, ...] | None = None
 
     @property
     def content(self) -> str:
@@ -112,6 +114,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     last: AnswerEvent = field(default_factory=AnswerEvent)
+    prompt_logprobs: Sequence[Logprob] | None = None
     reasoning_tokens: int = 0
 
     @property
@@ -128,6 +131,8 @@ class Answer:
         """Append an event."""
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
         self.last = event
         for part in event.parts:
             self.texts[part.kind].append(part.text)

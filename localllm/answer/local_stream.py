@@ -64,6 +64,7 @@ class LocalStream:
             event.cause,
             event.seed,
             event.stop_string,
+            prompt_logprobs=None if event.prompt_logprobs is None else tuple(map(self._logprob, event.prompt_logprobs)),
         )
 
     def _parts(self, event: TokenEvent) -> tuple[AnswerPart, ...]:

@@ -39,6 +39,7 @@ class AnswerRequest:
         these are sent to a remote server.
     stop: stop strings; None for the model's own.
     adapters, keep, background, priority, namespace, client: see GenerationRequest.
+    prompt_logprobs: see GenerationRequest.
     persist_from: prompts of at least this many tokens may be written to the disk cache.
     """
 
@@ -68,6 +69,7 @@ class AnswerRequest:
     adapters: tuple[tuple[int, float], ...] | None = None
     background: bool = False
     priority: int = 0
+    prompt_logprobs: int | None = None
     persist_from: int = 0
     namespace: str = ""
     client: str = ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.chunk_size import ChunkSize
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation, Vocabulary
@@ -19,7 +20,7 @@ from localllm.engine.kv_manager import KVManager
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, check_request, fit_prompt
 from localllm.engine.runner import AdapterSet, Interruptible, Runner, SeesImages
 from localllm.engine.sampling import Sampler
-from localllm.engine.scheduler import ChunkSize, Plan, Scheduler
+from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import adapter_set, text_of_prompt
 from localllm.engine.stream import EventWriter, GenerationStream
 from localllm.errors import ContextOverflowError, EngineStoppedError, LocalLLMError, QueueFullError
@@ -124,7 +125,8 @@ class Engine:
         """
         text = text_of_prompt(request.prompt, request.images)
         check_request(request, text, self.runner.info, sees_images=isinstance(self.runner, SeesImages))
-        if request.images and request.context_policy is ContextPolicy.ROLLING:
+        keeps_all = bool(request.images) or request.prompt_logprobs is not None
+        if keeps_all and request.context_policy is ContextPolicy.ROLLING:
             request = replace(request, context_policy=ContextPolicy.REFUSE)
         context, remedy = self._context_of(request)
         try:
@@ -279,7 +281,7 @@ class Engine:
         return self.runner.run(*rows)
 
     def _sample(self, plan: Plan, logits: NDArray[np.float32]) -> list[int]:
-        """Choose tokens where a prompt is complete; return how many drafts of each part were right.
+        """Score prompts, choose tokens where one is complete; return how many drafts of each part were right.
 
         Whatever one generation raises ends that one alone.
         """
@@ -288,7 +290,9 @@ class Engine:
             if rows.start == rows.stop:
                 continue
             try:
-                accepted[at] = part.generation.sample(logits[rows], part.drafts)
+                following = part.generation.score_prompt(logits[rows])
+                if len(following):
+                    accepted[at] = part.generation.sample(following, part.drafts)
             except Exception as error:
                 part.generation.fail(error)
         return accepted

@@ -21,7 +21,7 @@ from localllm.engine.request import (
     roll,
 )
 from localllm.engine.runner import AdapterSet
-from localllm.engine.sampling import Sampler
+from localllm.engine.sampling import Sampler, check_model, token_logprob
 from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.speculation import Speculation
 from localllm.engine.stream import EventWriter
@@ -76,11 +76,13 @@ class Generation:
         self._error: Exception | None = None
         self._prompt = prompt
         self.generated = 0
+        self._scores: list[TokenLogprob] = []  # of the prompt's tokens behind the first
         self._rolled = 0  # tokens that a rolling window has dropped from the answer's text
         self._sampler = sampler
         self._constraint = request.constraint.fork() if request.constraint else None
         self._vocabulary = vocabulary
         self._eog = np.array(sorted(vocabulary.eog_ids), dtype=np.intp)
+        self._note_scores()
         self._take_forced()
 
     @property
@@ -99,6 +101,12 @@ class Generation:
         )
 
     @property
+    def unscored(self) -> int:
+        """How many of the rows to compute next predict a token of the prompt whose log-probability is wanted."""
+        ahead = len(self._prompt.tokens) - 1 - self.sequence.computed
+        return max(ahead, 0) if self.sequence.reusable is not None else 0
+
+    @property
     def expired(self) -> bool:
         """Whether the request's time limit has passed."""
         limit = self.request.time_limit_s
@@ -115,6 +123,22 @@ class Generation:
     def most_drafted(self) -> int:
         """Most tokens that a draft may have, so that neither the answer nor the context is exceeded."""
         return min(self.tokens_left, self.context - len(self.sequence.tokens)) - 1
+
+    def score_prompt(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Note the log-probabilities that are wanted of the prompt; return the rows behind them, to `sample` from.
+
+        rows: logits of the sequence's next tokens, of which none is counted as computed yet. Raises LogitsError.
+        """
+        top, scored = self.request.prompt_logprobs, self.unscored
+        if top is None or not scored:
+            return rows
+        known = len(self._scores) - self.sequence.computed  # more than 0 where evicted rows are computed again
+        for at, row in enumerate(rows[:scored]):
+            if at >= known:
+                check_model(float(row.max()))
+                self._scores.append(token_logprob(row, self.sequence.tokens[self.sequence.computed + at + 1], top))
+        self._note_scores()
+        return rows[scored:]
 
     def sample(self, rows: NDArray[np.float32], drafts: Sequence[int]) -> int:
         """Sample from each row in turn, as long as the token drafted for it is the one sampled.
@@ -198,6 +222,15 @@ class Generation:
             text = f"{type(error).__name__}: {error}. This is a defect in localllm; its log shows where."
         self.writer.send_last(self.counts, self.finish_reason, self._sampler.seed, text, error)
 
+    def _note_scores(self) -> None:
+        """Let as much of a known prefix be reused as needs no scores, and have them sent once they are complete."""
+        if self.request.prompt_logprobs is None:
+            return
+        complete = len(self._scores) == len(self._prompt.tokens) - 1
+        self.sequence.reusable = None if complete else len(self._scores)
+        if complete:
+            self.writer.prompt_scored(self._scores)
+
     def _sample(self, row: NDArray[np.float32]) -> None:
         """Choose a token; take it and those that must follow."""
         allowed = self._constraint.mask() if self._constraint else None
@@ -234,7 +267,7 @@ class Generation:
         self.speculation.token(token_id)
         self.generated += 1
         if token_id in self._vocabulary.eog_ids:
-            self.writer.token(token_id, b"", None)
+            self.writer.token(token_id, b"", None if self.request.prompt_logprobs is None else logprob)
             self.finish_reason = FinishReason.STOP
             return
         self.writer.token(token_id, self._vocabulary.token_bytes(token_id), logprob)

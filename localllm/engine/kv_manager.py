@@ -54,9 +54,9 @@ class KVManager:
         """Attach the longest known prefix; False if a neighbour is just computing a longer one.
 
         Waiting for the neighbour computes the common part once. neighbours: those that run, and whether each goes on.
-        The last token is never reused: its logits are needed.
+        The last token is never reused: its logits are needed, and so may be those of others.
         """
-        tokens = sequence.tokens[:-1]
+        tokens = sequence.tokens[:-1][: sequence.reusable]
         cached = sequence.images.whole(self.cache.match(sequence.space, tokens))
         source, computed, coming = None, cached, cached
         for other, goes_on in neighbours:

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -36,17 +36,25 @@ LoadProgress = Callable[[str, float], None]
 class LoadedModel:
     """A loaded model, made by `load_model`. Thread-safe, except `close`.
 
-    backend: its runner, where, and why. trunks: prompts of system text and tools alone, for localllm.answer.rendering.
+    backend: its runner, where, and why. adapters: the files of its LoRA adapters, each with its usual weight. trunks:
+    prompts of system text and tools alone, for localllm.answer.rendering.
     """
 
     def __init__(
-        self, file: ModelFile, tokenizer: Tokenizer, template: ChatTemplate, engine: Engine, backend: BackendChoice
+        self,
+        file: ModelFile,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        engine: Engine,
+        backend: BackendChoice,
+        adapters: Sequence[tuple[Path, float]] = (),
     ) -> None:
         self.file = file
         self.tokenizer = tokenizer
         self.template = template
         self.engine = engine
         self.backend = backend
+        self.adapters = adapters
         self.trunks: dict[str, tuple[int, ...]] = {}
         self._vocabulary_lock = threading.Lock()
         self._constraint_vocabulary: ConstraintVocabulary | None = None
@@ -145,8 +153,8 @@ def load_model(
             except BaseException:
                 runner.close()
                 raise
-        weights = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
-        adapters = adapter_set(weights, runner.info.adapter_count)
+        files = usual_adapters(settings)
+        adapters = adapter_set([(number, scale) for number, (_, scale) in enumerate(files)], runner.info.adapter_count)
         disk = disk_cache_of(runner.info, adapters) if settings.disk_cache else None
     except BaseException:
         file.close()
@@ -164,7 +172,7 @@ def load_model(
         adapters=adapters,
     )
     engine.start()
-    return LoadedModel(file, tokenizer, chat_template, engine, backend)
+    return LoadedModel(file, tokenizer, chat_template, engine, backend, files)
 
 
 def draft_bytes(settings: Settings) -> int:

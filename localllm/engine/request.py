@@ -115,9 +115,11 @@ class GenerationRequest:
     Requests of one namespace share keys and values of known prefixes with each other only. images: the rows of the
     prompt's images, by the first id of each; a window with images never rolls. keep: how many first tokens of the
     prompt stay in a window that rolls, as far as they take less than half of it; a negative number is all of them, None
-    the engine's default. client: whose request it is; clients take turns in the queue. "" is one that asks for
-    nothing else. trunk: how many first tokens of the prompt other conversations begin with too (an agent's system text
-    and tools, say); their KV is evicted last, within a share of the memory and of the disk.
+    the engine's default. client: whose request it is; clients take turns in the queue. "" is one that asks for nothing
+    else. trunk: how many first tokens of the prompt other conversations begin with too (an agent's system text and
+    tools, say); their KV is evicted last, within a share of the memory and of the disk. prompt_logprobs: the prompt's
+    own log-probabilities are wanted, and so many of the most probable tokens with each. They need the logits of all of
+    the prompt, so that no known prefix is reused; such a window never rolls.
     """
 
     prompt: tuple[int, ...]
@@ -140,6 +142,7 @@ class GenerationRequest:
     keep: int | None = None
     client: str = ""
     trunk: int = 0
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +202,10 @@ class TokenEvent:
 
     text is whole UTF-8 that can no longer become part of a stop string; it may be empty, or belong to several
     token_ids. logprobs are those of tokens of which some text has come; tokens that end the answer, those of a stop
-    string too, have none. progress is set on events before the first token; finish_reason, seed, error, cause (the
-    exception behind an error) and stop_string (the one that ended the text) on the last event only.
+    string too, have none, unless the prompt's are wanted. prompt_logprobs are those of the prompt's tokens behind the
+    first one, together on the first event after the prompt. progress is set on events before the first token;
+    finish_reason, seed, error, cause (the exception behind an error) and stop_string (the one that ended the text) on
+    the last event only.
     """
 
     text: str = ""
@@ -214,6 +219,7 @@ class TokenEvent:
     error: str | None = None
     cause: Exception | None = None
     stop_string: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 256, 65536
@@ -225,9 +231,11 @@ def check_request(request: GenerationRequest, text: Sequence[int], info: "Runner
         raise RequestError("The prompt is empty. Send at least one token.")
     if request.images and not sees_images:
         raise RequestError(f"The {info.backend} engine reads no images. Load the model with --backend llama.")
+    if request.images and request.prompt_logprobs is not None:
+        raise RequestError("The log-probabilities of a prompt with images are not known. Ask for them of text alone.")
     if min(text) < 0 or max(text) >= info.vocab_size:
         raise RequestError(f"A prompt token is outside the vocabulary (0 to {info.vocab_size - 1}).")
-    for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s"):
+    for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s", "prompt_logprobs"):
         value = getattr(request, name)
         if value is not None and value < 0:
             raise RequestError(f"{name} is {value}; it cannot be negative.")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
 
+from localllm.engine.chunk_size import ChunkSize, fair_shares, most_scored
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.generation import Generation
 from localllm.engine.kv_manager import KVManager
@@ -35,11 +36,12 @@ class PlannedRows:
 class Plan:
     """A batch for Runner.run, in the order in which rows were added. Parts that are images are not among its rows.
 
-    logits: the rows of run's result that belong to each part: its last pending token's and its drafts', or none while
-    its prompt is unfinished. pages: what all parts take. again: this pass changed what the next can plan, by reading KV
-    from the disk or by preempting, so that another is due even if no row was planned. patient: it may take long, if it
-    is given up as soon as a request comes or is cancelled. decoded and drafted: rows of answers, and of drafts behind
-    them. decodes: all parts are a pending token each. images: some part is one.
+    logits: the rows of run's result that belong to each part: those whose log-probabilities are wanted, then its last
+    pending token's and its drafts', which are none while its prompt is unfinished. pages: what all parts take. again:
+    this pass changed what the next can plan, by reading KV from the disk or by preempting, so that another is due even
+    if no row was planned. patient: it may take long, if it is given up as soon as a request comes or is cancelled.
+    decoded and drafted: rows of answers, and of drafts behind them. decodes: all parts are a pending token each.
+    images: some part is one.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -76,70 +78,11 @@ class Plan:
         self.tokens += rows
         self.positions += range(start, start + len(rows))
         self.sequences += [sequence.handle] * len(rows)
-        wanted = 1 + len(part.drafts) if part.count == sequence.pending else 0
-        self.logits.append(slice(len(self.wanted), len(self.wanted) + wanted))
-        self.wanted += range(len(self.tokens) - wanted, len(self.tokens))
-
-
-def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
-    """Share a budget of rows evenly; what one does not need goes to the others."""
-    shares = [0] * len(wants)
-    for served, index in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
-        shares[index] = min(wants[index], budget // (len(wants) - served))
-        budget -= shares[index]
-    return shares
-
-
-class ChunkSize:
-    """How many rows a step may have so that it takes about TARGET_S; learned from the steps' own times.
-
-    A prompt that is alone may take ALONE_S: only cancelling it, or a new request, waits for the step, and long steps
-    read the weights less often. Neither may wait longer than a quarter of a second, unless the step can be given up for
-    them: then its work is lost, so that it may take PATIENT_S.
-    """
-
-    TARGET_S = 0.15
-    ALONE_S = 0.22
-    PATIENT_S = 3.0
-    SMALLEST = 16
-    LEAST_PATIENT = 128
-    WHOLE_TILES = 64  # rows whose attention llama.cpp computes together; fewer cost as much as all behind a long prefix
-
-    def __init__(self, largest: int) -> None:
-        self._largest = largest
-        self._rows_per_s = 0.0
-
-    @property
-    def rows(self) -> int:
-        """Rows of the next step."""
-        return self._rows_in(self.TARGET_S)
-
-    @property
-    def rows_alone(self) -> int:
-        """Rows of the next step where there is no other request."""
-        return self._rows_in(self.ALONE_S)
-
-    def rows_patient(self, ahead: int) -> int:
-        """Rows of the next step where there is no other request and it can be given up; ahead: rows still to compute.
-
-        They are shared out evenly: a step of the few that are left over would take as long as one of many.
-        """
-        most = max(self._rows_in(self.PATIENT_S) // self.WHOLE_TILES * self.WHOLE_TILES, self.LEAST_PATIENT)
-        share = -(-ahead // max(-(-ahead // most), 1))
-        return min(-(-share // self.WHOLE_TILES) * self.WHOLE_TILES, most)
-
-    def _rows_in(self, seconds: float) -> int:
-        return min(max(int(self._rows_per_s * seconds), self.SMALLEST), self._largest)
-
-    def seconds(self, rows: int) -> float:
-        """How long computing this many rows should take; 0 until anything was measured."""
-        return rows / self._rows_per_s if self._rows_per_s else 0.0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a step. Small ones tell little: their time is that of reading the weights."""
-        if rows >= self.SMALLEST:
-            measured = rows / max(seconds, 1e-6)
-            self._rows_per_s = (self._rows_per_s + measured) / 2 if self._rows_per_s else measured
+        first, end = len(self.tokens) - len(rows), len(self.tokens)
+        scored = min(part.generation.unscored, part.count)
+        last = 1 + len(part.drafts) if part.count == sequence.pending else 0
+        self.logits.append(slice(len(self.wanted), len(self.wanted) + scored + last))
+        self.wanted += [*range(first, first + scored), *range(end - last, end)]
 
 
 class Scheduler:
@@ -178,6 +121,7 @@ class Scheduler:
         self.chunk = chunk or ChunkSize(runner.info.max_rows)
         self.costs = StepCosts()
         self.preemptions = 0
+        self._most_scored = most_scored(runner.info.vocab_size)
 
     def add(self, generation: Generation) -> None:
         """Put a new generation into the queue, or one whose turn is over behind all others."""
@@ -341,6 +285,7 @@ class Scheduler:
                 ahead = max(self._kv.rows_ahead(prefilling[0].sequence), 1)  # an image takes its step all the same
                 rows = self.chunk.rows_patient(ahead)
         budget = min(rows, self._runner.info.max_rows) - len(plan)
+        scored = 0
         for _, group in groupby(prefilling, key=lambda generation: generation.request.priority):
             members = [generation for generation in group if generation.sequence.handle is not None]
             reading = []
@@ -351,10 +296,17 @@ class Scheduler:
                 elif budget > 0:
                     self._add(plan, PlannedRows(generation, len(image.ids), image=image))
                     budget -= len(image.ids)
-            wants = [self._kv.rows_ahead(generation.sequence) for generation in reading]
+            wants = [self._rows_wanted(generation) for generation in reading]
             for generation, share in zip(reading, fair_shares(wants, max(budget, 0)), strict=True):
-                if share and self._add(plan, PlannedRows(generation, share)):
-                    budget -= share
+                rows = min(share, self._most_scored - scored) if generation.unscored else share
+                if rows and self._add(plan, PlannedRows(generation, rows)):
+                    budget -= rows
+                    scored += rows if generation.unscored else 0
+
+    def _rows_wanted(self, generation: Generation) -> int:
+        """Rows of a prompt that a step could compute, whatever others want."""
+        ahead = self._kv.rows_ahead(generation.sequence)
+        return min(ahead, self._most_scored) if generation.unscored else ahead
 
     def _add(self, plan: Plan, part: PlannedRows) -> bool:
         """Add rows if their pages, beside those of the rows already planned, can be found."""

@@ -55,7 +55,7 @@ class TokenSequence:
     The runner's sequence `handle`, None while there is none, stores the first `computed` tokens. Decoding is the case
     of one pending token, prefill that of many. space: with whom keys and values are shared. background, persist and
     trunk are those of the request. from_memory, from_disk: tokens of the prompt whose KV was known in memory, and on
-    disk.
+    disk. reusable: how many first tokens may come from a known prefix, where logits of the others are wanted.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class TokenSequence:
         self.trunk = trunk
         self.handle: int | None = None
         self.computed = 0
+        self.reusable: int | None = None
         self.from_memory: int | None = None
         self.from_disk = 0
         self._prompt = len(self.tokens)

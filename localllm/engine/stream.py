@@ -1,9 +1,10 @@
 """The stream of one generation's events, from the engine's thread to whoever reads, and what writes it."""
 
 import contextlib
+import math
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
@@ -16,12 +17,16 @@ CAPACITY = 256
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer: a stream's events folded. `last` is the final event, with counts, timings and finish reason."""
+    """A whole answer: a stream's events folded. `last` is the final event, with counts, timings and finish reason.
+
+    prompt_logprobs: see TokenEvent.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     last: TokenEvent
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class StreamedEvent(Protocol):
@@ -155,12 +160,14 @@ def fold(events: Iterator[TokenEvent]) -> Completion:
     text: list[str] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
+    scores: tuple[TokenLogprob, ...] | None = None
     last = TokenEvent(finish_reason=FinishReason.ERROR, error="the stream ended without its last event")
     for last in events:
         text.append(last.text)
         token_ids += last.token_ids
         logprobs += last.logprobs
-    return Completion("".join(text), tuple(token_ids), tuple(logprobs), last)
+        scores = scores if last.prompt_logprobs is None else last.prompt_logprobs
+    return Completion("".join(text), tuple(token_ids), tuple(logprobs), last, scores)
 
 
 class EventWriter:
@@ -178,6 +185,8 @@ class EventWriter:
         self._detokenizer = Detokenizer(stop)
         self._token_ids: list[int] = []  # not sent yet, as the next two
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # by where in the text their tokens begin
+        self._scores: tuple[TokenLogprob, ...] | None = None
+        self._was_scored = False
         self._text = ""
         self._certain = 0  # characters of text that are certain
         self._progress: Progress | None = None
@@ -207,6 +216,10 @@ class EventWriter:
         if self._first_token is None:
             self._first_token = self._clock()
 
+    def prompt_scored(self, scores: Iterable[TokenLogprob]) -> None:
+        """Send the log-probabilities of the prompt's tokens behind the first one with the next event."""
+        self._scores, self._was_scored = tuple(scores), True
+
     def token(self, token_id: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """Add a token with its bytes; those of a token that ends the generation are left out."""
         self._token_ids.append(token_id)
@@ -231,8 +244,9 @@ class EventWriter:
         """Send the final event."""
         self._add(self._detokenizer.flush())
         stopped = self._detokenizer.stopped
-        # The log-probabilities of what ends in nothing, such as the first byte of a character, come at the end.
-        event = self._event(counts, self._certain if stopped else self._certain + 1)
+        # The log-probabilities of what ends in nothing, such as the first byte of a character, come at the end; those
+        # of a stop string only beside those of the prompt.
+        event = self._event(counts, self._certain if stopped and not self._was_scored else math.inf)
         self.stream.push(
             TokenEvent(
                 event.text,
@@ -245,6 +259,7 @@ class EventWriter:
                 error=error,
                 cause=cause,
                 stop_string=stopped,
+                prompt_logprobs=event.prompt_logprobs,
             )
         )
 
@@ -264,11 +279,12 @@ class EventWriter:
         self._text += text
         self._certain += len(text)
 
-    def _event(self, counts: Counts, certain: int) -> TokenEvent:
+    def _event(self, counts: Counts, certain: float) -> TokenEvent:
         """All that is not sent yet, with the log-probabilities of tokens that begin before `certain`."""
         logprobs = tuple(logprob for begins, logprob in self._logprobs if begins < certain)
         del self._logprobs[: len(logprobs)]
-        event = TokenEvent(self._text, tuple(self._token_ids), logprobs, counts, self.timings())
-        self._text = ""
+        ids = tuple(self._token_ids)
+        event = TokenEvent(self._text, ids, logprobs, counts, self.timings(), prompt_logprobs=self._scores)
+        self._text, self._scores = "", None
         self._token_ids.clear()
         return event

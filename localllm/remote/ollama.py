@@ -77,10 +77,11 @@ class OllamaModel:
     def prepare(self, request: AnswerRequest) -> "OllamaPrompt":
         """See AnsweringModel. The server renders and tokenises. RequestError for requests that the chat never makes."""
         request.check()
-        lacks = (request.prompt, request.tool_choice, request.adapters, request.grammar)
+        lacks = (request.prompt, request.tool_choice, request.adapters, request.grammar, request.prompt_logprobs)
         if any(value is not None for value in lacks):
             raise RequestError(
-                "prompts, tool_choice, adapters and grammars are not supported on a server of Ollama's protocol"
+                "prompts, their log-probabilities, tool_choice, adapters and grammars are not supported on a server of "
+                "Ollama's protocol"
             )
         limits = {"num_predict": request.max_tokens, "num_ctx": request.context_limit, "num_keep": request.keep}
         options = {**request.sampling, **limits, "stop": list(request.stop) if request.stop else None}

@@ -75,6 +75,8 @@ class OpenAIModel:
             raise RequestError("a remote server's adapters cannot be chosen; name a model that has them")
         if request.template is not None:
             raise RequestError("a remote server's template cannot be chosen; leave it out")
+        if request.prompt_logprobs is not None:
+            raise RequestError("a prompt's log-probabilities are not supported for models of a remote server")
         if request.before:
             raise RequestError("context is not supported for models of a remote server; use /api/chat")
         top_logprobs = request.sampling.get("logprobs") or 0
@@ -93,6 +95,11 @@ class OpenAIModel:
     def template(self) -> NoReturn:
         """Not available: raises RemoteError 501."""
         raise unavailable("chat templates")
+
+    @property
+    def adapters(self) -> NoReturn:
+        """Not available: raises RemoteError 501."""
+        raise unavailable("adapters")
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None

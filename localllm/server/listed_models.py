@@ -58,6 +58,11 @@ class ListedModel:
         """Not available: raises RemoteError 501."""
         raise unavailable("chat templates")
 
+    @property
+    def adapters(self) -> NoReturn:
+        """Not available: raises RemoteError 501."""
+        raise unavailable("adapters")
+
 
 class ListedModels:
     """Implements ServedModels, which documents the methods, over a server's own models and those of its lists.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ServedModel(AnsweringModel, Protocol):
-    """A model that answers. tokenizer and template raise RemoteError 501 if the model is on a remote server."""
+    """A model that answers. tokenizer, template and adapters raise RemoteError 501 if it is on a remote server."""
 
     @property
     def name(self) -> str: ...
@@ -32,6 +32,10 @@ class ServedModel(AnsweringModel, Protocol):
 
     @property
     def template(self) -> "ChatTemplate": ...
+
+    @property
+    def adapters(self) -> Sequence[tuple[str, float]]:
+        """The names of the LoRA adapters' files, in the order of their numbers, each with its usual weight."""
 
 
 class Embedder(Protocol):

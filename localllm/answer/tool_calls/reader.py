@@ -147,16 +147,38 @@ class CallReader:
                 return found
             key = match["key"]
             closing = tags.closing.format(key=key)
+            before = f"{', ' if found else '{'}{json.dumps(key, ensure_ascii=False)}: "
+            if is_text(properties.get(key, {}), schema) == (True, False):
+                found[key] = yield from self._written_text(closing, before)
+                continue
             scanned = self._at
             while (end := self._text.find(closing, scanned)) < 0:
                 scanned = max(len(self._text) - len(closing), self._at)
                 yield
             text = self._text[self._at : end].removeprefix("\n").removesuffix("\n")
             self._at = end + len(closing)
-            value = _value(text, properties.get(key, {}), schema)
-            pair = f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
-            self._found.append(CallDelta(arguments=f", {pair}" if found else f"{{{pair}"))
-            found[key] = value
+            found[key] = value = _value(text, properties.get(key, {}), schema)
+            self._found.append(CallDelta(arguments=before + json.dumps(value, ensure_ascii=False)))
+
+    def _written_text(self, closing: str, before: str) -> Generator[None, None, str]:
+        """A text up to its closing tag, whose pieces are found as soon as they are certain. before: its first piece.
+
+        The line ends that models write behind the opening and before the closing tag are no part of it.
+        """
+        while len(self._text) <= self._at:
+            yield
+        first = sent = self._at + self._text.startswith("\n", self._at)
+        piece = before + '"'
+        while (end := self._text.find(closing, sent)) < 0:
+            certain = len(self._text) - len(closing)  # neither part of the tag nor the line end before it
+            if certain > sent:
+                self._found.append(CallDelta(arguments=piece + _escaped(self._text[sent:certain])))
+                piece, sent = "", certain
+            yield
+        stop = end - (end > first and self._text[end - 1] == "\n")
+        self._found.append(CallDelta(arguments=f'{piece}{_escaped(self._text[sent:stop])}"'))
+        self._at = end + len(closing)
+        return self._text[first:stop]
 
     def _literals(self, spelling: Literals) -> Generator[None, None, dict[str, Any]]:
         scanned = self._at
@@ -170,6 +192,11 @@ class CallReader:
         found, self._at = read
         self._found.append(CallDelta(arguments=json.dumps(found, ensure_ascii=False)))
         return found
+
+
+def _escaped(text: str) -> str:
+    """A text as it stands between JSON's quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _value(text: str, schema: Any, root: Schema) -> Any:

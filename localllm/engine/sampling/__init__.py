@@ -1,7 +1,7 @@
 """Sampling: logits in, one token out. Filters are plain functions in a list; greedy leaves early."""
 
-from localllm.engine.sampling.filters import LogitsError
-from localllm.engine.sampling.sampler import Sampler
+from localllm.engine.sampling.filters import LogitsError, check_model
+from localllm.engine.sampling.sampler import Sampler, token_logprob
 from localllm.engine.sampling.validation import validate
 
-__all__ = ["LogitsError", "Sampler", "validate"]
+__all__ = ["LogitsError", "Sampler", "check_model", "token_logprob", "validate"]

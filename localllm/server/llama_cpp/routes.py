@@ -1,4 +1,4 @@
-"""Routes of llama.cpp's server: /tokenize, /detokenize, /apply-template, /props, /slots, /embedding and /rerank."""
+"""Routes of llama.cpp's server: texts and tokens, templates, properties, slots, adapters, vectors and ranks."""
 
 from dataclasses import asdict
 from functools import partial
@@ -124,6 +124,12 @@ async def slots(service: ServiceDep) -> list[Object]:
     return found
 
 
+@router.get("/lora-adapters")
+async def lora_adapters(http: Request, service: ServiceDep, model: str = "") -> list[Object]:
+    """A model's LoRA adapters: numbers, names of files, usual weights. Loads it if it is not in memory."""
+    return await connected(http, _lora_adapters(await service.model_or_only(model), service))
+
+
 @router.post("/props")
 @router.post("/slots/{slot}")
 @router.post("/lora-adapters")
@@ -205,6 +211,12 @@ async def _props(name: str, service: Service) -> Object:
             "build_info": f"localllm {version('localllm')}",
             "is_sleeping": False,
         }
+
+
+async def _lora_adapters(name: str, service: Service) -> list[Object]:
+    async with service.lease(name) as lease:
+        found = enumerate(lease.model.adapters)
+        return [{"id": number, "path": path, "scale": scale} for number, (path, scale) in found]
 
 
 async def _embedding(body: EmbeddingBody, service: Service) -> list[Object]:

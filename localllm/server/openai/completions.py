@@ -1,6 +1,9 @@
 """/v1/completions."""
 
-from collections.abc import Iterator, Sequence
+from codecs import getincrementaldecoder
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from anyio import to_thread
@@ -41,8 +44,6 @@ def completion_requests(body: CompletionBody) -> list[AnswerRequest]:
     """A request for each prompt of a body. Raises ApiError 400."""
     if body.best_of not in (None, body.n or 1):
         raise ApiError(400, "best_of is not supported; leave it out or set it to n")
-    if body.echo and body.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not supported; use one of them")
     prompt: Any = body.prompt
     if body.suffix and not isinstance(prompt, str):
         raise ApiError(400, "suffix requires a single prompt of text")
@@ -51,7 +52,29 @@ def completion_requests(body: CompletionBody) -> list[AnswerRequest]:
         raise ApiError(400, "prompt is empty")
     fields = body.request_fields(body.stop, body.logprobs) | {"max_tokens": body.max_tokens} | constraint_of(body)
     prompts = prompt if several else [prompt]
-    return [AnswerRequest(prompt=one, suffix=body.suffix or None, **fields) for one in prompts]
+    wanted = [count for count in (body.logprobs if body.echo else None, body.prompt_logprobs) if count is not None]
+    of_prompt = max(wanted, default=None)
+    return [
+        AnswerRequest(prompt=one, suffix=body.suffix or None, prompt_logprobs=of_prompt, **fields) for one in prompts
+    ]
+
+
+class _Offsets:
+    """Where the tokens of one choice begin in its text, in characters, told in their order."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._at = 0
+
+    def of(self, tokens: Iterable[bytes], *, complete: bool = False) -> list[int]:
+        """The next tokens' offsets. complete: what follows does not complete their last character."""
+        found = []
+        for token in tokens:
+            found.append(self._at)
+            self._at += len(self._decoder.decode(token))
+        if complete:
+            self._at += len(self._decoder.decode(b"", final=True))
+        return found
 
 
 class _Writer(ChunkWriter):
@@ -60,53 +83,112 @@ class _Writer(ChunkWriter):
     def __init__(self, body: CompletionBody) -> None:
         super().__init__(body, "cmpl", "text_completion")
         self._echo = bool(body.echo)
+        self._scores_echo = self._echo and body.logprobs is not None
+        self._top = body.logprobs or 0
+        self._prompt_top = body.prompt_logprobs
+        self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
     def begin(self, run: Run) -> Iterator[bytes]:
-        if self._echo:
+        if self._echo and not self._scores_echo:
             for index in range(len(run.streams)):
                 yield self._chunk(index, _prompt_text(run, index))
 
-    def event(self, _run: Run, index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+    def event(self, run: Run, index: int, event: AnswerEvent, _before: Answer) -> Iterator[bytes]:
+        if (scores := event.prompt_logprobs) is not None:
+            text = _prompt_text(run, index) if self._scores_echo else ""
+            logprobs = self._echoed(run, index, scores) if self._scores_echo else None
+            yield self._chunk(index, text, logprobs=logprobs, **self._of_prompt(scores))
         if event.parts or event.logprobs:
-            yield self._chunk(index, event.content, logprobs=_logprobs(event.logprobs))
+            yield self._chunk(index, event.content, logprobs=self._logprobs(index, event.logprobs))
         if event.finish_reason is not None:
             yield self._chunk(index, "", finish_reason=finish_reason(event, False), **warnings_of(event))
 
     def whole(self, run: Run, answers: Sequence[Answer]) -> Object:
-        choices = [
-            _choice(
-                index,
-                (_prompt_text(run, index) if self._echo else "") + answer.content,
-                logprobs=_logprobs(answer.logprobs),
-                finish_reason=finish_reason(answer.last, False),
-                **warnings_of(answer.last),
+        choices = []
+        for index, found in enumerate(answers):
+            scores = found.prompt_logprobs or ()
+            before = self._echoed(run, index, scores) if self._scores_echo else None
+            after = self._logprobs(index, found.logprobs)
+            both = before and after and {name: before[name] + after[name] for name in before}
+            choices.append(
+                _choice(
+                    index,
+                    (_prompt_text(run, index) if self._echo else "") + found.content,
+                    logprobs=both or before or after,
+                    finish_reason=finish_reason(found.last, False),
+                    **self._of_prompt(scores),
+                    **warnings_of(found.last),
+                )
             )
-            for index, answer in enumerate(answers)
-        ]
         return {**self._head, "choices": choices, "usage": self._usage(answers)}
 
     def _chunk(self, index: int, text: str, **more: object) -> bytes:
         return sse({**self._head, "choices": [_choice(index, text, **more)]})
 
+    def _echoed(self, run: Run, index: int, scores: Sequence[Logprob]) -> Object:
+        """The log-probabilities of a prompt in OpenAI's form; its first token has none."""
+        tokens, tokenizer = _prompt_tokens(run, index), run.lease.model.tokenizer
+        pieces = (tokenizer.token_bytes(token, skip_special=True) for token in tokens)
+        first, *offsets = self._offsets[index].of(pieces, complete=True)
+        following = _logprobs(scores, self._top, offsets)
+        return {
+            "tokens": [tokenizer.decode(tokens[:1]), *following["tokens"]],
+            "token_logprobs": [None, *following["token_logprobs"]],
+            "top_logprobs": [None, *following["top_logprobs"]],
+            "text_offset": [first, *following["text_offset"]],
+        }
 
-def _prompt_text(run: Run, index: int) -> str:
+    def _logprobs(self, index: int, entries: Sequence[Logprob]) -> Object | None:
+        offsets = self._offsets[index].of(entry.token for entry in entries)
+        return _logprobs(entries, self._top, offsets) if entries else None
+
+    def _of_prompt(self, scores: Sequence[Logprob]) -> Object:
+        """The log-probabilities of a prompt in vLLM's form, where they are asked for in it."""
+        if self._prompt_top is None:
+            return {}
+        return {"prompt_logprobs": [None, *(_by_id(entry, self._prompt_top) for entry in scores)]}
+
+
+def _prompt_tokens(run: Run, index: int) -> Sequence[int]:
     tokens = run.prompt(index).tokens
     if tokens is None:
         raise ApiError(400, "echo is not supported for models of a remote server")
-    return run.lease.model.tokenizer.decode(tokens, skip_special=True)
+    return tokens
+
+
+def _prompt_text(run: Run, index: int) -> str:
+    text: str = run.lease.model.tokenizer.decode(_prompt_tokens(run, index), skip_special=True)
+    return text
 
 
 def _choice(index: int, text: str, **more: object) -> Object:
     return {"text": text, "index": index, "logprobs": None, "finish_reason": None, **more}
 
 
-def _logprobs(logprobs: Sequence[Logprob]) -> Object | None:
-    if not logprobs:
-        return None
+def _logprobs(entries: Sequence[Logprob], top: int, offsets: Sequence[int]) -> Object:
     return {
-        "tokens": [entry.text for entry in logprobs],
-        "token_logprobs": [finite(entry.logprob) for entry in logprobs],
-        "top_logprobs": [
-            {token.decode("utf-8", "replace"): finite(value) for token, value in entry.top} for entry in logprobs
-        ],
+        "tokens": [entry.text for entry in entries],
+        "token_logprobs": [finite(entry.logprob) for entry in entries],
+        "top_logprobs": [_by_text(entry, top) for entry in entries],
+        "text_offset": list(offsets),
     }
+
+
+def _by_text(entry: Logprob, top: int) -> Object:
+    """The likeliest tokens and the token itself; of several that are the same text, the likeliest."""
+    found: Object = {}
+    for token, value in (*entry.top[:top], (entry.token, entry.logprob)):
+        found.setdefault(token.decode("utf-8", "replace"), finite(value))
+    return found
+
+
+def _by_id(entry: Logprob, top: int) -> Object:
+    """The likeliest tokens and the token itself, whose rank is only known where it is among them."""
+    own, *others = entry.ids
+    ranked = zip(others[:top], entry.top, count(1))
+    named = [*((each, *scored, rank) for each, scored, rank in ranked), (own, entry.token, entry.logprob, None)]
+    found: Object = {}
+    for each, token, value, rank in named:
+        spelt = {"logprob": finite(value), "rank": rank, "decoded_token": token.decode("utf-8", "replace")}
+        found.setdefault(str(each), spelt)
+    return found

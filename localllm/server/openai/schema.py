@@ -51,7 +51,7 @@ class ChatBody(Constrained):
 
 
 class CompletionBody(Constrained):
-    """/v1/completions. prompt: a text, a list of token ids, or a list of either."""
+    """/v1/completions. prompt: a text, a list of token ids, or a list of either. prompt_logprobs: vLLM's."""
 
     prompt: (
         str
@@ -63,6 +63,7 @@ class CompletionBody(Constrained):
     echo: bool | None = None
     best_of: Count | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
 class EmbeddingsBody(Extensions):

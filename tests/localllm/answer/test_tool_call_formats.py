@@ -12,7 +12,7 @@ import pytest
 from gguf_io.chat_template import ChatTemplate
 from localllm.answer.tool_calls import CallDelta, CallFormat, CallReader, ToolCall, call_formats
 from localllm.answer.tool_calls.call import parameters_of
-from localllm.answer.tool_calls.formats import BARE, FORMATS
+from localllm.answer.tool_calls.formats import BARE, FORMATS, Slot, Tags
 from localllm.answer.tool_calls.grammar import CallGrammar
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
 from localllm.engine.constraint.compile import embedded
@@ -147,6 +147,34 @@ def test_sampled_calls_are_read_and_fit(form: CallFormat, vocabulary: str) -> No
         assert [ToolCall(name, json.loads(arguments)) for name, arguments in streamed] == calls
         for call in calls:
             jsonschema.validate(call.arguments, SCHEMAS[call.name])
+
+
+WRITE = {"write": {"type": "object", "properties": {"path": {"type": "string"}, "content": {"type": "string"}}}}
+WRITTEN = ["", "\n", "\n\nint x;\n\n", 'print("<a>", "\\n")\n</param', "é\U0001f98a\t" * 50]
+
+
+@pytest.mark.parametrize("content", WRITTEN)
+@pytest.mark.parametrize("form", [form for form in FORMATS if isinstance(form.arguments, Tags)], ids=str)
+def test_a_text_between_tags_comes_while_it_is_written(form: CallFormat, content: str) -> None:
+    """However the text is cut, the pieces are those of the whole; all but what may be the closing tag comes at once."""
+    tags = form.arguments
+    assert isinstance(tags, Tags)
+    opening = tags.opening.format(key="content", type="string", string="true")
+    spelt = ["write" if piece is Slot.NAME else piece if isinstance(piece, str) else "0" for piece in form.call]
+    at = form.call.index(tags)
+    begun = "".join([form.begin, *spelt[:at], opening, "\n", content])
+    closing = tags.closing.format(key="content")
+    ended = "".join(["\n", closing, *spelt[at + 1 :], form.end, form.closing])
+    for cut in (1, 2, 7, len(begun)):
+        reader = CallReader(form, WRITE, form.openings[0])
+        found = [one for at in range(0, len(begun), cut) for one in reader.push(begun[at : at + cut])]
+        sent = "".join(one.arguments for one in found if isinstance(one, CallDelta))
+        certain = content[: max(len(content) - len(closing), 0)]
+        assert sent == ('{"content": "' + json.dumps(certain, ensure_ascii=False)[1:-1] if certain else "")
+        found += [one for at in range(0, len(ended), cut) for one in reader.push(ended[at : at + cut])]
+        assert not reader.broken
+        assert [one for one in found if isinstance(one, ToolCall)] == [ToolCall("write", {"content": content})]
+        assert json.loads("".join(one.arguments for one in found if isinstance(one, CallDelta))) == {"content": content}
 
 
 ARGUMENTS = {"city": "Oslo", "days": 3, "unit": "C"}

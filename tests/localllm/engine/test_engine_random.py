@@ -21,8 +21,16 @@ from localllm.engine.constraint import Constraint, ConstraintKind, ConstraintVoc
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
-from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenEvent, roll
-from localllm.engine.sampling import Sampler
+from localllm.engine.request import (
+    ContextPolicy,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprob,
+    roll,
+)
+from localllm.engine.sampling import Sampler, token_logprob
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import GenerationStream, fold
 from localllm.errors import ContextOverflowError, QueueFullError
@@ -158,6 +166,7 @@ class Work:
             context_policy=ContextPolicy.ROLLING if rolling else ContextPolicy.REFUSE,
             constraint=constraint,
             trunk=self.one_of(0, 0, len(prompt) // 2, len(prompt) - 1),
+            prompt_logprobs=None if rolling else self.one_of(None, None, None, 0, 2),
         )
         in_memory = (self.runner.info.pages_total - 1) * self.runner.info.page_size
         context = min(request.context_limit or in_memory, in_memory)
@@ -214,12 +223,20 @@ class Work:
             tokens, text, expected = self.reference(asked)
             if reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert (done.token_ids, done.text, reason) == (tokens, text, expected)
+                assert done.prompt_logprobs == self.scores(asked.request)
             else:
                 assert done.token_ids == tokens[: len(done.token_ids)]
                 assert done.text == "".join(LETTERS[token - 1] for token in done.token_ids)
                 assert reason is FinishReason.CANCELLED or asked.request.background
             self.past = [*self.past[-7:], [*asked.request.prompt, *done.token_ids]]
         self.asked.clear()
+
+    def scores(self, request: GenerationRequest) -> tuple[TokenLogprob, ...] | None:
+        """The log-probabilities of a prompt's tokens behind the first one, where they are asked for."""
+        prompt, top, runner = list(request.prompt), request.prompt_logprobs, make_runner()
+        if top is None:
+            return None
+        return tuple(token_logprob(runner.logits_after(prompt[:at]), prompt[at], top) for at in range(1, len(prompt)))
 
     def reference(self, asked: Request) -> tuple[tuple[int, ...], str, FinishReason]:
         """The answer computed without engine, caches, batches or drafts."""

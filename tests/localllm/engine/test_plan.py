@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.engine.scheduler import ChunkSize, fair_shares
+from localllm.engine.chunk_size import ChunkSize, fair_shares
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=9), st.integers(0, 600))

@@ -213,6 +213,11 @@ def test_vectors_in_its_own_form(server: Server) -> None:
     assert httpx.post(f"{server.url}/embedding", json=other, timeout=PATIENCE_S).status_code == 400
 
 
+def test_a_model_without_adapters_lists_none(server: Server) -> None:
+    told = httpx.get(f"{server.url}/lora-adapters", params={"model": MODEL}, timeout=PATIENCE_S)
+    assert (told.status_code, told.json()) == (200, [])
+
+
 @pytest.mark.parametrize("path", ["/props", "/slots/0?action=save", "/lora-adapters"])
 def test_what_requests_do_not_change(server: Server, path: str) -> None:
     answer = httpx.post(f"{server.url}{path}", json={}, timeout=PATIENCE_S)

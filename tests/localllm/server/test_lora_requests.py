@@ -46,6 +46,8 @@ def test_each_request_is_computed_with_its_own(start_server: StartServer, model_
         ]
         for name, more in asked:
             assert ask(**more).json()["choices"][0]["text"].strip() == expected[name], (name, more)
+        listed = httpx.get(f"{server.url}/lora-adapters", timeout=PATIENCE_S).json()
+        assert listed == [{"id": 0, "path": "one.gguf", "scale": 0.5}, {"id": 1, "path": "two.gguf", "scale": 0}]
         refused = ask(lora=[{"id": 2}])
         assert (refused.status_code, "no adapter 2" in refused.text) == (400, True)
         body = {"model": MODEL, "prompt": PROMPT, "stream": False}

@@ -50,7 +50,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
             "messages.1.content.0: Input should be a valid dictionary",
         ),
         ("/v1/chat/completions", {"messages": HI, "stop": 5}, "stop: Input should be a valid string or a valid list"),
-        ("/v1/completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo with logprobs is not supported"),
+        ("/v1/completions", {"prompt": "x", "prompt_logprobs": -1}, "prompt_logprobs: Input should be greater than"),
     ],
 )
 def test_wrong_bodies_are_told_where_and_what(http: httpx.Client, path: str, body: Any, words: str) -> None:
