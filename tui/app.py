@@ -246,12 +246,14 @@ class ChatApp(App[None]):
         self.tabs.redraw()
 
     async def action_quit(self) -> None:
-        """Leave. Says so once, and stays, while answers are on their way."""
-        busy, now = len(self.tabs.busy), time.monotonic()
-        if busy and now - self._asked_to_stay > LEAVE_S:
+        """Leave. Says so once, and stays, while answers are on their way in tabs that are not seen."""
+        hidden = [tab for tab in self.tabs.busy if tab is not self.tabs.current]
+        now = time.monotonic()
+        if hidden and now - self._asked_to_stay > LEAVE_S:
             self._asked_to_stay = now
-            what = "An answer is" if busy == 1 else f"{busy} answers are"
-            self.notify(f"{what} on the way. Leave again to stop.", severity="warning", timeout=LEAVE_S)
+            where = "another tab" if len(hidden) == 1 else f"{len(hidden)} other tabs"
+            text = f"Answers are on their way in {where}. Leave again to stop them."
+            self.notify(text, severity="warning", timeout=LEAVE_S)
             return
         self.exit()
 
