@@ -36,6 +36,7 @@ MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_EXPERTS = 1024
 MAX_VOCABULARY = 1 << 22
+_LEAST_FACTOR = 1e-6
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 _GATING = "expert_gating_func"
@@ -235,10 +236,10 @@ def read_config(file: ModelFile) -> ModelConfig:
         window=_window(file),
         window_pattern=_window_pattern(file),
         factors=StatedFactors(
-            embedding=stated_number(file, "embedding_scale"),
-            residual=stated_number(file, "residual_scale"),
-            attention=stated_number(file, "attention.scale"),
-            logits=stated_number(file, "logit_scale"),
+            embedding=stated_number(file, "embedding_scale", least=_LEAST_FACTOR),
+            residual=stated_number(file, "residual_scale", least=_LEAST_FACTOR),
+            attention=stated_number(file, "attention.scale", least=_LEAST_FACTOR),
+            logits=stated_number(file, "logit_scale", least=_LEAST_FACTOR),
         ),
         experts=experts,
         experts_used=used,

@@ -94,7 +94,13 @@ def rope_scaling(file: ModelFile, context: int) -> RopeScaling:
     )
 
 
-def stated_number(file: ModelFile, key: str, maximum: float = 1e6) -> float | None:
-    """A number from 0 on that the file states; None where it does not."""
+def stated_number(file: ModelFile, key: str, maximum: float = 1e6, least: float = 0.0) -> float | None:
+    """A number from 0 on that the file states; None where it does not. Raises ModelFileError.
+
+    least: refuse what lies between it and 0, which would overflow where it divides.
+    """
     key = f"{file.architecture}.{key}"
-    return file.metadata.get_float(key, minimum=0.0, maximum=maximum) if key in file.metadata else None
+    if key not in file.metadata:
+        return None
+    stated = file.metadata.get_float(key, minimum=0.0, maximum=maximum)
+    return file.metadata.get_float(key, minimum=least, maximum=maximum) if stated else stated

@@ -1,5 +1,6 @@
 """What a file holds beyond what the native engine computes is refused, before the results would be others."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,13 @@ def test_rotations_that_cannot_be_computed(extra: dict[str, Any], tmp_path: Path
 def test_a_head_of_two_values_cannot_take_an_alpha(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"rope\.freq_base"):
         load(replace(SMALL, head=2, extra={"rope.scaling.alpha": 2.0}), tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("key", ["embedding_scale", "residual_scale", "attention.scale", "logit_scale"])
+def test_factors_that_would_overflow_where_they_divide(key: str, tmp_path: Path) -> None:
+    model = MODELS["granite"]
+    with pytest.raises(ModelFileError, match=rf"granite\.{re.escape(key)}: is 1\.0000.*e-30, outside"):
+        load(replace(model, extra={**model.extra, key: 1e-30}), tmp_path / "model.gguf")
 
 
 def test_factors_that_are_zero(tmp_path: Path) -> None:
