@@ -33,12 +33,15 @@ ANSWER = [
 class ScriptedModel:
     """A loaded model whose engine answers with given events; records the request and that it was closed."""
 
+    sees_images = False
+
     def __init__(self, events: Sequence[TokenEvent] = ANSWER, has_template: bool = True) -> None:
         self.events = list(events)
         self.template = SimpleNamespace(
             is_default=not has_template,
             reasoning_markers=(),
             shown="",
+            source="",
             supports_thinking=False,
             stop_strings=("<end>",),
             render=self.render,

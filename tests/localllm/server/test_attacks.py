@@ -126,8 +126,8 @@ def test_other_addresses_need_a_key(host: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_names_are_never_paths(server: Any, name: str, model_files: Path) -> None:
     body = json.dumps({"model": name, "name": name, "prompt": "x", "input": "x", "content": "x", "source": name})
-    of_llama_server = ["/tokenize"] if name else []  # no name there: the one model that is loaded
-    for path in ("/api/generate", "/api/show", "/api/embed", "/v1/completions", *of_llama_server):
+    others = ["/v1/completions", "/tokenize"] if name else []  # no name there: the one model that is loaded
+    for path in ("/api/generate", "/api/show", "/api/embed", *others):
         answer = post(server, path, content=body)
         assert answer.status_code in (400, 404), (path, answer.text)
     real = json.dumps({"model": str(model_files / f"{MODEL}.gguf"), "prompt": "x"})

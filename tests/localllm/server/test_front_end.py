@@ -212,7 +212,8 @@ def test_probabilities_and_several_choices(http: httpx2.Client, script: Scripted
     older = {"tokens": ["a"], "token_logprobs": [-0.25], "top_logprobs": [{"b": -2.0}]}
     script.pieces = [{"choices": [{"text": "a", "logprobs": older, "finish_reason": "stop"}]}]
     answer = http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "logprobs": 1}).json()
-    assert answer["choices"][0]["logprobs"] == older
+    with_itself = [{"a": -0.25, "b": -2.0}]  # as OpenAI tells them
+    assert answer["choices"][0]["logprobs"] == older | {"top_logprobs": with_itself, "text_offset": [0]}
 
 
 def test_a_probability_without_rivals_is_asked_for_with_one(http: httpx2.Client, script: ScriptedOpenAI) -> None:
@@ -228,7 +229,7 @@ def test_a_probability_without_rivals_is_asked_for_with_one(http: httpx2.Client,
     script.pieces = [{"choices": [{"text": "Hi", "logprobs": logprobs, "finish_reason": "stop"}]}]
     body = {"model": "tiny", "prompt": "x", "logprobs": 0}
     found = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    assert (found["tokens"], found["token_logprobs"], found["top_logprobs"]) == (["Hi"], [-0.5], [{}])
+    assert (found["tokens"], found["token_logprobs"], found["top_logprobs"]) == (["Hi"], [-0.5], [{"Hi": -0.5}])
     assert [asked.get("top_logprobs", asked["logprobs"]) for asked in script.asked] == [1, 1]
 
 
