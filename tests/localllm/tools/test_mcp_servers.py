@@ -94,7 +94,7 @@ def test_tools_over_stdio(stdio: McpServers, tmp_path: Path, capfd: pytest.Captu
     assert tools.names == ["weather__forecast", "weather__fail", "weather__wait"]
     assert call(tools, "weather__forecast", city="Köln", days=2) == "Köln: rain for 2 days, grim"
     assert call(tools, "weather__fail") == "Error: Error executing tool fail"
-    with pytest.raises(MalformedCallError, match="'city' is a required property"):
+    with pytest.raises(MalformedCallError, match='"city" is a required property'):
         call(tools, "weather__forecast")
     assert "noise" not in "".join(capfd.readouterr())
 
