@@ -197,9 +197,13 @@ class ChatApp(App[None]):
     def _leave_on(self, number: signal.Signals) -> None:
         # Where the shell has taken the terminal back, only a process that ignores this may restore it.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        self._keep_answers()
+        self.exit(return_code=128 + number)
+
+    def _keep_answers(self) -> None:
+        """Store what is on its way in all tabs, as far as it has come."""
         for chat in self.tabs.all:
             chat.writer.keep()
-        self.exit(return_code=128 + number)
 
     def watch_theme(self, theme: str) -> None:
         """Remember the choice."""
@@ -255,6 +259,7 @@ class ChatApp(App[None]):
             text = f"Answers are on their way in {where}. Leave again to stop them."
             self.notify(text, severity="warning", timeout=LEAVE_S)
             return
+        self._keep_answers()
         self.exit()
 
     def on_answered(self, event: Answered) -> None:

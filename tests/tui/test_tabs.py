@@ -108,6 +108,7 @@ def test_leaving_asks_once_while_an_answer_is_on_its_way(make_app: MakeApp, stor
             await say(pilot, "Alpha")
             await until(pilot, lambda: len(backend.answers) == 1)
             backend.answers[0].push(said("Half"))
+            await until(pilot, lambda: [view.message.content for view in chat_of(pilot).transcript.views][-1] == "Half")
             await open_tab(pilot)
             await pilot.press("ctrl+d")
             await until(pilot, lambda: chat_of(pilot).notice.display)
