@@ -1,7 +1,6 @@
 """The phases of requests that an engine notes, on a virtual clock."""
 
 from localllm.engine.chunk_size import ChunkSize
-
 from localllm.engine.engine import Engine
 from localllm.engine.inspection import KEPT_SPANS, Span, Timeline
 from localllm.engine.request import GenerationRequest, SamplingParams
