@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,9 +149,9 @@ def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
         if fd is None:
             return None
         try:
-            if read_about(fd).get("key") != path.stem:
-                raise DamagedError("it belongs to another model")
             found = map_packed(fd, usable_cores())
+            if found.about.get("key") != path.stem:
+                raise DamagedError("it belongs to another model")
             with contextlib.suppress(OSError):  # a folder that cannot be written
                 os.utime(fd)
             return found
@@ -264,12 +265,18 @@ def packed_files() -> list[StoredWeights]:
     return sorted(found, key=lambda each: each.used_ns)
 
 
-def remove_orphans() -> None:
-    """Remove the packed files of models that are gone or were changed."""
+def remove_orphans() -> list[StoredWeights]:
+    """Remove the packed files of models that are gone or were changed; return those that are left, as packed_files."""
+    left = []
     for each in packed_files():
         if each.orphaned:
-            with contextlib.suppress(OSError):
+            try:
                 each.path.unlink()
+                continue
+            except OSError:
+                pass
+        left.append(each)
+    return left
 
 
 def _remove_damaged(path: Path, reason: DamagedError | OSError) -> None:
@@ -317,8 +324,7 @@ def _make_room(path: Path, files: list[str], size: int, limit_mib: int | None) -
     limit = limit_bytes(limit_mib)
     if size > limit:
         raise _GivenUpError(f"they take {size >> 20:,} MiB, and the setting packed_mib allows {limit >> 20:,}")
-    remove_orphans()
-    stored = packed_files()
+    stored = remove_orphans()
     for each in [each for each in stored if [name for name, *_ in each.files] == files]:  # of other code or processors
         each.path.unlink(missing_ok=True)
         stored.remove(each)
@@ -341,8 +347,9 @@ def _states(file: ModelFile) -> list[tuple[str, int, int, int, int]]:
     return [(str(each.path), *each.stamp) for each in file.states]
 
 
+@cache
 def _code() -> str:
-    """What decides how weights are packed: our sources and the processor."""
+    """What decides how weights are packed: our sources and the processor. Asked several times at each load."""
     from cpu_kernels.kernel_cache import cache_directory
 
     digest = hashlib.sha256(f"{cache_directory().name} {np.__version__}".encode())

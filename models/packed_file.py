@@ -46,10 +46,14 @@ class _Entry:
 class PackedWeights:
     """Packed matrices by their names (models.weights.WeightLoader gives them), mapped from a file.
 
-    bytes: of all of them. They are being checked meanwhile: nothing may be computed with them before `check` returned.
+    about: what the file's writer said of it. bytes: of all matrices. They are being checked meanwhile: nothing may be
+    computed with them before `check` returned.
     """
 
-    def __init__(self, matrices: Mapping[str, NDArray[np.uint8]], checks: Sequence[Future[None]]) -> None:
+    def __init__(
+        self, about: Mapping[str, Any], matrices: Mapping[str, NDArray[np.uint8]], checks: Sequence[Future[None]]
+    ) -> None:
+        self.about = about
         self._matrices = dict(matrices)
         self._checks = checks
         self.bytes = sum(each.nbytes for each in self._matrices.values())
@@ -75,7 +79,7 @@ def map_packed(fd: int, threads: int) -> PackedWeights:
 
     The file may be closed and removed; only cutting or writing to it changes what was mapped.
     """
-    entries = _read_index(fd)[1]
+    about, entries = _read_index(fd)
     size = os.fstat(fd).st_size
     if any(entry.offset + entry.size > size for entry in entries.values()):
         raise DamagedError("it is cut off")
@@ -95,7 +99,7 @@ def map_packed(fd: int, threads: int) -> PackedWeights:
     executor = ThreadPoolExecutor(threads, "packed-weights")
     checks = [executor.submit(_check_pieces, own, share) for share in shares]
     threading.Thread(target=_close_behind, args=(executor, own), name="packed-weights", daemon=True).start()
-    return PackedWeights(matrices, checks)
+    return PackedWeights(about, matrices, checks)
 
 
 def _close_behind(executor: ThreadPoolExecutor, fd: int) -> None:
