@@ -180,7 +180,7 @@ def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) 
         peak=peak,
         bandwidth=bandwidth,
     )
-    used = (shape.row_operations + shape.output_operations) / 2
+    used = shape.decode_operations / 2
     if shape.experts:
         yield Explained.by(
             "experts of a layer that one token reads",
@@ -254,7 +254,7 @@ def _batches(shape: ModelShape, machine: Machine, per_token: float, context: int
         rates = []
         for tokens in (0, context):
             operations = speed.operations_per_token(
-                (shape.row_operations + shape.output_operations) / 2, shape.layers, shape.heads, shape.head_size, tokens
+                shape.decode_operations / 2, shape.layers, shape.heads, shape.head_size, tokens
             )
             read, kv = shape.read_bytes(batch), per_token * tokens
             rates.append(speed.tokens_per_second(batch, read, kv, operations, machine.peak, machine.bandwidth))

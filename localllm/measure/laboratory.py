@@ -125,8 +125,7 @@ class Reached:
         chunks = [span for span in spans if span.rows >= least and span.ended > span.began]
         read = [shape.read_bytes(step.decode) / step.seconds for step in decodes]
         computed = [span.rows * shape.row_operations / (span.ended - span.began) for span in chunks]
-        operations = shape.row_operations + shape.output_operations
-        decoded = [step.decode * operations / step.seconds for step in decodes]
+        decoded = [step.decode * shape.decode_operations / step.seconds for step in decodes]
         most = max(median(each) if each else 0.0 for each in (computed, decoded))
         return cls(
             decode=median(read) if read else None,
@@ -208,12 +207,11 @@ class Point:
 def points(costs: ModelCosts, reached: Reached, bandwidth: float, peak: float) -> Iterator[Point]:
     """Decoding of 1 to 64 rows on the roof, and what the last steps reached."""
     shape = costs.shape
-    operations = shape.row_operations + shape.output_operations
     for batch in (1, 4, 16, 64):
-        intensity = batch * operations / shape.read_bytes(batch)
+        intensity = batch * shape.decode_operations / shape.read_bytes(batch)
         yield Point(str(batch), intensity, speed.attainable(intensity, peak, bandwidth), measured=False)
     if reached.decode is not None:
-        intensity = reached.rows * operations / shape.read_bytes(reached.rows)
+        intensity = reached.rows * shape.decode_operations / shape.read_bytes(reached.rows)
         yield Point("D", intensity, reached.decode * intensity, measured=True)
     if reached.prefill is not None:
         intensity = reached.prefill_rows * shape.row_operations / (shape.dense_bytes + shape.expert_bytes)

@@ -55,8 +55,29 @@ class OpenAIServer:
         return OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
 
 
+class WithoutTokens:
+    """What a model of a remote server lacks of AnsweringModel, and says so."""
+
+    __slots__ = ()
+
+    @property
+    def tokenizer(self) -> NoReturn:
+        """Not available: raises RemoteError 501."""
+        raise unavailable("tokens")
+
+    @property
+    def template(self) -> NoReturn:
+        """Not available: raises RemoteError 501."""
+        raise unavailable("chat templates")
+
+    @property
+    def adapters(self) -> NoReturn:
+        """Not available: raises RemoteError 501."""
+        raise unavailable("adapters")
+
+
 @dataclass(frozen=True, slots=True)
-class OpenAIModel:
+class OpenAIModel(WithoutTokens):
     """A server's model. Implements AnsweringModel; thread-safe. context: in tokens, None if unknown.
 
     fills_in: whether the server supports a completion's suffix.
@@ -85,21 +106,6 @@ class OpenAIModel:
         if request.suffix is not None and not self.fills_in:
             raise RemoteError(f"{self.server.endpoint} does not support suffix; use its own route /infill", 501)
         return OpenAIPrompt(self, "/completions", completion_fields(request), top_logprobs)
-
-    @property
-    def tokenizer(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
-        raise unavailable("tokens")
-
-    @property
-    def template(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
-        raise unavailable("chat templates")
-
-    @property
-    def adapters(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
-        raise unavailable("adapters")
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None

@@ -4,12 +4,14 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Protocol
 
+from anyio import to_thread
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.request import AnswerRequest
 from localllm.errors import LocalLLMError
+from localllm.server.errors import known
 from localllm.server.load_watch import LoadListener
 from localllm.server.service import Run, Service, for_user_of
 from localllm.server.streams import connected, held_lines, streamed
@@ -83,6 +85,17 @@ async def answer(
     state_line = (lambda state: writer.progress(load_progress(state))) if progress else None
     lines = held_lines(running, lambda run: _lines(run, writer, progress), state_line)
     return await streamed(http, lines, writer.error, writer.media_type, writer.alive)
+
+
+async def count_tokens(http: Request, service: Service, body: Asking, request: AnswerRequest) -> int:
+    """The tokens of a request's prompt, including its template's. Raises RemoteError 501 for a remote model."""
+
+    async def count() -> int:
+        async with service.lease(await service.model_or_only(body.model)) as lease:
+            prompt = await to_thread.run_sync(lease.model.prepare, request)
+            return len(known(prompt.tokens, "the number of tokens"))
+
+    return await connected(http, count())
 
 
 async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from localllm.answer.event import Prompt
 from localllm.answer.request import AnswerRequest
 from localllm.engine.engine import EngineStats
 from localllm.library.entry import LibraryModel
-from localllm.remote.openai import OpenAIModel, OpenAIServer, unavailable
+from localllm.remote.openai import OpenAIModel, OpenAIServer, WithoutTokens
 from localllm.server.fallbacks import Fallbacks, is_remote, split_remote
 from localllm.server.load_watch import LoadListener
 from localllm.server.remote_models import RemoteEntry, RemoteModels
@@ -33,7 +33,7 @@ class ListedEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedModel:
+class ListedModel(WithoutTokens):
     """A remote model that answers under the name that it has in the lists, which says where it is."""
 
     name: str
@@ -47,21 +47,6 @@ class ListedModel:
     def prepare(self, request: AnswerRequest) -> Prompt:
         """See AnsweringModel."""
         return self.model.prepare(request)
-
-    @property
-    def tokenizer(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
-        raise unavailable("tokens")
-
-    @property
-    def template(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
-        raise unavailable("chat templates")
-
-    @property
-    def adapters(self) -> NoReturn:
-        """Not available: raises RemoteError 501."""
-        raise unavailable("adapters")
 
 
 class ListedModels:

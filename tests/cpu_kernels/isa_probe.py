@@ -1,5 +1,7 @@
 """Run as a script: print digests of what kernels compute with the instruction set that LOCALLLM_ISA names, as JSON.
 
+Arguments: the weight formats, all of them where there are none.
+
 Printed are the instruction set, by name the SHA-256 of results, so that instruction sets can be compared, and names of
 products that differ between tile widths or numbers of threads.
 """
@@ -7,6 +9,7 @@ products that differ between tile widths or numbers of threads.
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,14 +33,14 @@ ROWS, K = 64, 512
 SHAPES = [attention.SHAPES[4], attention.SHAPES[6], attention.SHAPES[7]]
 
 
-def products() -> tuple[dict[str, np.ndarray], list[str]]:
+def products(formats: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Results by format, and what depends on the width of tiles or on threads."""
     random = np.random.default_rng(11)
     # More tiles than share what they unpack, and one that is not full.
     x = random.standard_normal((4 * TILE_WIDTHS[-1] + 1, K)).astype(np.float32)
     found, differing = {}, []
-    for name, weight_format in WEIGHT_FORMATS.items():
-        matrix = Matrix.pack(weight_format, random_weights(name, ROWS, K), K, 3)
+    for name in formats:
+        matrix = Matrix.pack(WEIGHT_FORMATS[name], random_weights(name, ROWS, K), K, 3)
         alone = matrix.multiply(x, 1)
         found[name] = alone[:5]
         found[f"{name} as floats"] = matrix.embed([0, ROWS - 1, 17])
@@ -72,13 +75,13 @@ def attended() -> dict[str, np.ndarray]:
     return found
 
 
-def results() -> tuple[dict[str, str], list[str]]:
+def results(formats: Sequence[str] = tuple(WEIGHT_FORMATS)) -> tuple[dict[str, str], list[str]]:
     """Digests to compare, by name, and what differs already."""
-    found, differing = products()
+    found, differing = products(formats)
     found |= {"gates": gates()} | attended()
     return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in found.items()}, differing
 
 
 if __name__ == "__main__":
-    digests, differing = results()
+    digests, differing = results(sys.argv[1:] or tuple(WEIGHT_FORMATS))
     json.dump({"isa": ISA.value, "digests": digests, "differing": differing}, sys.stdout)

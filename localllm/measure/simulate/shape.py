@@ -41,6 +41,11 @@ class ModelShape:
     value_bytes: float = memory.F16_BYTES
 
     @property
+    def decode_operations(self) -> float:
+        """Of a row with its logits, without attention: two for each weight used."""
+        return self.row_operations + self.output_operations
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Of keys and values with value_bytes each."""
         if self.latents:

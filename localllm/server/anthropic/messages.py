@@ -11,13 +11,12 @@ from localllm.answer.event import Answer, AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
-from localllm.server.answering import answer
+from localllm.server import answering
 from localllm.server.anthropic.requests import CountBody, MessagesBody, conversation, messages_request
 from localllm.server.bodies import Object, keep_alive_s
-from localllm.server.errors import kind_of, known, message_of, status_of
+from localllm.server.errors import kind_of, message_of, status_of
 from localllm.server.json_body import ProtocolRoute
-from localllm.server.service import Run, Service, ServiceDep
-from localllm.server.streams import connected
+from localllm.server.service import Run, ServiceDep
 from localllm.server.wire import SSE, sse, warnings_of
 
 _KINDS = {
@@ -46,7 +45,7 @@ async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Re
     """Answer a conversation."""
     body.model = await service.model_or_only(body.model)
     request = await to_thread.run_sync(messages_request, body)
-    return await answer(
+    return await answering.answer(
         http,
         service,
         body,
@@ -61,14 +60,8 @@ async def messages(body: MessagesBody, http: Request, service: ServiceDep) -> Re
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountBody, http: Request, service: ServiceDep) -> Object:
     """Count the tokens of a request's prompt, including its template's."""
-    return {"input_tokens": await connected(http, _count(body, service))}
-
-
-async def _count(body: CountBody, service: Service) -> int:
     request = AnswerRequest(**await to_thread.run_sync(conversation, body))
-    async with service.lease(await service.model_or_only(body.model)) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
-        return len(known(prompt.tokens, "the number of tokens"))
+    return {"input_tokens": await answering.count_tokens(http, service, body, request)}
 
 
 class _Writer:

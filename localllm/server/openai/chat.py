@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from localllm.answer.event import Answer, AnswerEvent, PartKind
 from localllm.answer.request import AnswerRequest
-from localllm.server.answering import answer
+from localllm.server import answering
 from localllm.server.bodies import keep_alive_s
 from localllm.server.contents import openai_message
 from localllm.server.errors import ApiError
@@ -19,14 +19,12 @@ from localllm.server.openai.wire import (
     Object,
     OpenAIRoute,
     constraint_of,
-    counted,
     finish_reason,
     function_of,
     think_of,
     tool_calls,
 )
 from localllm.server.service import Run, ServiceDep
-from localllm.server.streams import connected
 from localllm.server.wire import logprob_entries, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
@@ -38,7 +36,7 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
     """Answer a conversation."""
     body.model = await service.model_or_only(body.model)
     request = await to_thread.run_sync(chat_request, body)
-    return await answer(
+    return await answering.answer(
         http,
         service,
         body,
@@ -55,7 +53,10 @@ async def chat_completions(body: ChatBody, http: Request, service: ServiceDep) -
 async def input_tokens(body: ChatBody, http: Request, service: ServiceDep) -> Object:
     """Count the tokens of a conversation's prompt, as llama-server does."""
     request = await to_thread.run_sync(chat_request, body)
-    return {"object": "response.input_tokens", "input_tokens": await connected(http, counted(body, request, service))}
+    return {
+        "object": "response.input_tokens",
+        "input_tokens": await answering.count_tokens(http, service, body, request),
+    }
 
 
 def chat_request(body: ChatBody) -> AnswerRequest:

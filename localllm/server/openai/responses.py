@@ -13,7 +13,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import LocalLLMError
-from localllm.server.answering import answer
+from localllm.server import answering
 from localllm.server.bodies import keep_alive_s
 from localllm.server.errors import ApiError, message_of, status_of
 from localllm.server.keys import namespace_of
@@ -21,9 +21,8 @@ from localllm.server.openai.items import conversation_of, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.stored import StoredItems
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
-from localllm.server.openai.wire import Object, OpenAIRoute, counted, format_of, think_of
+from localllm.server.openai.wire import Object, OpenAIRoute, format_of, think_of
 from localllm.server.service import Run, ServiceDep
-from localllm.server.streams import connected
 from localllm.server.wire import SSE, SSE_COMMENT, sse, warnings_of
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
@@ -54,7 +53,7 @@ async def responses(body: ResponsesBody, http: Request, service: ServiceDep) -> 
         if body.store is not False:
             stored.keep(user, response["id"], items, response["output"])
 
-    return await answer(
+    return await answering.answer(
         http,
         service,
         body,
@@ -72,7 +71,10 @@ async def input_tokens(body: ResponsesBody, http: Request, service: ServiceDep) 
     stored: StoredItems = http.app.state.stored_items
     items = stored.expanded(namespace_of(http.scope) or "", given_items(body), body.previous_response_id)
     request = await to_thread.run_sync(responses_request, body, items)
-    return {"object": "response.input_tokens", "input_tokens": await connected(http, counted(body, request, service))}
+    return {
+        "object": "response.input_tokens",
+        "input_tokens": await answering.count_tokens(http, service, body, request),
+    }
 
 
 def given_items(body: ResponsesBody) -> list[Object]:

@@ -6,20 +6,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from anyio import to_thread
-
 from localllm.answer.event import Answer, AnswerEvent
-from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
-from localllm.server.answering import Asking
 from localllm.server.bodies import Sampled
-from localllm.server.errors import ApiError, kind_of, known, message_of, status_of
+from localllm.server.errors import ApiError, kind_of, message_of, status_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
-from localllm.server.service import Run, Service
+from localllm.server.service import Run
 from localllm.server.wire import SSE, SSE_COMMENT, TimedProgress, sse, usage
 
 Object = dict[str, Any]
@@ -80,13 +76,6 @@ class ChunkWriter:
         reasoning = sum(answer.reasoning_tokens for answer in answers)
         details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
         return found | details
-
-
-async def counted(body: Asking, request: AnswerRequest, service: Service) -> int:
-    """The tokens of a request's prompt."""
-    async with service.lease(await service.model_or_only(body.model)) as lease:
-        prompt = await to_thread.run_sync(lease.model.prepare, request)
-        return len(known(prompt.tokens, "the number of tokens"))
 
 
 def tool_calls(answer: Answer | AnswerEvent, tools: Toolbox) -> list[Object]:
