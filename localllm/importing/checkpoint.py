@@ -91,6 +91,8 @@ _DTYPES = {
     "F64": _Dtype(np.float64, _as_float),
     "F8_E4M3": _Dtype(np.uint8, _float8(4, False)),
     "F8_E5M2": _Dtype(np.uint8, _float8(5, True)),
+    "U8": _Dtype(np.uint8, _as_float),
+    "I8": _Dtype(np.int8, _as_float),
     "I32": _Dtype(np.int32, _as_float),
     "I64": _Dtype(np.int64, _as_float),
 }
