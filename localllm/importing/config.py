@@ -8,11 +8,24 @@ from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
 
+# Names of GPT-2's configuration, and Nomic BERT's.
+_OLDER_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+}
+
+
 class Config:
     """A configuration, of which every value is checked when it is read."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = values, where
+        older = {name: values[old] for old, name in _OLDER_NAMES.items() if old in values and name not in values}
+        self.values, self.where = {**values, **older}, where
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number. Raises CheckpointError."""

@@ -15,6 +15,7 @@ from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.families import find_family
 from localllm.importing.family import model_keys
+from localllm.importing.pooling import pooling_keys
 from localllm.importing.tensors import NewTensor, new_tensors
 from localllm.importing.vocabulary import vocabulary_keys
 from localllm.library.entry import LibraryModel, Source
@@ -89,9 +90,11 @@ def _write(
 
     checkpoint = Checkpoint(folder)
     where = str(folder / "config.json")
-    family, config = find_family(checkpoint.model_type, where), Config(checkpoint.config, where)
+    config = Config(checkpoint.config, where)
+    family = find_family(checkpoint.model_type, config)
     keys, factors = model_keys(family, config)
     tensors, notes = new_tensors(checkpoint, family, config)
+    keys |= pooling_keys(checkpoint)
     vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size"))
     if kind is None and refuse_blocks and any(tensor.exact == _KEPT for tensor in tensors):
         raise CheckpointError(

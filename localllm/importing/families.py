@@ -12,7 +12,7 @@ import numpy as np
 from localllm.importing import family_keys as stated
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
-from localllm.importing.family import GELU, Change, Family, Rule
+from localllm.importing.family import EXACT_GELU, GELU, Change, Family, Rule
 from localllm.importing.matrices import Matrix, Rows, Turned, chosen_rows
 from localllm.text import shortened
 
@@ -81,6 +81,17 @@ _LATENTS = (
     Rule(_LAYER + r"self_attn\.kv_b_proj\.weight", r"model.layers.\1.self_attn.v_b_proj.weight",
          lambda matrix, config: _of_heads(matrix, config, False)),
 )  # fmt: skip
+_BERT = (
+    Rule(r"(?:bert\.)?(?:pooler|cls)\..+", ""),
+    Rule(r"bert\.(.+)\.gamma", r"\1.weight"),
+    Rule(r"bert\.(.+)\.beta", r"\1.bias"),
+    Rule(r"bert\.(.+\.(?:weight|bias))", r"\1"),
+)
+_MODERN_BERT = (
+    Rule(r"(?:head|decoder)\..+", ""),
+    Rule(r"model\.(.+)", r"\1"),
+)
+_DENSE = tuple(Rule(rf"dense_{number}\.linear\.weight", f"dense_{number}.weight") for number in (2, 3))
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", permuted=True),
@@ -96,6 +107,8 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("gemma2", stated.gemma2, shifted_norms=True, activations=GELU, tied=True),
     "gemma3_text": Family("gemma3", stated.gemma3, shifted_norms=True, activations=GELU, rope="full_attention",
                           tied=True),
+    "gemma3_text, both ways": Family("gemma-embedding", stated.gemma_embedding, shifted_norms=True, activations=GELU,
+                                     rope="full_attention", tied=True, rules=_DENSE),
     "phi": Family("phi2", stated.phi, activations=GELU),
     "phi3": Family("phi3", window_is_context=True),
     "starcoder2": Family("starcoder2", activations=GELU, window_is_context=True, tied=True),
@@ -120,14 +133,19 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family("seed_oss"),
     "ernie4_5": Family("ernie4_5"),
     "ernie4_5_moe": Family("ernie4_5-moe", stated.ernie_moe),
+    "bert": Family("bert", stated.bert, activations=EXACT_GELU, rules=_BERT),
+    "nomic_bert": Family("nomic-bert", stated.nomic_bert, rules=_BERT),
+    "modernbert": Family("modern-bert", stated.modern_bert, activations=EXACT_GELU, rules=_MODERN_BERT, tied=True),
 }  # fmt: skip
 
 
-def find_family(model_type: str, where: str) -> Family:
+def find_family(model_type: str, config: Config) -> Family:
     """The rules of a family. Raises CheckpointError naming those that there are."""
+    if config.values.get("use_bidirectional_attention") is True and f"{model_type}, both ways" in FAMILIES:
+        model_type = f"{model_type}, both ways"
     if model_type not in FAMILIES:
         raise CheckpointError(
-            f"{where}: models of the family {shortened(model_type)!r} cannot be imported. There are rules for "
-            f"{', '.join(sorted(FAMILIES))}. Get the model as GGUF instead."
+            f"{config.where}: models of the family {shortened(model_type)!r} cannot be imported. There are rules for "
+            f"{', '.join(sorted(name for name in FAMILIES if ',' not in name))}. Get the model as GGUF instead."
         )
     return FAMILIES[model_type]

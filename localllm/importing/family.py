@@ -16,6 +16,7 @@ from localllm.importing.config import Config
 from localllm.importing.matrices import Matrix
 from localllm.importing.rotation import Keys, scaling_keys
 
+EXACT_GELU = ("gelu", "gelu_pytorch_tanh", "gelu_new")  # GGUF does not tell them apart
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
 
 

@@ -255,6 +255,39 @@ def lfm2_moe(config: Config) -> Keys:
     }
 
 
+def bert(config: Config) -> Keys:
+    config.expect("position_embedding_type", "absolute")
+    config.expect("is_decoder", False)
+    return {"attention.causal": False}
+
+
+def nomic_bert(config: Config) -> Keys:
+    """Files of the first configurations, which a class of their own reads, also say what that class can do else."""
+    for name, value in (("prenorm", False), ("rotary_emb_interleaved", False), ("rotary_emb_fraction", 1.0),
+                        ("rotary_emb_scale_base", None), ("causal", False), ("moe_every_n_layers", 0),
+                        ("activation_function", "swiglu"), ("qkv_proj_bias", False), ("mlp_fc1_bias", False)):  # fmt: skip
+        config.expect(name, value)
+    return {"attention.causal": False}
+
+
+def modern_bert(config: Config) -> Keys:
+    old = config.number("local_rope_theta", 10_000.0)
+    return {
+        "attention.causal": False,
+        "attention.layer_norm_epsilon": config.number("norm_eps", 1e-5),
+        "attention.sliding_window": config.whole("local_attention"),
+        "attention.sliding_window_pattern": config.whole("global_attn_every_n_layers"),
+        "rope.freq_base": config.rope("full_attention").number("rope_theta", config.number("global_rope_theta", 160e3)),
+        "rope.freq_base_swa": config.rope("sliding_attention").number("rope_theta", old),
+    }
+
+
+def gemma_embedding(config: Config) -> Keys:
+    config.expect("use_bidirectional_attention", True)
+    both_ways = Config({**config.values, "use_bidirectional_attention": False}, config.where)
+    return {**gemma3(both_ways), "attention.causal": False}
+
+
 def _windows_on(config: Config, slides: Callable[[int], bool], rule: str) -> None:
     """Raise CheckpointError unless layers have windows as the engine gives them."""
     kinds = config.texts("layer_types") if config.values.get("layer_types") else []
