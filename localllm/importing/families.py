@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from localllm.importing import delta_nets
 from localllm.importing import family_keys as stated
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
@@ -67,6 +68,10 @@ _GRANITE_EXPERTS = (
     *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.shared_experts.{}.weight", _half),
     Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.shared_experts.down_proj.weight"),
 )
+_FUSED_EXPERTS = (
+    *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _half),
+    Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight"),
+)
 _OSS = _LAYER + r"mlp\.experts\."
 _GPT_OSS = (
     *_split(_OSS + "gate_up_proj_bias", r"model.layers.\1.mlp.experts.{}.bias", _every_other_bias),
@@ -100,6 +105,11 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family("llama", stated.experts, permuted=True, rules=_MIXTRAL, window_is_context=True),
     "qwen2": Family("qwen2", stated.no_windows),
     "qwen3": Family("qwen3", stated.no_windows),
+    "qwen3_next": Family("qwen3next", delta_nets.qwen3_next, shifted_norms=True, rules=delta_nets.QWEN3_NEXT,
+                         rotary=0.25),
+    "qwen3_5_text": Family("qwen35", delta_nets.qwen35, shifted_norms=True, rules=delta_nets.QWEN35, rotary=0.25),
+    "qwen3_5_moe_text": Family("qwen35moe", delta_nets.qwen35_moe, shifted_norms=True,
+                               rules=(*delta_nets.QWEN35, *_FUSED_EXPERTS), rotary=0.25),
     "qwen2_moe": Family("qwen2moe", stated.qwen2_moe),
     "qwen3_moe": Family("qwen3moe", stated.qwen3_moe),
     "olmoe": Family("olmoe", stated.olmoe),

@@ -90,9 +90,8 @@ def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Con
 
 def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix:
     """A matrix as the engine computes with it: heads in its order, norms whole, convolutions in two dimensions."""
-    if re.search(r"(shortconv\.conv|ssm_conv1d)\.", name):
-        shape = tuple(size for size in matrix.shape if size > 1) or (1,)
-        matrix = Rows(matrix, np.arange(row_count(matrix.shape)), shape)
+    if re.search(r"(shortconv\.conv|ssm_conv1d)\.weight", name) and len(matrix.shape) == 3:
+        matrix = Rows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], matrix.shape[2]))
     if "exp_probs_b" in name and len(matrix.shape) == 2:  # one row
         matrix = Rows(Turned(matrix), np.arange(matrix.shape[1]), matrix.shape[1:])
     if family.permuted and (match := re.match(r"blk\.\d+\.attn_([qk])\.", name)):
@@ -102,7 +101,7 @@ def _fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix
         if heads < 1 or rows % (2 * heads):
             raise CheckpointError(f"{config.where}: {name}: {rows} rows are no {heads} heads.")
         matrix = chosen_rows(matrix, lambda numbers: numbers.reshape(heads, 2, -1).swapaxes(1, 2))
-    if family.shifted_norms and name.endswith("norm.weight"):
+    if family.shifted_norms and name.endswith("norm.weight") and "ssm_norm" not in name:
         matrix = Mapped(matrix, lambda values: values + np.float32(1.0))
     return matrix
 

@@ -47,11 +47,6 @@ MORE: dict[str, dict[str, Any]] = {
                     "topk_method": "greedy", "q_lora_rank": None},
     "deepseek_v3": {**USUAL, **_GROUPS, **_LATENTS, "model_type": "deepseek_v3", "n_group": 2, "topk_group": 1},
     "glm4_moe_lite": {**USUAL, **_GROUPS, **_LATENTS, "model_type": "glm4_moe_lite"},
-    "granitemoehybrid": {**USUAL, "model_type": "granitemoehybrid", "num_hidden_layers": 2, "num_local_experts": 4,
-                         "num_experts_per_tok": 2, "shared_intermediate_size": 64,
-                         "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16,
-                         "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2, "mamba_d_conv": 4,
-                         "position_embedding_type": "nope"},
     "qwen3_next": {**USUAL, **HEADS, **MIXTURE, "model_type": "qwen3_next", "num_experts": 4, "norm_topk_prob": True,
                    "shared_expert_intermediate_size": 32, "layer_types": ["linear_attention", "full_attention"],
                    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
@@ -60,6 +55,11 @@ MORE: dict[str, dict[str, Any]] = {
                      "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
                      "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
                      "linear_conv_kernel_dim": 4},
+    "qwen3_5_moe_text": {**USUAL, **HEADS, **MIXTURE, "model_type": "qwen3_5_moe_text", "num_experts": 4,
+                         "shared_expert_intermediate_size": 32,
+                         "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+                         "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+                         "linear_conv_kernel_dim": 4},
 }  # fmt: skip
 _ENCODER = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
             "max_position_embeddings": 256, "vocab_size": VOCABULARY}  # fmt: skip
