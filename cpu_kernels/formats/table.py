@@ -8,7 +8,7 @@ A format says how its blocks lie in a file (cpu_kernels.formats.source), how its
 import numpy as np
 
 from cpu_kernels.declarations import inner
-from cpu_kernels.formats import blocks_32, floats, grids, super_blocks, transposed
+from cpu_kernels.formats import blocks_32, floats, grids, scaled_blocks, super_blocks, transposed
 from cpu_kernels.formats.blocks_32 import Blocks32
 from cpu_kernels.formats.codec import (
     BYTES,
@@ -23,6 +23,7 @@ from cpu_kernels.formats.codec import (
 )
 from cpu_kernels.formats.floats import Floats
 from cpu_kernels.formats.panels import panel_tiles
+from cpu_kernels.formats.scaled_blocks import ScaledBlocks
 from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.super_blocks import Minima, SuperBlock
 from cpu_kernels.formats.transposed import Transposed
@@ -130,20 +131,22 @@ _BLOCKS_32 = (
         codec=_FP4,
         put_scale=_put_scale_mxfp4,
     ),
-    # A scale for 32 values, where the file has one for 128 and for 64.
-    Blocks32(
+)
+_SCALED_BLOCKS = (
+    ScaledBlocks(name="NVFP4", source=Source(nbytes=36, values=64, planes=[Plane(4, 4, 8)]), codec=_FP4, span=16),
+    ScaledBlocks(
         name="Q1_0",
         source=Source(nbytes=18, values=128, planes=[Plane(2, 1, 1, 1)], halves=(0,)),
         codec=SIGN_BITS,
+        span=128,
         bias=1,
-        blocks_together=4,
     ),
-    Blocks32(
+    ScaledBlocks(
         name="Q2_0",
         source=Source(nbytes=18, values=64, planes=[Plane(2, 2, 1)], halves=(0,)),
         codec=EIGHT_OF_TWO_BITS,
+        span=64,
         bias=1,
-        blocks_together=2,
     ),
 )
 _SUPER_BLOCKS = (
@@ -214,6 +217,21 @@ def _of_blocks_32(layout: Blocks32) -> WeightFormat:
     )
 
 
+def _of_scaled_blocks(layout: ScaledBlocks) -> WeightFormat:
+    tile = scaled_blocks.tile_adder(layout)
+    return WeightFormat(
+        name=layout.name,
+        form=Form.BLOCKS_32,
+        source=layout.source,
+        group_rows=32,
+        block=layout.values,
+        group_block_bytes=layout.nbytes,
+        pack_row=scaled_blocks.row_packer(layout),
+        unpack_row=scaled_blocks.row_unpacker(layout),
+        tiles=[plain_tiles(tile, width, 2) for width in TILE_WIDTHS],
+    )
+
+
 def _of_super_blocks(layout: SuperBlock) -> WeightFormat:
     tile, fewest = super_blocks.tile_adder(layout), POLICY.panel_tiles
     tiles = [plain_tiles(tile, width, 1) for width in TILE_WIDTHS]
@@ -266,6 +284,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     for weight_format in (
         *map(_of_floats, floats.FLOATS),
         *map(_of_blocks_32, _BLOCKS_32),
+        *map(_of_scaled_blocks, _SCALED_BLOCKS),
         *map(_of_super_blocks, _SUPER_BLOCKS),
         *map(_of_transposed, grids.TRANSPOSED),
     )

@@ -7,7 +7,7 @@ BF16 nor FP8. Links that lead out of the folder are followed only as the Hugging
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,8 @@ _DTYPES = {
     "F64": _Dtype(np.float64, _as_float),
     "F8_E4M3": _Dtype(np.uint8, _float8(4, False)),
     "F8_E5M2": _Dtype(np.uint8, _float8(5, True)),
+    "U8": _Dtype(np.uint8, _as_float),
+    "I8": _Dtype(np.int8, _as_float),
     "I32": _Dtype(np.int32, _as_float),
     "I64": _Dtype(np.int64, _as_float),
 }
@@ -111,6 +113,10 @@ class Checkpoint:
                 if tensor.name in self.tensors:
                     raise CheckpointError(f"{path}: the tensor {shortened(tensor.name)} is in another file too.")
                 self.tensors[tensor.name] = tensor
+        for number in (2, 3):  # what follows the pooling in models of sentence-transformers
+            path = folder / f"{number}_Dense" / _SINGLE
+            if path.is_file():
+                self._add_dense(number, checked(path, folder))
         if not self.tensors:
             raise CheckpointError(f"{folder}: there are no tensors. Download the folder again.")
 
@@ -157,6 +163,13 @@ class Checkpoint:
             raise CheckpointError(f"{path}: cannot be read: {reason(error)}.") from error
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path}: is not UTF-8 text.") from error
+
+    def _add_dense(self, number: int, path: Path) -> None:
+        stated = self.optional_json(f"{number}_Dense/config.json") or {}
+        if "Identity" not in str(stated.get("activation_function", "Identity")):
+            raise CheckpointError(f"{path.parent / 'config.json'}: has an activation; only Identity can be imported.")
+        for tensor in _read_header(path):
+            self.tensors[f"dense_{number}.{tensor.name}"] = replace(tensor, name=f"dense_{number}.{tensor.name}")
 
     def _files(self) -> list[Path]:
         """The safetensors files that the index names, or the only one."""

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from gguf_io import open_model
 from localllm.importing.checkpoint import Checkpoint
+from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
-from localllm.importing.families import Config, find_family, model_keys
-from localllm.importing.tensors import NewTensor, new_tensors, scale_block
+from localllm.importing.families import find_family
+from localllm.importing.family import model_keys
+from localllm.importing.pooling import pooling_keys
+from localllm.importing.tensors import NewTensor, new_tensors
 from localllm.importing.vocabulary import vocabulary_keys
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError
@@ -22,8 +25,8 @@ from localllm.library.own_store import ELSEWHERE, OwnStore, free_bytes
 from localllm.quality.quantize import LLAMA_TYPES, TYPES, Progress, is_matrix, quantize, store_model
 from models.needs import native_needs
 
-_EXACT = {"F32": "F32", "F16": "F16"}  # what stored values become unless they are quantised; BF16 otherwise
-_ALWAYS_FLOAT = ("shortconv.conv.weight",)
+_ALWAYS_FLOAT = ("shortconv.conv.weight", "ssm_conv1d.weight", "token_types.weight", "position_embd.weight")
+_KEPT = "MXFP4"
 
 
 def imported_model(
@@ -68,22 +71,36 @@ def import_folder(
         return
     whole = target.with_name(f"{target.stem}-whole{target.suffix}")
     try:
-        _write(folder, whole, None, progress, tell)
+        _write(folder, whole, None, progress, tell, refuse_blocks=True)
         quantize(whole, target, kind, progress)
     finally:
         whole.unlink(missing_ok=True)
 
 
-def _write(folder: Path, target: Path, kind: str | None, progress: Progress, tell: Callable[[str], None]) -> None:
+def _write(
+    folder: Path,
+    target: Path,
+    kind: str | None,
+    progress: Progress,
+    tell: Callable[[str], None],
+    *,
+    refuse_blocks: bool = False,
+) -> None:
     from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
     checkpoint = Checkpoint(folder)
     where = str(folder / "config.json")
-    family, config = find_family(checkpoint.model_type, where), Config(checkpoint.config, where)
-    block = scale_block(config)
+    config = Config(checkpoint.config, where)
+    family = find_family(checkpoint.model_type, config)
     keys, factors = model_keys(family, config)
     tensors, notes = new_tensors(checkpoint, family, config)
+    keys |= pooling_keys(checkpoint)
     vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size"))
+    if kind is None and refuse_blocks and any(tensor.exact == _KEPT for tensor in tensors):
+        raise CheckpointError(
+            f"{folder}: its experts are {_KEPT} already, four bits a weight, and quantising twice adds the errors of both. "
+            "Leave --quantize away, or say Q8_0, which quantises the rest."
+        )
     for note in notes:
         tell(note)
     kinds = {tensor.name: _kind(tensor, kind) for tensor in tensors}
@@ -110,28 +127,34 @@ def _write(folder: Path, target: Path, kind: str | None, progress: Progress, tel
             writer.write_tensor_data(values)
         for done, tensor in enumerate(tensors):
             progress("importing", done / len(tensors))
-            writer.write_tensor_data(_blocks(tensor, kinds[tensor.name], block))
+            writer.write_tensor_data(_blocks(tensor, kinds[tensor.name]))
     progress("importing", 1.0)
 
 
 def _kind(tensor: NewTensor, kind: str | None) -> str:
-    """The format of a tensor: norms, biases, routers and convolutions are floats, whatever matrices become."""
+    """The format of a tensor: norms, biases, routers and convolutions are floats, whatever matrices become.
+
+    Blocks that GGUF has too are kept.
+    """
     if not is_matrix(tensor.name, tensor.shape) or tensor.name.endswith(_ALWAYS_FLOAT):
         return "F32"
-    if kind is None:
-        return _EXACT.get(tensor.parts[0].tensor.dtype, "BF16")
+    if kind is None or tensor.exact == _KEPT:
+        return tensor.exact
     return "F16" if kind == "Q8_0" and tensor.shape[-1] % 32 else kind
 
 
-def _blocks(tensor: NewTensor, kind: str, block: int) -> NDArray[np.uint8]:
+def _blocks(tensor: NewTensor, kind: str) -> NDArray[np.uint8]:
     from gguf import GGMLQuantizationType, quants
 
     block_type = GGMLQuantizationType[kind]
     width = tensor.shape[-1]
     out = np.empty((prod(tensor.shape) // width, _row_bytes(block_type, width)), np.uint8)
     first = 0
-    for rows in tensor.rows(block):
-        packed = quants.quantize(rows.reshape(-1, width), block_type)
+    for part, rows in tensor.pieces():
+        if kind == _KEPT:
+            packed = part.blocks(rows)
+        else:
+            packed = quants.quantize(part.floats(rows).reshape(-1, width), block_type)
         out[first : first + len(packed)] = np.ascontiguousarray(packed).view(np.uint8)
         first += len(packed)
     return out

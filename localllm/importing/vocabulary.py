@@ -19,7 +19,8 @@ from localllm.text import shortened
 _log = logging.getLogger(__name__)
 
 MAX_TOKENS = 1 << 22
-_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
+          "cls": "cls"}  # fmt: skip
 # Borders between letters of many scripts, digits, signs, spaces, lines, contractions and capitals.
 _PROBE = (
     "Hello, world!  It's 12345678 o'clock,\n\n\tand WE'LL see...  \r\n  3.14159 x=y_z; naïve café déjà-vu ÀÉÎ "
@@ -38,7 +39,7 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
     where = str(checkpoint.folder / "tokenizer.json")
     try:
         keys = _keys(content, config, size, where)
-        keys |= _special(checkpoint, content, config, keys["tokenizer.ggml.tokens"])
+        keys |= _special(checkpoint, content, config, keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.model"])
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise CheckpointError(f"{where}: is damaged ({shortened(repr(error))}). Download the folder again.") from error
     template = _template(checkpoint, config)
@@ -47,9 +48,10 @@ def vocabulary_keys(checkpoint: Checkpoint, size: int) -> dict[str, Any]:
 
 def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, where: str) -> dict[str, Any]:
     model = content["model"]
-    if model.get("type") != "BPE":
+    kind = model.get("type")
+    if kind not in ("BPE", "WordPiece"):
         raise CheckpointError(
-            f"{where}: a tokenizer of the kind {shortened(str(model.get('type')))!r} is not imported; BPE is."
+            f"{where}: a tokenizer of the kind {shortened(str(kind))!r} is not imported; BPE and WordPiece are."
         )
     added = content.get("added_tokens") or []
     ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
@@ -63,6 +65,8 @@ def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, wher
         tokens[index], kinds[index] = text, NORMAL
     for token in added:
         kinds[token["id"]] = CONTROL if token.get("special") else USER_DEFINED
+    if kind == "WordPiece":
+        return _word_pieces(content, tokens, kinds, where)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
     if model.get("byte_fallback"):
@@ -75,6 +79,25 @@ def _keys(content: Mapping[str, Any], config: Mapping[str, Any], size: int, wher
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.merges": merges,
+    }
+
+
+def _word_pieces(content: Mapping[str, Any], tokens: list[str], kinds: list[int], where: str) -> dict[str, Any]:
+    """BERT's tokenizer: tokens that begin a word are marked, in place of those that do not."""
+    normalizer, prefix = content.get("normalizer") or {}, content["model"].get("continuing_subword_prefix", "##")
+    if normalizer.get("type") != "BertNormalizer" or prefix != "##":
+        raise CheckpointError(f"{where}: its words are cut otherwise than BERT's. Get the model as GGUF instead.")
+    lowercase, accents = normalizer.get("lowercase", True), normalizer.get("strip_accents")
+    for index, text in enumerate(tokens):
+        if kinds[index] == NORMAL:
+            tokens[index] = text[2:] if text.startswith(prefix) else f"\u2581{text}"
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.normalizer.lowercase": bool(lowercase),
+        "tokenizer.ggml.normalizer.strip_accents": bool(lowercase if accents is None else accents),
     }
 
 
@@ -135,7 +158,7 @@ def _pre_tokenizer(content: Mapping[str, Any], where: str, ignores_merges: bool)
 
 
 def _special(
-    checkpoint: Checkpoint, content: Mapping[str, Any], config: Mapping[str, Any], tokens: list[str]
+    checkpoint: Checkpoint, content: Mapping[str, Any], config: Mapping[str, Any], tokens: list[str], model: str
 ) -> dict[str, Any]:
     """Ids of special tokens, and which are added to a text."""
     ids = {text: index for index, text in enumerate(tokens)}
@@ -151,6 +174,11 @@ def _special(
             keys[f"tokenizer.ggml.{name}_token_id"] = stated
     first, last = _frame(content.get("post_processor") or {})
     bos, eos = (keys.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos"))
+    if model == "bert":
+        if first not in ids or last not in ids:
+            raise CheckpointError(f"{checkpoint.folder / 'tokenizer.json'}: puts no tokens around a text, as BERT does.")
+        return keys | {"tokenizer.ggml.bos_token_id": ids[first], "tokenizer.ggml.cls_token_id": ids[first],
+                       "tokenizer.ggml.seperator_token_id": ids[last]}  # fmt: skip
     adds_bos = config.get("add_bos_token") if first is None else True
     adds_eos = config.get("add_eos_token") if last is None else True
     keys["tokenizer.ggml.add_bos_token"] = bool(adds_bos) and bos is not None
@@ -165,6 +193,8 @@ def _special(
 def _frame(processor: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The tokens that a template puts before and behind a text, None for none."""
     for step in processor.get("processors", [processor]):
+        if step.get("type") == "BertProcessing":
+            return step["cls"][0], step["sep"][0]
         if step.get("type") == "TemplateProcessing":
             names = [part.get("SpecialToken", {}).get("id") for part in step["single"]]
             return names[0], names[-1] if len(names) > 1 else None

@@ -1,41 +1,140 @@
-"""Make goldens.json: the names of each tiny model's tensors, and the logits that transformers computes of them.
+"""Make goldens.json: the names of each tiny model's tensors, and what transformers computes of them.
 
-Needs torch, transformers and safetensors, which the project does not; run it where they are:
+Packed weights are unpacked by the libraries that define the formats. Needs torch, transformers, safetensors, and
+(unpacked beside each other in a folder that PYTHONPATH names) auto_gptq 0.7.1, awq 0.2.9 and compressed_tensors 0.20,
+which the project does not; run it from the root of the project, where these are:
 
-    python make_goldens.py goldens.json
+    python -m tests.localllm.importing.make_goldens goldens.json
 """
 
+import importlib.util
 import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from safetensors import safe_open
-from tiny_models import CONFIGS, TOKENS, write_weights
+
+from tests.localllm.importing.more_models import ENCODERS, MORE
+from tests.localllm.importing.packed_models import CONFIG, PACKINGS, is_packed, packed
+from tests.localllm.importing.tiny_models import CONFIGS, TOKENS, mxfp4_weights, values_of, write_weights
 
 
-def golden(config: dict) -> dict:
-    """Shapes of the tensors as they are saved, and the logits of TOKENS in float32."""
+def golden(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Shapes of the tensors as they are saved, and the logits of TOKENS in float32, or the states of an encoder."""
     values = dict(config)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    kind = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-        model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
-        model.save_pretrained(folder)
+        kind.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
         with safe_open(folder / "model.safetensors", "np") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
         write_weights(folder, shapes)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
-        with torch.no_grad():
-            logits = model(torch.tensor([TOKENS])).logits[0].numpy()
+        model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         saved = json.loads((folder / "config.json").read_text())
-    return {"config": saved, "shapes": shapes, "logits": np.round(logits[-1].astype(float), 5).tolist()}
+    return {"config": saved, "shapes": shapes, "logits": computed(model, states=name in ENCODERS)}
 
 
-made = {name: golden(config) for name, config in CONFIGS.items()}
-Path(sys.argv[1]).write_text(json.dumps(made, separators=(",", ":")) + "\n")
+def computed(model: Any, *, states: bool = False) -> list[float]:
+    """The last token's logits; of an encoder the mean of all states."""
+    with torch.no_grad():
+        found = model(torch.tensor([TOKENS]))
+        row = found.last_hidden_state[0].mean(0) if states else found.logits[0, -1]
+    return np.round(row.numpy().astype(float), 5).tolist()
+
+
+def with_weights(config: dict[str, Any], weights: dict[str, np.ndarray]) -> list[float]:
+    """Logits of a model of these weights."""
+    values = dict(config)
+    made = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.float32, attn_implementation="eager")
+    model.load_state_dict({name: torch.tensor(value) for name, value in weights.items()}, strict=True)
+    return computed(model.eval())
+
+
+def unpacked(packing: dict[str, Any], name: str, rows: int, width: int) -> np.ndarray:
+    """A packed matrix, by the reference of its format."""
+    parts = {end: value for end, (_, value) in packed(packing, name, rows, width).items()}
+    if packing["quant_method"] == "gptq":
+        return _gptq(packing, parts, rows, width)
+    if packing["quant_method"] == "awq":
+        dequantize_gemm = _alone("awq/utils/packing_utils.py").dequantize_gemm
+        group = width if packing["group_size"] < 0 else packing["group_size"]
+        tensors = (torch.tensor(parts[key]) for key in ("qweight", "qzeros", "scales"))
+        return dequantize_gemm(*tensors, 4, group).T.float().numpy()
+    return _compressed(packing, parts, rows, width)
+
+
+def _gptq(packing: dict[str, Any], parts: dict[str, np.ndarray], rows: int, width: int) -> np.ndarray:
+    layer = _alone("auto_gptq/nn_modules/qlinear/qlinear_cuda.py").QuantLinear
+    made = layer(packing["bits"], packing["group_size"], width, rows, False, kernel_switch_threshold=0)
+    zeros = parts["qzeros"].view(np.uint32)
+    if packing.get("checkpoint_format") == "gptq_v2":  # the class reads the first version, which is one less
+        zeros = zeros - np.uint32(0x11111111)
+    made.qweight, made.g_idx = torch.tensor(parts["qweight"]), torch.tensor(parts["g_idx"])
+    made.qzeros, made.scales = torch.tensor(zeros.view(np.int32)), torch.tensor(parts["scales"]).float()
+    made.autogptq_cuda_available = False
+    with torch.no_grad():
+        return made(torch.eye(width)).T.numpy()
+
+
+def _compressed(packing: dict[str, Any], parts: dict[str, np.ndarray], rows: int, width: int) -> np.ndarray:
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+    bits = packing["config_groups"]["group_0"]["weights"]["num_bits"]
+    codes = unpack_from_int32(torch.tensor(parts["weight_packed"]), bits, torch.Size([rows, width])).float().numpy()
+    scales = (parts["weight_scale"].astype(np.uint32) << 16).view(np.float32)
+    groups = scales.shape[1]
+    zeros = np.zeros((rows, groups), np.float32)
+    if "weight_zero_point" in parts:
+        stored = torch.tensor(parts["weight_zero_point"])
+        zeros = unpack_from_int32(stored, bits, torch.Size([rows, groups]), packed_dim=0).float().numpy()
+    order = parts.get("weight_g_idx", np.arange(width) // (width // groups))
+    return (codes - zeros[:, order]) * scales[:, order]
+
+
+def _alone(path: str) -> Any:
+    """A module of a library, without the rest of it."""
+    found = next(Path(folder) / path for folder in sys.path if (Path(folder) / path).is_file())
+    spec = importlib.util.spec_from_file_location(found.stem, found)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def packed_golden(packing: dict[str, Any], shapes: dict[str, list[int]]) -> list[float]:
+    weights = {
+        name: unpacked(packing, name, *shape) if is_packed(name) else values_of(name, tuple(shape))
+        for name, shape in shapes.items()
+    }
+    return with_weights(CONFIG, weights)
+
+
+def mxfp4_golden(shapes: dict[str, list[int]]) -> list[float]:
+    """Logits of a gpt-oss whose experts are MXFP4, unpacked by transformers."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    weights = {name: values_of(name, tuple(shape)) for name, shape in shapes.items()}
+    for name, (blocks, scales) in mxfp4_weights(shapes).items():
+        weights[name] = convert_moe_packed_tensors(
+            torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32
+        ).numpy()
+    return with_weights(MORE["gpt_oss"], weights)
+
+
+def main() -> None:
+    wanted = {**CONFIGS, **MORE, **ENCODERS}
+    made: dict[str, Any] = {name: golden(name, config) for name, config in wanted.items()}
+    packings = {name: packed_golden(packing, made["llama"]["shapes"]) for name, packing in PACKINGS.items()}
+    packings["mxfp4"] = mxfp4_golden(made["gpt_oss"]["shapes"])
+    made["packed"] = packings
+    Path(sys.argv[1]).write_text(json.dumps(made, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

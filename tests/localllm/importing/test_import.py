@@ -17,10 +17,11 @@ from localllm.importing import tensors
 from localllm.importing.convert import import_folder
 from localllm.library.lookup import find
 from localllm.settings import load_settings
-from models import NativeRunner
 from tests.gguf_io.tokenizer_files import sample_texts
+from tests.localllm.importing.conftest import GOLDENS, assert_alike, byte_level, computed_logits, quiet
+from tests.localllm.importing.more_models import MORE
 from tests.localllm.importing.tiny_models import (
-    TOKENS,
+    CONFIGS,
     VOCABULARY,
     bfloat16,
     values_of,
@@ -29,70 +30,10 @@ from tests.localllm.importing.tiny_models import (
 )
 from tests.oracle import llama_oracle
 
-GOLDENS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "goldens.json").read_text())
-# Keys and values in f16, and products in another order; what is misplaced is off by the logits' whole spread.
-TOLERANCE = 0.005
-
-
-def quiet(*_: object) -> None:
-    pass
-
-
-def byte_level(pattern: pre_tokenizers.PreTokenizer | None = None) -> Tokenizer:
-    """A byte-level tokenizer of VOCABULARY tokens at most, the first three special."""
-    tokenizer = Tokenizer(models.BPE())
-    steps = [pattern] if pattern else []
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not steps)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - 5,
-        special_tokens=["<pad>", "<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(sample_texts(1, 200), trainer)
-    return tokenizer
-
-
-@pytest.fixture(scope="module")
-def usual_tokenizer() -> Tokenizer:
-    return byte_level()
-
-
-@pytest.fixture
-def folder(tmp_path: Path, usual_tokenizer: Tokenizer) -> Callable[..., Path]:
-    """A function that writes a family's tiny model and returns its folder."""
-
-    def write(name: str = "qwen3", **changes: Any) -> Path:
-        made = tmp_path / name
-        made.mkdir()
-        config = {**GOLDENS[name]["config"], **changes}
-        (made / "config.json").write_text(json.dumps(config))
-        usual_tokenizer.save(str(made / "tokenizer.json"))
-        (made / "tokenizer_config.json").write_text(
-            json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"})
-        )
-        write_weights(made, GOLDENS[name]["shapes"])
-        return made
-
-    return write
-
-
-@pytest.mark.parametrize("name", sorted(GOLDENS))
+@pytest.mark.parametrize("name", sorted({**CONFIGS, **MORE}))
 def test_logits_equal_those_of_transformers(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:
     import_folder(folder(name), tmp_path / "made.gguf", None, quiet, quiet)
-    with open_model(tmp_path / "made.gguf") as file:
-        runner = NativeRunner(file, kv_bytes=8 << 20, threads=1)
-    try:
-        sequence = runner.create_sequence()
-        last = len(TOKENS) - 1
-        found = runner.run(TOKENS, range(len(TOKENS)), [sequence] * len(TOKENS), [last])[0]
-    finally:
-        runner.close()
-    expected = np.array(GOLDENS[name]["logits"])
-    assert np.sqrt(((found - expected) ** 2).mean()) < TOLERANCE * expected.std()
+    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS[name]["logits"])
 
 
 def test_matrices_are_quantised_on_the_way(folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Tiny models of every family: configurations, and weights that follow from the tensors' names alone.
 
-Read by the tests, and by make_goldens.py beside them, which runs elsewhere: this file needs NumPy alone.
+Read by the tests, and by make_goldens.py beside them, which runs elsewhere: these files need NumPy alone.
 """
 
 import json
@@ -13,7 +13,7 @@ import numpy as np
 
 TOKENS = (1, 17, 250, 64, 99, 3, 180, 33, 210, 5, 77, 128, 300, 8, 41, 290)
 VOCABULARY = 320
-_USUAL: dict[str, Any] = {
+USUAL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -27,9 +27,9 @@ _USUAL: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_HEADS = {"head_dim": 32}
-_GEMMA = {**_HEADS, "tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 8}
-_MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+HEADS = {"head_dim": 32}
+_GEMMA = {**HEADS, "tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 8}
+MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -46,22 +46,22 @@ _LONG = {
     "long_factor": [1.0 + 0.5 * i for i in range(8)],
 }
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {**_USUAL, "model_type": "llama"},
-    "llama-rope": {**_USUAL, "model_type": "llama", "rope_parameters": _LLAMA3, "attention_bias": True},
-    "mistral": {**_USUAL, "model_type": "mistral", **_HEADS, "sliding_window": None},
+    "llama": {**USUAL, "model_type": "llama"},
+    "llama-rope": {**USUAL, "model_type": "llama", "rope_parameters": _LLAMA3, "attention_bias": True},
+    "mistral": {**USUAL, "model_type": "mistral", **HEADS, "sliding_window": None},
     "mixtral": {
-        **_USUAL,
+        **USUAL,
         "model_type": "mixtral",
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": None,
     },
-    "qwen2": {**_USUAL, "model_type": "qwen2", "tie_word_embeddings": True},
-    "qwen3": {**_USUAL, "model_type": "qwen3", **_HEADS},
+    "qwen2": {**USUAL, "model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {**USUAL, "model_type": "qwen3", **HEADS},
     "qwen3-yarn": {
-        **_USUAL,
+        **USUAL,
         "model_type": "qwen3",
-        **_HEADS,
+        **HEADS,
         "rope_parameters": {
             "rope_type": "yarn",
             "factor": 4.0,
@@ -70,22 +70,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "qwen2_moe": {
-        **_USUAL,
+        **USUAL,
         "model_type": "qwen2_moe",
-        **_MIXTURE,
+        **MIXTURE,
         "num_experts": 4,
         "shared_expert_intermediate_size": 64,
         "norm_topk_prob": False,
     },
-    "qwen3_moe": {**_USUAL, "model_type": "qwen3_moe", **_HEADS, **_MIXTURE, "num_experts": 4, "norm_topk_prob": True},
-    "olmoe": {**_USUAL, "model_type": "olmoe", "num_experts_per_tok": 2, "num_experts": 4, "norm_topk_prob": False},
-    "gemma": {**_USUAL, "model_type": "gemma", **_HEADS, "tie_word_embeddings": True},
-    "gemma2": {**_USUAL, "model_type": "gemma2", **_GEMMA},
-    "gemma3": {**_USUAL, "model_type": "gemma3_text", **_GEMMA, "num_hidden_layers": 6},
-    "phi3": {**_USUAL, "model_type": "phi3"},
-    "phi3-longrope": {**_USUAL, "model_type": "phi3", "rope_parameters": _LONG},
+    "qwen3_moe": {**USUAL, "model_type": "qwen3_moe", **HEADS, **MIXTURE, "num_experts": 4, "norm_topk_prob": True},
+    "olmoe": {**USUAL, "model_type": "olmoe", "num_experts_per_tok": 2, "num_experts": 4, "norm_topk_prob": False},
+    "gemma": {**USUAL, "model_type": "gemma", **HEADS, "tie_word_embeddings": True},
+    "gemma2": {**USUAL, "model_type": "gemma2", **_GEMMA},
+    "gemma3": {**USUAL, "model_type": "gemma3_text", **_GEMMA, "num_hidden_layers": 6},
+    "phi3": {**USUAL, "model_type": "phi3"},
+    "phi3-longrope": {**USUAL, "model_type": "phi3", "rope_parameters": _LONG},
     "lfm2": {
-        **_USUAL,
+        **USUAL,
         "model_type": "lfm2",
         "num_hidden_layers": 3,
         "layer_types": ["conv", "full_attention", "conv"],
@@ -93,28 +93,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
         "tie_word_embeddings": True,
     },
-    "glm4": {**_USUAL, "model_type": "glm4", **_HEADS, "partial_rotary_factor": 0.5, "attention_bias": True},
+    "glm4": {**USUAL, "model_type": "glm4", **HEADS, "partial_rotary_factor": 0.5, "attention_bias": True},
     "granite": {
-        **_USUAL,
+        **USUAL,
         "model_type": "granite",
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,
         "attention_multiplier": 0.3,
         "logits_scaling": 2.0,
     },
-    "olmo2": {**_USUAL, "model_type": "olmo2"},
-    "smollm3": {**_USUAL, "model_type": "smollm3", "num_hidden_layers": 4, "tie_word_embeddings": True},
+    "olmo2": {**USUAL, "model_type": "olmo2"},
+    "smollm3": {**USUAL, "model_type": "smollm3", "num_hidden_layers": 4, "tie_word_embeddings": True},
     "cohere2": {
-        **_USUAL,
+        **USUAL,
         "model_type": "cohere2",
-        **_HEADS,
+        **HEADS,
         "num_hidden_layers": 4,
         "sliding_window": 8,
         "logit_scale": 0.5,
         "tie_word_embeddings": True,
     },
-    "seed_oss": {**_USUAL, "model_type": "seed_oss", **_HEADS},
-    "ernie4_5": {**_USUAL, "model_type": "ernie4_5", **_HEADS},
+    "seed_oss": {**USUAL, "model_type": "seed_oss", **HEADS},
+    "ernie4_5": {**USUAL, "model_type": "ernie4_5", **HEADS},
 }
 
 
@@ -149,3 +149,15 @@ def write_weights(folder: Path, shapes: Mapping[str, list[int]]) -> None:
     """Write a model's weights in BF16."""
     tensors = {name: ("BF16", bfloat16(values_of(name, tuple(shape)))) for name, shape in shapes.items()}
     write_safetensors(folder / "model.safetensors", tensors)
+
+
+def mxfp4_weights(shapes: Mapping[str, list[int]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Experts of a gpt-oss as blocks and exponents, from the names of the tensors that these stand for."""
+    found = {}
+    for name, shape in shapes.items():
+        if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+            experts, width, rows = shape
+            random = np.random.default_rng(zlib.crc32(name.encode()))
+            blocks = random.integers(0, 256, (experts, rows, width // 32, 16), np.uint8)
+            found[name] = blocks, random.integers(121, 125, (experts, rows, width // 32), np.uint8)
+    return found

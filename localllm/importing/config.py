@@ -1,0 +1,104 @@
+"""A checkpoint's config.json, of which every value is checked when it is read."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.importing.errors import CheckpointError
+from localllm.text import shortened
+
+
+# Names of GPT-2's configuration, and Nomic BERT's.
+_OLDER_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+}
+
+
+class Config:
+    """A configuration, of which every value is checked when it is read."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        older = {name: values[old] for old, name in _OLDER_NAMES.items() if old in values and name not in values}
+        self.values, self.where = {**values, **older}, where
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number. Raises CheckpointError."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise CheckpointError(f"{self.where}: {name} should be a number and is {shortened(repr(value))}.")
+        return float(value)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A whole number that is not negative. Raises CheckpointError."""
+        value = self.number(name, default)
+        if value != int(value) or not 0 <= value < 1 << 32:
+            raise CheckpointError(f"{self.where}: {name} should be a whole number and is {value:g}.")
+        return int(value)
+
+    def alike(self, name: str, default: int | None = None) -> int:
+        """A whole number, perhaps stated once for each layer. Raises CheckpointError where layers differ."""
+        values = self.values.get(name)
+        if isinstance(values, list) and values and all(value == values[0] for value in values):
+            return Config({name: values[0]}, self.where).whole(name)
+        return self.whole(name, default)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A truth value; null is the default. Raises CheckpointError."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self.where}: {name} should be true or false and is {shortened(repr(value))}.")
+        return value
+
+    def table(self, name: str) -> "Config":
+        """An object, empty where there is none. Raises CheckpointError."""
+        value = self.values.get(name) or {}
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.where}: {name} should be an object and is {shortened(repr(value))}.")
+        return Config(value, f"{self.where}: {name}")
+
+    def numbers(self, name: str) -> list[float]:
+        """A list of finite numbers. Raises CheckpointError."""
+        value = self.values.get(name)
+        if not isinstance(value, list):
+            raise CheckpointError(f"{self.where}: {name} should be a list and is {shortened(repr(value))}.")
+        return [Config({name: each}, self.where).number(name) for each in value]
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts. Raises CheckpointError."""
+        value = self.values.get(name)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise CheckpointError(f"{self.where}: {name} should be a list of texts and is {shortened(repr(value))}.")
+        return value
+
+    def expect(self, name: str, *values: Any) -> None:
+        """Raise CheckpointError unless a value is missing or one of these: the engine computes no others."""
+        if (value := self.values.get(name)) is not None and value not in values:
+            known = " or ".join(map(str, values))
+            raise CheckpointError(f"{self.where}: {name} is {shortened(repr(value))}; only {known} can be imported.")
+
+    @property
+    def head_size(self) -> int:
+        """Values of a head."""
+        return self.whole("head_dim", self.whole("hidden_size") // max(self.whole("num_attention_heads"), 1))
+
+    @property
+    def layers(self) -> int:
+        """Layers."""
+        return self.whole("num_hidden_layers")
+
+    def rope(self, kind: str | None = None) -> "Config":
+        """How heads turn, wherever it is stated. kind: of which layers, where they differ."""
+        stated = self.table("rope_parameters")
+        if kind in stated.values:
+            stated = stated.table(str(kind))
+        old = self.table("rope_scaling")
+        base = {"rope_theta": self.values["rope_theta"]} if "rope_theta" in self.values else {}
+        return Config({**base, **old.values, **stated.values}, f"{self.where}: rope_parameters")

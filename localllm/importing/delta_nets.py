@@ -1,0 +1,125 @@
+"""Gated delta networks of Qwen3-Next and Qwen 3.5: their keys, and how their heads lie in a checkpoint.
+
+In a checkpoint the value heads that share a key head follow each other. Files of Qwen3-Next keep that and take the one
+tensor apart that has queries, keys, values and gates of each key head together; in files of Qwen 3.5 value heads take
+turns (llama.cpp: conversion/qwen.py).
+"""
+
+import numpy as np
+
+from localllm.importing.config import Config
+from localllm.importing.errors import CheckpointError
+from localllm.importing.family import Change, Rule
+from localllm.importing.family_keys import experts, qwen3_moe
+from localllm.importing.matrices import Mapped, Matrix, Numbers, Rows
+from localllm.importing.rotation import Keys
+
+_NET = r"model\.layers\.(\d+)\.linear_attn\."
+_NAME = r"model.layers.\1.linear_attn."
+_SECTIONS = [11, 11, 10]
+
+
+def delta_net(config: Config) -> Keys:
+    """Keys of the networks and of which layers have them."""
+    keys, values = config.whole("linear_num_key_heads"), config.whole("linear_num_value_heads")
+    size = config.whole("linear_key_head_dim")
+    config.expect("linear_value_head_dim", size)
+    if not keys or values % keys:
+        raise CheckpointError(f"{config.where}: {values} value heads cannot share {keys} key heads.")
+    return {
+        "ssm.conv_kernel": config.whole("linear_conv_kernel_dim"),
+        "ssm.state_size": size,
+        "ssm.group_count": keys,
+        "ssm.time_step_rank": values,
+        "ssm.inner_size": values * size,
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in config.texts("layer_types")],
+    }
+
+
+def qwen3_next(config: Config) -> Keys:
+    shared = config.whole("shared_expert_intermediate_size")
+    return {**delta_net(config), **qwen3_moe(config), "expert_shared_feed_forward_length": shared}
+
+
+def qwen35(config: Config) -> Keys:
+    rope = config.rope()
+    sections = rope.values.get("mrope_section") and [int(part) for part in rope.numbers("mrope_section")]
+    return {**delta_net(config), "rope.dimension_sections": [*(sections or _SECTIONS), 0]}
+
+
+def qwen35_moe(config: Config) -> Keys:
+    config.expect("norm_topk_prob", True)
+    shared = config.whole("shared_expert_intermediate_size")
+    return {**qwen35(config), **experts(config), "expert_shared_feed_forward_length": shared}
+
+
+def _decay(matrix: Matrix, _config: Config) -> Matrix:
+    return Mapped(matrix, lambda values: -np.exp(values))
+
+
+def _sizes(config: Config) -> tuple[int, int, int]:
+    """Key heads, value heads that share one, and the size of each."""
+    keys = config.whole("linear_num_key_heads")
+    return keys, config.whole("linear_num_value_heads") // max(keys, 1), config.whole("linear_key_head_dim")
+
+
+def _checked(matrix: Matrix, order: Numbers, config: Config) -> Matrix:
+    if matrix.shape[0] <= order.max(initial=0):
+        raise CheckpointError(f"{config.where}: a delta network's tensor has {matrix.shape[0]} rows, which are too few.")
+    return Rows(matrix, order, (len(order), *matrix.shape[1:]))
+
+
+def _parts(first: int, last: int) -> Change:
+    """Of what each key head has together (its query, key, values and gates), parts first..last-1 of all heads."""
+
+    def change(matrix: Matrix, config: Config) -> Matrix:
+        keys, shared, size = _sizes(config)
+        borders = np.cumsum([0, size, size, shared * size, shared * size])
+        rows = np.arange(keys * borders[-1]).reshape(keys, -1)
+        chosen = [rows[:, borders[i] : borders[i + 1]].reshape(-1) for i in range(first, last)]
+        return _checked(matrix, np.concatenate(chosen), config)
+
+    return change
+
+
+def _turns(config: Config, size: int, before: int = 0) -> Numbers:
+    """The order in which value heads take turns, with what lies before them as it is."""
+    keys, shared, _ = _sizes(config)
+    heads = before + np.arange(keys * shared * size).reshape(keys, shared, size).swapaxes(0, 1)
+    return np.concatenate([np.arange(before), heads.reshape(-1)])
+
+
+def _in_turn(matrix: Matrix, config: Config) -> Matrix:
+    return _checked(matrix, _turns(config, _sizes(config)[2]), config)
+
+
+def _numbers_in_turn(matrix: Matrix, config: Config) -> Matrix:
+    return _checked(matrix, _turns(config, 1), config)
+
+
+def _behind_keys_in_turn(matrix: Matrix, config: Config) -> Matrix:
+    keys, _, size = _sizes(config)
+    return _checked(matrix, _turns(config, size, before=2 * keys * size), config)
+
+
+def _columns_in_turn(matrix: Matrix, config: Config) -> Matrix:
+    order = _turns(config, _sizes(config)[2])
+    if matrix.shape[-1] != len(order):
+        raise CheckpointError(f"{config.where}: out_proj has {matrix.shape[-1]} columns, not {len(order)}.")
+    return Mapped(matrix, lambda values: values[:, order])
+
+
+QWEN3_NEXT = (
+    Rule(_NET + "A_log", _NAME + "A_log", _decay),
+    Rule(_NET + "dt_bias", _NAME + "dt_proj.bias"),
+    Rule(_NET + r"in_proj_qkvz\.weight", _NAME + "in_proj_qkv.weight", _parts(0, 3)),
+    Rule(_NET + r"in_proj_qkvz\.weight", _NAME + "in_proj_z.weight", _parts(3, 4)),
+)
+QWEN35 = (
+    Rule(_NET + "A_log", _NAME + "A_log", lambda matrix, config: _decay(_numbers_in_turn(matrix, config), config)),
+    Rule(_NET + "dt_bias", _NAME + "dt_proj.bias", _numbers_in_turn),
+    Rule(_NET + r"in_proj_([ab])\.weight", _NAME + r"in_proj_\2.weight", _numbers_in_turn),
+    Rule(_NET + r"(in_proj_qkv|conv1d)\.weight", _NAME + r"\2.weight", _behind_keys_in_turn),
+    Rule(_NET + r"in_proj_z\.weight", _NAME + "in_proj_z.weight", _in_turn),
+    Rule(_NET + r"out_proj\.weight", _NAME + "out_proj.weight", _columns_in_turn),
+)

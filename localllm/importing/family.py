@@ -1,0 +1,113 @@
+"""What an import has to know of a family of models, and the keys that all families have.
+
+Names of tensors are gguf's own table (gguf.tensor_mapping). A family says what that table does not: the architecture,
+how heads turn, and the keys that only it has. Keys and their meaning: llama.cpp's gguf-py/gguf/constants.py and
+convert_hf_to_gguf.py. What a rule does not know is refused, since a model that is nearly right is wrong.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.importing.config import Config
+from localllm.importing.matrices import Matrix
+from localllm.importing.rotation import Keys, scaling_keys
+
+EXACT_GELU = ("gelu", "gelu_pytorch_tanh", "gelu_new")  # GGUF does not tell them apart
+SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
+
+
+Change = Callable[[Matrix, Config], Matrix]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Stored tensors whose names match a pattern: the name by which gguf's table knows them, and what becomes of them.
+
+    Several rules may match a tensor, which is then taken apart. An empty name leaves it out.
+    """
+
+    pattern: str
+    name: str
+    change: Change | None = None
+
+
+_COMMON = (
+    Rule(r"(.+)\.e_score_correction_bias", r"\1.e_score_correction.bias"),
+    Rule(r"(.+)\.expert_bias", r"\1.expert_bias.bias"),
+    Rule(r"(.+)\.sinks", r"\1.sinks.weight"),
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """architecture: by GGUF's name. keys: those of the family alone, without the architecture's prefix.
+
+    permuted: heads turn in halves and are stored to turn in neighbours. shifted_norms: norms lack the one that is added
+    to them. activations: what the engine computes for this architecture. rules: for tensors that gguf's table has under
+    other names, or otherwise. rope: of which kind of layers the usual base is. rotary: the share of a head that turns,
+    where the configuration does not say. window_is_context: every layer has the window that is stated. tied: logits are
+    computed by the embeddings, where the configuration does not say. sharpening: how YaRN's mscale_all_dim is stated in
+    GGUF, as its multiple; None where models have none. truncated: whether YaRN's borders must be whole numbers.
+    """
+
+    architecture: str
+    keys: Callable[[Config], Keys] = lambda _config: {}
+    permuted: bool = False
+    shifted_norms: bool = False
+    activations: tuple[str, ...] = SILU
+    rules: tuple[Rule, ...] = ()
+    rope: str | None = None
+    rotary: float = 1.0
+    window_is_context: bool = False
+    tied: bool = False
+    sharpening: float | None = None
+    truncated: bool = True
+
+    def renamed(self, name: str, matrix: Matrix, config: Config) -> list[tuple[str, Matrix]]:
+        """What a stored tensor becomes, by names of gguf's table."""
+        rules = [rule for rule in (*self.rules, *_COMMON) if re.fullmatch(rule.pattern, name)]
+        made = [
+            (re.sub(rule.pattern, rule.name, name), rule.change(matrix, config) if rule.change else matrix)
+            for rule in rules
+            if rule.name
+        ]
+        return made if rules else [(name, matrix)]
+
+
+def model_keys(family: Family, config: Config) -> tuple[Keys, dict[str, NDArray[np.float32]]]:
+    """The metadata of a model, keys without the architecture's prefix, and the tensors of its rotation's factors.
+
+    Raises CheckpointError for what is missing or not computed.
+    """
+    for name in ("hidden_act", "hidden_activation"):
+        config.expect(name, *family.activations)
+    heads, size = config.whole("num_attention_heads"), config.head_size
+    turning = int(size * config.rope().number("partial_rotary_factor", config.number("partial_rotary_factor",
+                                                                                     family.rotary)))  # fmt: skip
+    context = config.whole("max_position_embeddings")
+    if family.window_is_context and config.values.get("sliding_window") is not None:
+        context = min(context, config.whole("sliding_window"))  # up to there, a window hides nothing
+    keys: Keys = {
+        "block_count": config.layers,
+        "context_length": context,
+        "embedding_length": config.whole("hidden_size"),
+        "feed_forward_length": config.whole("intermediate_size", 0),
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.whole("num_key_value_heads", heads),
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "rope.dimension_count": turning,
+        "rope.freq_base": config.rope(family.rope).number("rope_theta", 10_000.0),
+        "vocab_size": config.whole("vocab_size"),
+    }
+    if "rms_norm_eps" in config.values:
+        keys["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
+    for name in ("layer_norm_eps", "norm_epsilon"):
+        if name in config.values:
+            keys["attention.layer_norm_epsilon"] = config.number(name)
+    scaling, factors = scaling_keys(config.rope(family.rope), keys, family.sharpening, truncated=family.truncated)
+    return {**keys, **scaling, **family.keys(config)}, factors

@@ -1,0 +1,295 @@
+"""The keys that families of models have beyond the usual ones, from their configurations.
+
+What the engine does not compute is refused.
+"""
+
+from collections.abc import Callable
+
+from localllm.importing.config import Config
+from localllm.importing.errors import CheckpointError
+from localllm.importing.rotation import Keys
+
+_SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
+_EXAONE_32B_LAYERS = 64
+
+
+def experts(config: Config) -> Keys:
+    count = config.whole("num_experts", config.whole("num_local_experts", 0))
+    keys: Keys = {"expert_count": count, "expert_used_count": config.whole("num_experts_per_tok")}
+    if "moe_intermediate_size" in config.values:
+        keys["expert_feed_forward_length"] = config.whole("moe_intermediate_size")
+    return keys
+
+
+def qwen3_moe(config: Config) -> Keys:
+    config.expect("norm_topk_prob", True)
+    config.expect("decoder_sparse_step", 1)
+    config.expect("mlp_only_layers", [])
+    return experts(config)
+
+
+def qwen2_moe(config: Config) -> Keys:
+    config.expect("norm_topk_prob", False)
+    config.expect("decoder_sparse_step", 1)
+    config.expect("mlp_only_layers", [])
+    shared = config.whole("shared_expert_intermediate_size")
+    return {**experts(config), "expert_shared_feed_forward_length": shared}
+
+
+def olmoe(config: Config) -> Keys:
+    config.expect("norm_topk_prob", False)
+    config.expect("clip_qkv")
+    return experts(config)
+
+
+def gemma2(config: Config) -> Keys:
+    return {
+        "attn_logit_softcapping": config.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": config.number("final_logit_softcapping", 30.0),
+        "attention.sliding_window": config.whole("sliding_window", 4096),
+        **gemma_scale(config),
+    }
+
+
+def gemma3(config: Config) -> Keys:
+    config.expect("attn_logit_softcapping")
+    config.expect("final_logit_softcapping")
+    kinds = config.texts("layer_types") if config.values.get("layer_types") else []
+    pattern = config.whole("sliding_window_pattern", 6)
+    windowed = [kind == "sliding_attention" for kind in kinds] or [(i + 1) % pattern > 0 for i in range(config.layers)]
+    if windowed != [(i + 1) % 6 > 0 for i in range(config.layers)]:
+        raise CheckpointError(f"{config.where}: only every sixth layer may see everything.")
+    local = config.rope("sliding_attention").number("rope_theta", 10_000.0)
+    base = config.number("rope_local_base_freq", local)
+    return {"attention.sliding_window": config.whole("sliding_window"), "rope.freq_base_swa": base,
+            **gemma_scale(config)}  # fmt: skip
+
+
+def gemma_scale(config: Config) -> Keys:
+    """Scores are scaled by the size of a head, but for the largest models."""
+    usual = config.head_size
+    if (config.values.get("model_type"), config.layers) in (("gemma2", 46), ("gemma3_text", 62)):
+        usual = config.whole("hidden_size") // config.whole("num_attention_heads")
+    config.expect("query_pre_attn_scalar", usual)
+    config.expect("use_bidirectional_attention", False)
+    return {}
+
+
+def granite(config: Config) -> Keys:
+    return {
+        "embedding_scale": config.number("embedding_multiplier", 1.0),
+        "residual_scale": config.number("residual_multiplier", 1.0),
+        "attention.scale": config.number("attention_multiplier", 1.0),
+        "logit_scale": config.number("logits_scaling", 1.0),
+    }
+
+
+def olmo2(config: Config) -> Keys:
+    config.expect("clip_qkv")
+    return {}
+
+
+def smollm3(config: Config) -> Keys:
+    config.expect("use_sliding_window", False)
+    layers = config.values.get("no_rope_layers")
+    if layers is not None and layers != [int((i + 1) % 4 != 0) for i in range(config.layers)]:
+        raise CheckpointError(f"{config.where}: no_rope_layers: only every fourth layer may go without rotation.")
+    return {}
+
+
+def no_windows(config: Config) -> Keys:
+    config.expect("use_sliding_window", False)
+    return {}
+
+
+def lfm2(config: Config) -> Keys:
+    kinds = config.texts("layer_types")
+    heads = config.whole("num_key_value_heads")
+    width = config.whole("intermediate_size", config.whole("block_ff_dim", 0))
+    if config.flag("block_auto_adjust_ff_dim", True):
+        multiple = config.whole("block_multiple_of", 256)
+        width = int(config.number("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+        width = multiple * -(-width // max(multiple, 1))
+    return {
+        "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in kinds],
+        "shortconv.l_cache": config.whole("conv_L_cache"),
+        "attention.layer_norm_rms_epsilon": config.number("norm_eps", 1e-5),
+        "feed_forward_length": width,
+    }
+
+
+def cohere2(config: Config) -> Keys:
+    _windows_on(config, lambda layer: layer % 4 < 3, "only every fourth layer may see everything")
+    return {
+        "attention.sliding_window": config.whole("sliding_window"),
+        "logit_scale": config.number("logit_scale", 1.0),
+        "attention.layer_norm_epsilon": config.number("layer_norm_eps", 1e-5),
+    }
+
+
+def ministral3(config: Config) -> Keys:
+    return {"attention.temperature_scale": config.rope().number("llama_4_scaling_beta", 0.0)}
+
+
+def phi(config: Config) -> Keys:
+    config.expect("qk_layernorm", False)
+    return {}
+
+
+def granite_moe(config: Config) -> Keys:
+    keys = {**granite(config), **experts(config)}
+    if config.values.get("shared_intermediate_size"):
+        keys["expert_shared_feed_forward_length"] = config.whole("shared_intermediate_size")
+    return keys
+
+
+def gpt_oss(config: Config) -> Keys:
+    config.expect("swiglu_alpha", 1.702)
+    config.expect("swiglu_limit", 7.0)
+    _windows_on(config, lambda layer: layer % 2 == 0, "every other layer, from the first on, has a window")
+    return {**experts(config), "attention.sliding_window": config.whole("sliding_window"),
+            "expert_feed_forward_length": config.whole("intermediate_size")}  # fmt: skip
+
+
+def grouped_experts(config: Config) -> Keys:
+    """GLM 4.5's and DeepSeek 3's: chosen by sigmoids and a bias, in groups, behind the first layers, beside others."""
+    kinds = config.texts("mlp_layer_types") if config.values.get("mlp_layer_types") else []
+    first = kinds.count("dense") if kinds else config.whole("first_k_dense_replace", 0)
+    if kinds and kinds != ["dense"] * first + ["sparse"] * (len(kinds) - first):
+        raise CheckpointError(f"{config.where}: mlp_layer_types: only the first layers may be dense.")
+    keys: Keys = {
+        "expert_count": config.whole("n_routed_experts"),
+        "expert_used_count": config.whole("num_experts_per_tok"),
+        "expert_feed_forward_length": config.whole("moe_intermediate_size"),
+        "expert_shared_count": config.whole("n_shared_experts", 0),
+        "expert_weights_scale": config.number("routed_scaling_factor", 1.0),
+        "expert_weights_norm": config.flag("norm_topk_prob", True),
+        "expert_gating_func": _SIGMOID,
+        "leading_dense_block_count": first,
+    }
+    if (groups := config.whole("n_group", 1)) > 1:
+        keys |= {"expert_group_count": groups, "expert_group_used_count": config.whole("topk_group")}
+    return keys
+
+
+def latents(config: Config) -> Keys:
+    """DeepSeek 3's: a token stores one latent and one part that turns for all heads."""
+    config.expect("rope_interleave", True)
+    rank, turned = config.whole("kv_lora_rank"), config.whole("qk_rope_head_dim")
+    keys: Keys = {
+        **grouped_experts(config),
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + turned,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config.whole("qk_nope_head_dim") + turned,
+        "attention.value_length_mla": config.whole("v_head_dim"),
+        "rope.dimension_count": turned,
+    }
+    if config.values.get("q_lora_rank") is not None:
+        keys["attention.q_lora_rank"] = config.whole("q_lora_rank")
+    return keys
+
+
+def deepseek_v2(config: Config) -> Keys:
+    """DeepSeek 2 weighs experts by a softmax. Its groups are chosen by their best expert, which nothing here does."""
+    config.expect("topk_method", "greedy")
+    config.expect("norm_topk_prob", False)
+    config.expect("n_group", 1)
+    return {**latents(config), "expert_gating_func": _SOFTMAX}
+
+
+def olmo3(config: Config) -> Keys:
+    config.expect("clip_qkv")
+    kinds = config.texts("layer_types")
+    return {
+        "attention.sliding_window": config.whole("sliding_window"),
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+    }
+
+
+def exaone4(config: Config) -> Keys:
+    """Only the 32B has windows, and knows them by its layers."""
+    if config.values.get("sliding_window") is None:
+        return {}
+    if config.layers != _EXAONE_32B_LAYERS:
+        raise CheckpointError(f"{config.where}: a window is computed for models of {_EXAONE_32B_LAYERS} layers alone.")
+    _windows_on(config, lambda layer: layer % 4 < 3, "only every fourth layer may see everything")
+    return {"attention.sliding_window": config.whole("sliding_window")}
+
+
+def hunyuan_moe(config: Config) -> Keys:
+    width = "moe_intermediate_size" if config.values.get("moe_intermediate_size") else "intermediate_size"
+    return {
+        "expert_count": config.alike("num_experts"),
+        "expert_used_count": config.alike("moe_topk"),
+        "expert_feed_forward_length": config.alike(width),
+        "expert_shared_feed_forward_length": config.whole("intermediate_size") * config.alike("num_shared_expert", 1),
+    }
+
+
+def ernie_moe(config: Config) -> Keys:
+    config.expect("moe_layer_interval", 1)
+    config.expect("moe_layer_end_index", -1, config.layers - 1)
+    width, shared = config.whole("moe_intermediate_size"), config.whole("moe_num_shared_experts", 0)
+    return {
+        "expert_count": config.whole("moe_num_experts"),
+        "expert_used_count": config.whole("moe_k"),
+        "expert_feed_forward_length": width,
+        "expert_shared_count": shared,
+        "expert_shared_feed_forward_length": width * shared,
+        "leading_dense_block_count": config.whole("moe_layer_start_index", 0),
+        "interleave_moe_layer_step": 1,
+    }
+
+
+def lfm2_moe(config: Config) -> Keys:
+    config.expect("norm_topk_prob", True)
+    config.expect("routed_scaling_factor", 1.0)
+    return {
+        **lfm2(config),
+        **experts(config),
+        "feed_forward_length": config.whole("intermediate_size"),
+        "leading_dense_block_count": config.whole("num_dense_layers"),
+        "expert_gating_func": _SIGMOID,
+    }
+
+
+def bert(config: Config) -> Keys:
+    config.expect("position_embedding_type", "absolute")
+    config.expect("is_decoder", False)
+    return {"attention.causal": False}
+
+
+def nomic_bert(config: Config) -> Keys:
+    """Files of the first configurations, which a class of their own reads, also say what that class can do else."""
+    for name, value in (("prenorm", False), ("rotary_emb_interleaved", False), ("rotary_emb_fraction", 1.0),
+                        ("rotary_emb_scale_base", None), ("causal", False), ("moe_every_n_layers", 0),
+                        ("activation_function", "swiglu"), ("qkv_proj_bias", False), ("mlp_fc1_bias", False)):  # fmt: skip
+        config.expect(name, value)
+    return {"attention.causal": False}
+
+
+def modern_bert(config: Config) -> Keys:
+    old = config.number("local_rope_theta", 10_000.0)
+    return {
+        "attention.causal": False,
+        "attention.layer_norm_epsilon": config.number("norm_eps", 1e-5),
+        "attention.sliding_window": config.whole("local_attention"),
+        "attention.sliding_window_pattern": config.whole("global_attn_every_n_layers"),
+        "rope.freq_base": config.rope("full_attention").number("rope_theta", config.number("global_rope_theta", 160e3)),
+        "rope.freq_base_swa": config.rope("sliding_attention").number("rope_theta", old),
+    }
+
+
+def gemma_embedding(config: Config) -> Keys:
+    config.expect("use_bidirectional_attention", True)
+    both_ways = Config({**config.values, "use_bidirectional_attention": False}, config.where)
+    return {**gemma3(both_ways), "attention.causal": False}
+
+
+def _windows_on(config: Config, slides: Callable[[int], bool], rule: str) -> None:
+    """Raise CheckpointError unless layers have windows as the engine gives them."""
+    kinds = config.texts("layer_types") if config.values.get("layer_types") else []
+    if kinds and [kind == "sliding_attention" for kind in kinds] != [slides(layer) for layer in range(config.layers)]:
+        raise CheckpointError(f"{config.where}: layer_types: {rule}.")

@@ -1,0 +1,159 @@
+"""Stored values as the rows of a new tensor: floats for the rows that are asked for, whichever way they are stored.
+
+A vector is a matrix with one value a row, so that what reorders rows also reorders biases. Matrices are wrapped where a
+family stores rows in another order (Rows), transposed (Turned), or other numbers (Mapped).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.importing.checkpoint import StoredTensor
+from localllm.importing.errors import CheckpointError
+from localllm.text import shortened
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+
+_EXACT = {"F32": "F32", "F64": "F32", "F16": "F16"}  # what holds stored values; BF16 otherwise
+
+
+class Matrix(Protocol):
+    """shape: of the values, rows last but one. exact: the GGUF format that they become unless they are quantised."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def exact(self) -> str: ...
+
+    def floats(self, rows: Numbers) -> Floats:
+        """Chosen rows, of all but the last dimension taken together: rows x values of a row."""
+        ...
+
+    def blocks(self, rows: Numbers) -> NDArray[np.uint8]:
+        """The same as blocks of `exact`, where that is a quantised format."""
+        ...
+
+
+def row_count(shape: tuple[int, ...]) -> int:
+    """Rows of a matrix of this shape."""
+    return shape[0] if len(shape) == 1 else prod(shape[:-1])
+
+
+class FloatMatrix:
+    """What matrices of floats share: they have no blocks."""
+
+    def blocks(self, rows: Numbers) -> NDArray[np.uint8]:
+        raise TypeError("a matrix of floats has no blocks")
+
+
+@dataclass(frozen=True)
+class Plain(FloatMatrix):
+    """Values as they are stored, times scales where they have any: one number, one a row, or one a square of `block`."""
+
+    tensor: StoredTensor
+    scale: StoredTensor | None = None
+    block: int = 128
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def exact(self) -> str:
+        return _EXACT.get(self.tensor.dtype, "BF16")
+
+    def floats(self, rows: Numbers) -> Floats:
+        """Raises CheckpointError for scales that do not fit."""
+        raw = self.tensor.raw()
+        raw = raw.reshape(-1, 1) if len(self.shape) < 2 else raw
+        values = self.tensor.floats(raw[rows])
+        return values if self.scale is None else values * self._scales(self.scale, rows)
+
+    def _scales(self, scale: StoredTensor, rows: Numbers) -> Floats:
+        count, width = row_count(self.shape), self.shape[-1]
+        values = scale.floats(scale.raw())
+        if values.size == 1:
+            return values.reshape(1, 1)
+        if values.size == count:
+            return np.asarray(values.reshape(-1, 1)[rows], np.float32)
+        if values.shape != (-(-count // self.block), -(-width // self.block)):
+            raise CheckpointError(f"{scale.path}: {shortened(scale.name)} does not fit its weights.")
+        return np.repeat(values[rows // self.block], self.block, axis=1)[:, :width]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a matrix, in an order of their own."""
+
+    of: Matrix
+    order: Numbers
+    shape: tuple[int, ...]
+
+    @property
+    def exact(self) -> str:
+        return self.of.exact
+
+    def floats(self, rows: Numbers) -> Floats:
+        return self.of.floats(self.order[rows])
+
+    def blocks(self, rows: Numbers) -> NDArray[np.uint8]:
+        return self.of.blocks(self.order[rows])
+
+
+@dataclass(frozen=True)
+class Turned(FloatMatrix):
+    """A matrix, or each of several, with rows and columns exchanged. One at a time is held as floats."""
+
+    of: Matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *several, rows, width = self.of.shape
+        return (*several, width, rows)
+
+    @property
+    def exact(self) -> str:
+        return self.of.exact
+
+    def floats(self, rows: Numbers) -> Floats:
+        height, width = self.shape[-2:]
+        out = np.empty((len(rows), width), np.float32)
+        for one in np.unique(rows // height):
+            chosen = rows // height == one
+            out[chosen] = self.of.floats(np.arange(one * width, (one + 1) * width)).T[rows[chosen] % height]
+        return out
+
+
+@dataclass(frozen=True)
+class Mapped(FloatMatrix):
+    """A matrix whose numbers become others."""
+
+    of: Matrix
+    change: Callable[[Floats], Floats]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def exact(self) -> str:
+        return self.of.exact
+
+    def floats(self, rows: Numbers) -> Floats:
+        return np.asarray(self.change(self.of.floats(rows)), np.float32)
+
+
+def chosen_rows(matrix: Matrix, choose: Callable[[Numbers], Numbers]) -> Rows:
+    """Rows of a matrix, or the same ones of each of several. choose: gets the numbers of all rows of one, and keeps
+    some, in any order and shape."""
+    several = matrix.shape[:-2] if len(matrix.shape) > 2 else ()
+    height = matrix.shape[0] if len(matrix.shape) == 1 else matrix.shape[-2]
+    order = choose(np.arange(height)).reshape(-1)
+    every = (np.arange(prod(several))[:, None] * height + order).reshape(-1)
+    return Rows(matrix, every, (*several, len(order), *matrix.shape[len(several) + 1 :]))

@@ -1,0 +1,262 @@
+"""Weights that a checkpoint has in fewer bits, as floats: GPTQ, AWQ, compressed-tensors, and the blocks of MXFP4.
+
+A weight is (code - zero) * scale, with a zero and a scale for a group of a row's values; what differs is where codes,
+zeros and scales lie. Sources: AutoGPTQ 0.7.1 (nn_modules/qlinear/qlinear_cuda_old.py), AutoAWQ 0.2.9
+(utils/packing_utils.py), compressed-tensors 0.20 (compressors/pack_quantized), transformers (integrations/mxfp4.py).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.importing.checkpoint import StoredTensor
+from localllm.importing.config import Config
+from localllm.importing.errors import CheckpointError
+from localllm.importing.matrices import FloatMatrix, Floats, Matrix, Numbers, Plain
+from localllm.text import shortened
+
+Tensors = Mapping[str, StoredTensor]
+Codes = NDArray[np.uint8]
+
+_WORD = 32
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the values of eight neighbouring rows lie
+_GET = "Get the model in BF16, FP8, GPTQ (4 or 8 bits), AWQ (gemm) or as GGUF."
+COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx",
+              ".input_scale", ".k_scale", ".v_scale", "_scale_inv", "_scale")  # fmt: skip
+"""Ends of the names of tensors that belong to others."""
+_FP8_SCALES = ("_scale_inv", "_scale")
+_CODES = {".qweight": ".weight", ".weight_packed": ".weight", "_blocks": ".weight"}
+
+
+class Packing:
+    """How a checkpoint's quantised weights are packed, from its quantization_config.
+
+    Raises CheckpointError for a way that is not read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        stated = config.table("quantization_config")
+        self._method = method = stated.values.get("quant_method")
+        self._zero_offset = 1
+        if method not in (None, "fp8", "fbgemm_fp8", "gptq", "awq", "compressed-tensors", "mxfp4"):
+            raise CheckpointError(
+                f"{stated.where}: weights packed by {shortened(str(method))!r} are not imported. {_GET}"
+            )
+        if method == "gptq":
+            self._expect(stated, "bits", 4, 8)
+            self._expect(stated, "checkpoint_format", "gptq", "gptq_v2")
+            self._expect(stated, "is_marlin_format", False)
+            self._zero_offset = 0 if stated.values.get("checkpoint_format") == "gptq_v2" else 1
+        elif method == "awq":
+            self._expect(stated, "bits", 4)
+            self._expect(stated, "version", "gemm", "GEMM")
+            self._expect(stated, "zero_point", True)
+        elif method == "compressed-tensors":
+            self._expect(stated, "format", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+        self.block = _square_block(stated)
+
+    def matrix(self, tensors: Tensors, name: str) -> tuple[str, Matrix] | None:
+        """What a stored tensor stands for, and under which name; None for one that belongs to another, or to nothing.
+
+        Raises CheckpointError for one that is damaged, or whose companions are missing.
+        """
+        tensor = tensors[name]
+        for end, plain in _CODES.items():
+            if name.endswith(end):
+                stem = name.removesuffix(end)
+                return stem + plain, self._unpacked(tensors, stem, end)
+        if name.endswith(COMPANIONS) or (name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" in tensors):
+            return None
+        packed = name.removesuffix(".bias") + ".qweight"
+        if name.endswith(".bias") and packed in tensors and not tensor.raw().any():
+            return None  # which some tools write where the model has none
+        return name, self._plain(tensors, tensor)
+
+    def _expect(self, stated: Config, name: str, *values: object) -> None:
+        if (value := stated.values.get(name)) is not None and value not in values:
+            known = " or ".join(map(str, values))
+            raise CheckpointError(
+                f"{stated.where}: {self._method} with {name} {shortened(repr(value))} is not imported; "
+                f"only {known} is. {_GET}"
+            )
+
+    def _plain(self, tensors: Tensors, tensor: StoredTensor) -> Matrix:
+        """Values, and the scales of FP8 or of bytes."""
+        name = tensor.name
+        if not tensor.dtype.startswith(("F8", "I", "U")):
+            return Plain(tensor)
+        scale = next((tensors[name + end] for end in _FP8_SCALES if name + end in tensors), None)
+        if scale is None:
+            what = "is FP8" if tensor.dtype.startswith("F8") else "has whole numbers"
+            raise CheckpointError(f"{tensor.path}: {shortened(name)} {what} without its scales. Download it again.")
+        return Plain(tensor, scale, self.block)
+
+    def _unpacked(self, tensors: Tensors, stem: str, end: str) -> Matrix:
+        def part(end: str) -> StoredTensor:
+            if stem + end not in tensors:
+                raise CheckpointError(
+                    f"{tensors[stem + code].path}: {shortened(stem + code)} has no {shortened(stem + end)} beside it. "
+                    "Download it again."
+                )
+            return tensors[stem + end]
+
+        code = end
+        try:
+            if end == "_blocks":
+                return Mxfp4(part(end), part("_scales"))
+            if end == ".weight_packed":
+                return _pack_quantized(tensors, stem, part)
+            if self._method == "awq":
+                return _awq(part)
+            if self._method == "gptq":
+                return _gptq(part, tensors.get(f"{stem}.g_idx"), self._zero_offset)
+        except (ValueError, IndexError, ZeroDivisionError) as error:
+            raise CheckpointError(
+                f"{tensors[stem + end].path}: the tensors of {shortened(stem)} do not fit together. Download it again."
+            ) from error
+        raise CheckpointError(f"{tensors[stem + end].path}: {shortened(stem + end)} is packed, and config.json has no "
+                              "quantization_config that says how. Download the folder again.")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Integers(FloatMatrix):
+    """Small integers in groups. codes: of chosen rows, uint8. zeros, scales: groups x rows. group_of: of each value."""
+
+    shape: tuple[int, ...]
+    exact: str
+    codes: Callable[[Numbers], Codes]
+    zeros: NDArray[np.int32]
+    scales: Floats
+    group_of: Numbers
+
+    def __post_init__(self) -> None:
+        rows, width = self.shape
+        groups = len(self.scales)
+        if self.scales.shape != (groups, rows) or self.zeros.shape != (groups, rows) or len(self.group_of) != width:
+            raise ValueError("factors of another shape")
+        if width and not 0 <= self.group_of.min() <= self.group_of.max() < groups:
+            raise ValueError("groups without factors")
+
+    def floats(self, rows: Numbers) -> Floats:
+        numbers = self.codes(rows).astype(np.float32)
+        numbers -= self.zeros[:, rows][self.group_of].T
+        numbers *= self.scales[:, rows][self.group_of].T
+        return numbers
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """OCP's MXFP4: 32 values of four bits with an exponent. packed: ... x rows x blocks of a row x 16 bytes."""
+
+    packed: StoredTensor
+    scales: StoredTensor
+    exact: str = "MXFP4"
+
+    def __post_init__(self) -> None:
+        if self.packed.shape[-1] != 16 or self.packed.shape[:-1] != self.scales.shape:
+            raise ValueError("blocks without exponents")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.packed.shape[:-2], self.packed.shape[-2] * 32)
+
+    def blocks(self, rows: Numbers) -> Codes:
+        """Blocks as GGUF has them: the exponent, and bytes that hold values 16 apart, where here they are neighbours."""
+        count = self.packed.shape[-2]
+        pairs = self.packed.raw().reshape(-1, count, 16)[rows]
+        values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), count, 32)
+        nibbles = values[..., :16] | values[..., 16:] << 4
+        exponents = self.scales.raw().reshape(-1, count, 1)[rows]
+        return np.concatenate([exponents, nibbles], axis=-1).reshape(len(rows), -1)
+
+    def floats(self, rows: Numbers) -> Floats:
+        from gguf import GGMLQuantizationType, quants
+
+        return np.asarray(quants.dequantize(self.blocks(rows), GGMLQuantizationType.MXFP4), np.float32)
+
+
+def _gptq(part: Callable[[str], StoredTensor], order: StoredTensor | None, offset: int) -> Matrix:
+    """Words go down a column of the transposed weights; zeros lie along a row, less one in the first version."""
+    words, zeros, scales = part(".qweight").raw(), part(".qzeros").raw(), part(".scales")
+    rows = words.shape[1]
+    bits = _WORD * zeros.shape[1] // rows
+    width = len(words) * _WORD // bits
+    groups = scales.row_shape[0]
+    group_of = np.arange(width) // -(-width // groups) if order is None else order.raw().reshape(-1).astype(np.int64)
+    return Integers(
+        (rows, width),
+        _half(scales),
+        lambda chosen: _along(np.ascontiguousarray(words[:, chosen].T), bits),
+        _along(zeros, bits).astype(np.int32) + offset,
+        scales.floats(scales.raw()),
+        group_of,
+    )
+
+
+def _awq(part: Callable[[str], StoredTensor]) -> Matrix:
+    """Words go along a row of the transposed weights, each with eight values in an order of its own."""
+    words, zeros, scales = part(".qweight").raw(), part(".qzeros").raw(), part(".scales")
+    width, rows = len(words), words.shape[1] * 8
+    places = np.array(_AWQ_PLACES)
+
+    def codes(chosen: Numbers) -> Codes:
+        shifts = (4 * places[chosen % 8]).astype(np.int32)
+        return np.ascontiguousarray((words[:, chosen // 8] >> shifts & 15).T.astype(np.uint8))
+
+    at = np.arange(rows)
+    return Integers(
+        (rows, width),
+        _half(scales),
+        codes,
+        zeros[:, at // 8] >> (4 * places[at % 8]).astype(np.int32) & 15,
+        scales.floats(scales.raw()),
+        np.arange(width) // -(-width // scales.row_shape[0]),
+    )
+
+
+def _pack_quantized(tensors: Tensors, stem: str, part: Callable[[str], StoredTensor]) -> Matrix:
+    """Words go along a row; codes and zeros are signed, stored plus half of their range."""
+    packed, scale = part(".weight_packed"), part(".weight_scale")
+    words, scales = packed.raw(), scale.floats(scale.raw())
+    rows, width = (int(size) for size in part(".weight_shape").raw().reshape(-1))
+    bits = _WORD * words.shape[1] // width
+    if bits not in (4, 8):
+        raise CheckpointError(f"{packed.path}: {shortened(packed.name)} has {bits} bits; only 4 and 8 are imported.")
+    scales = np.ascontiguousarray(scales.reshape(rows, -1).T)
+    zero, order = tensors.get(f"{stem}.weight_zero_point"), tensors.get(f"{stem}.weight_g_idx")
+    zeros = np.full(scales.shape, 1 << (bits - 1), np.int32)
+    if zero is not None:
+        columns = np.ascontiguousarray(zero.raw().T)
+        zeros = _along(columns, bits)[:, :rows].astype(np.int32)
+    group_of = np.arange(width) // -(-width // len(scales))
+    if order is not None and order.raw().min() >= 0:
+        group_of = order.raw().reshape(-1).astype(np.int64)
+    return Integers((rows, width), _half(scale), lambda chosen: _along(words[chosen], bits)[:, :width], zeros, scales,
+                    group_of)  # fmt: skip
+
+
+def _along(words: NDArray[np.int32], bits: int) -> Codes:
+    """Codes of words of 32 bits, the lowest first, rows x values. Raises ValueError for other bits than 4 or 8."""
+    codes = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return codes
+    if bits != 4:
+        raise ValueError("bits that no word holds evenly")
+    return np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
+
+
+def _half(scales: StoredTensor) -> str:
+    """The type of unpacked weights is that of their scales."""
+    return "F16" if scales.dtype == "F16" else "BF16"
+
+
+def _square_block(stated: Config) -> int:
+    """Rows and values that share a scale in FP8; 128 where the configuration does not say. Raises CheckpointError."""
+    if (sizes := stated.values.get("weight_block_size")) is None:
+        return 128
+    numbers = stated.numbers("weight_block_size")
+    if len(set(numbers)) != 1 or numbers[0] < 1:
+        raise CheckpointError(f"{stated.where}: weight_block_size is {sizes}; blocks have to be square.")
+    return int(numbers[0])

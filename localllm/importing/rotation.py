@@ -1,0 +1,67 @@
+"""How heads turn: the ways to stretch a rotation, as keys of GGUF and tensors of factors."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.importing.config import Config
+from localllm.importing.errors import CheckpointError
+from localllm.text import shortened
+
+Keys = dict[str, Any]
+
+
+def scaling_keys(
+    rope: Config, keys: Keys, sharpening: float | None, *, truncated: bool
+) -> tuple[Keys, dict[str, NDArray[np.float32]]]:
+    """What stretches the rotation: keys, and tensors of factors. sharpening, truncated: see Family."""
+    kind = rope.values.get("rope_type", rope.values.get("type")) or "default"
+    context, size = keys["context_length"], keys["rope.dimension_count"]
+    if kind == "default":
+        return {}, {}
+    if kind == "linear":
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": rope.number("factor")}, {}
+    if kind == "dynamic" and "alpha" in rope.values:  # Hunyuan's, which does not depend on the length
+        return {"rope.freq_base": keys["rope.freq_base"] * rope.number("alpha") ** (size / (size - 2))}, {}
+    original = rope.whole("original_max_position_embeddings", context)
+    if kind == "yarn":
+        rope.expect("attention_factor")
+        rope.expect("truncate", True, truncated)
+        multiplier: Keys = {}
+        if sharpening is None:
+            rope.expect("mscale")
+            rope.expect("mscale_all_dim")
+        elif "mscale_all_dim" in rope.values:
+            rope.expect("mscale", rope.number("mscale_all_dim"))
+            multiplier = {"rope.scaling.yarn_log_multiplier": sharpening * rope.number("mscale_all_dim")}
+        return {
+            **multiplier,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope.number("factor"),
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.yarn_beta_fast": rope.number("beta_fast", 32.0),
+            "rope.scaling.yarn_beta_slow": rope.number("beta_slow", 1.0),
+        }, {}
+    if kind == "llama3":
+        return {}, {"rope_freqs.weight": _llama3_factors(rope, keys["rope.freq_base"], size, original)}
+    if kind == "longrope":
+        scale = context / original
+        spread = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+        tensors = {f"rope_factors_{name}.weight": np.array(rope.numbers(f"{name}_factor"), np.float32)
+                   for name in ("long", "short")}  # fmt: skip
+        return {
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.attn_factor": rope.number("attention_factor", spread),
+        }, tensors
+    raise CheckpointError(f"{rope.where}: a rotation of the type {shortened(str(kind))!r} cannot be imported.")
+
+
+def _llama3_factors(rope: Config, base: float, size: int, original: int) -> NDArray[np.float32]:
+    """Slow turns are divided by the factor, fast ones are left, with a ramp between (Llama 3.1)."""
+    factor = rope.number("factor", 8.0)
+    low, high = rope.number("low_freq_factor", 1.0), rope.number("high_freq_factor", 4.0)
+    turns = original * base ** (-np.arange(0, size, 2) / size) / (2 * math.pi)
+    smooth = np.clip((turns - low) / max(high - low, 1e-9), 0.0, 1.0)
+    return np.asarray(1 / ((1 - smooth) / factor + smooth), np.float32)

@@ -1,0 +1,130 @@
+"""Checkpoints of fewer bits: logits beside transformers' with weights that the formats' own libraries unpacked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from localllm.importing.convert import import_folder
+from localllm.importing.errors import CheckpointError
+from tests.localllm.importing.conftest import GOLDENS, TOLERANCE, assert_alike, computed_logits, quiet
+from tests.localllm.importing.packed_models import PACKINGS, stored_tensors
+from tests.localllm.importing.tiny_models import bfloat16, mxfp4_weights, values_of, write_safetensors
+
+LLAMA, GPT_OSS = GOLDENS["llama"], GOLDENS["gpt_oss"]
+Folder = Callable[..., Path]
+
+
+def write(folder: Folder, packing: dict[str, Any]) -> Path:
+    made = folder("llama", quantization_config=packing)
+    write_safetensors(made / "model.safetensors", stored_tensors(packing, LLAMA["shapes"]))
+    return made
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_logits_equal_those_of_the_unpacked_weights(name: str, folder: Folder, tmp_path: Path) -> None:
+    import_folder(write(folder, PACKINGS[name]), tmp_path / "made.gguf", "BF16" if "pack" in name else None, quiet, quiet)
+    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"][name])
+    with open_model(tmp_path / "made.gguf") as file:
+        assert file.tensors["blk.0.ffn_up.weight"].type.name == ("BF16" if "pack" in name else "F16")
+
+
+def test_packed_weights_are_quantised_on_the_way(folder: Folder, tmp_path: Path) -> None:
+    made = write(folder, PACKINGS["awq"])
+    import_folder(made, tmp_path / "exact.gguf", None, quiet, quiet)
+    import_folder(made, tmp_path / "made.gguf", "Q8_0", quiet, quiet)
+    with open_model(tmp_path / "exact.gguf") as exact, open_model(tmp_path / "made.gguf") as file:
+        values, found = (each.dequantize("blk.1.ffn_down.weight") for each in (exact, file))
+        assert file.tensors["blk.1.ffn_down.weight"].type.name == "Q8_0"
+    steps = np.abs(values).reshape(-1, 32).max(axis=1, keepdims=True) / 127
+    assert np.all(np.abs(found - values).reshape(-1, 32) < 0.51 * steps + 1e-3 * np.abs(values).reshape(-1, 32))
+
+
+@pytest.mark.parametrize("kind", [None, "Q8_0"])
+def test_mxfp4_experts_are_kept(kind: str | None, folder: Folder, tmp_path: Path) -> None:
+    made = folder("gpt_oss", quantization_config={"quant_method": "mxfp4"})
+    experts = mxfp4_weights(GPT_OSS["shapes"])
+    stored = {name: ("BF16", bfloat16(values_of(name, tuple(shape)))) for name, shape in GPT_OSS["shapes"].items()}
+    for name, (blocks, scales) in experts.items():
+        del stored[name]
+        stored |= {f"{name}_blocks": ("U8", blocks), f"{name}_scales": ("U8", scales)}
+    write_safetensors(made / "model.safetensors", stored)
+    import_folder(made, tmp_path / "made.gguf", kind, quiet, quiet)
+    with open_model(tmp_path / "made.gguf") as file:
+        kinds = {name: tensor.type.name for name, tensor in file.tensors.items()}
+        exponents = np.asarray(file.data("blk.1.ffn_up_exps.weight")).reshape(4, 96, -1, 17)[..., 0]
+    assert {kinds[name] for name in kinds if "_exps.weight" in name} == {"MXFP4"}
+    assert kinds["blk.0.attn_q.weight"] == (kind or "BF16")
+    assert np.array_equal(exponents, experts["model.layers.1.mlp.experts.gate_up_proj"][1][:, 1::2])
+    if kind is None:
+        # Products of few bits round activations to bytes.
+        assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"]["mxfp4"], 4 * TOLERANCE)
+        with pytest.raises(CheckpointError, match="experts are MXFP4 already"):
+            import_folder(made, tmp_path / "again.gguf", "Q4_K_M", quiet, quiet)
+        assert sorted(path.name for path in tmp_path.glob("*.gguf")) == ["made.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 3}, "gptq with bits 3 is not imported; only 4 or 8"),
+        ({"bits": 2}, "bits 2"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        ({"is_marlin_format": True}, "is_marlin_format True"),
+        ({"quant_method": "awq", "version": "gemv"}, "awq with version 'gemv'"),
+        ({"quant_method": "awq", "version": "exllama"}, "version 'exllama'"),
+        ({"quant_method": "awq", "version": "gemm", "zero_point": False}, "zero_point False"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format 'marlin-24'"),
+        ({"quant_method": "bitsandbytes"}, "packed by 'bitsandbytes' are not imported"),
+        ({"quant_method": None}, "no quantization_config that says how"),
+    ],
+)
+def test_other_packings_are_refused_before_anything_is_written(
+    change: dict[str, Any], message: str, folder: Folder, tmp_path: Path
+) -> None:
+    made = write(folder, PACKINGS["gptq"])
+    config = json.loads((made / "config.json").read_text())
+    config["quantization_config"] |= change
+    (made / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    assert not (tmp_path / "made.gguf").exists()
+
+
+NAME = "model.layers.0.mlp.up_proj."
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda tensors: tensors.pop(f"{NAME}qzeros"), "has no .*qzeros beside it"),
+        (lambda tensors: tensors.pop(f"{NAME}scales"), "has no .*scales beside it"),
+        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, 9, np.int32))}), "do not fit together"),
+        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, -1, np.int32))}), "do not fit together"),
+        (lambda tensors: tensors.update({f"{NAME}qzeros": ("I32", np.zeros((2, 9), np.int32))}), "do not fit together"),
+        (lambda tensors: tensors.update({f"{NAME}scales": ("F16", np.ones((2, 7), np.float16))}), "do not fit together"),
+        (lambda tensors: tensors.update({f"{NAME}qweight": ("I32", np.zeros((9, 96), np.int32))}), "do not fit together"),
+    ],
+)  # fmt: skip
+def test_damaged_packings_are_refused(
+    damage: Callable[[dict[str, Any]], object], message: str, folder: Folder, tmp_path: Path
+) -> None:
+    made = write(folder, PACKINGS["gptq"])
+    stored = stored_tensors(PACKINGS["gptq"], LLAMA["shapes"])
+    damage(stored)
+    write_safetensors(made / "model.safetensors", stored)
+    with pytest.raises(CheckpointError, match=message):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+
+
+def test_biases_of_zeros_that_only_a_packing_has_are_left_out(folder: Folder, tmp_path: Path) -> None:
+    made = write(folder, PACKINGS["gptq"])
+    stored = stored_tensors(PACKINGS["gptq"], LLAMA["shapes"])
+    stored[f"{NAME}bias"] = "F16", np.zeros(96, np.float16)
+    write_safetensors(made / "model.safetensors", stored)
+    import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"]["gptq"])
