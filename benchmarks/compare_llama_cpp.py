@@ -7,9 +7,9 @@ Both run in this process on the same number of threads, one after the other with
 hurts both alike; --processor-time reads the processor time of one thread instead of the clock. llama.cpp is measured
 with and without flash attention and its better median counts. Every round decodes from --depth tokens on: what prefill
 left is repeated up to there, since prompts of that length would take llama.cpp minutes and what is attended to does not
-change the time. A turn's decode counts by the median of its tokens, as reading does by that of its samples: what takes
-a core away for some milliseconds falls on few of them. Before each turn all threads of the one before have stopped
-spinning.
+change the time; states of recurrent layers are computed. A turn's decode counts by the median of its tokens, as reading
+does by that of its samples: what takes a core away for some milliseconds falls on few of them. Before each turn all
+threads of the one before have stopped spinning.
 
 The machine's limits are measured before and after every turn of ours, on as many threads, and reading between its
 tokens too: what we read in decode is given as a share of reading memory, our products in prefill as a share of
@@ -70,6 +70,7 @@ class Ours:
             kv_bytes = bytes_of_tokens(config, stored_types(config, kv_types), context)
             self.runner = NativeRunner(file, kv_bytes=kv_bytes, threads=threads, kv_types=kv_types)
             self._looks = looks(file, kv_types)
+        self._recurs = any(config.recurs)
         self._sequence = self.runner.create_sequence()
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -87,6 +88,9 @@ class Ours:
     def repeat(self, length: int) -> None:
         """Fill the sequence up to `length` tokens with the keys and values of those that it has."""
         have = self.runner.sequence_length(self._sequence)
+        if self._recurs:
+            self.append([100 + i % 1000 for i in range(have, length)])
+            return
         for start in range(have, length, have):
             count = min(have, length - start)
             data = self.runner.export_kv(self._sequence, 0, count)
@@ -184,7 +188,8 @@ class Comparison:
         for subject in self._subjects.values():
             if not self._arguments.prefill:
                 subject.append(self._tokens[: min(depth, _FILLED)])
-            subject.repeat(depth)
+            if depth:
+                subject.repeat(depth)
 
     def _decode(self, depth: int, count: int, rounds: int) -> Turns:
         """So many tokens one by one after `depth` others; a turn's speed is that of its median token."""

@@ -49,6 +49,11 @@ class LlamaPeer:
         self._context = self._llama.llama_init_from_model(self._model, settings)
         vocabulary = self._llama.llama_model_get_vocab(self._model)
         self._vocabulary = int(self._llama.llama_vocab_n_tokens(vocabulary))
+        # States of recurrent layers cannot be cut: a copy of all that the sequence has is put back instead.
+        self._recurs = bool(
+            self._llama.llama_model_is_recurrent(self._model) or self._llama.llama_model_is_hybrid(self._model)
+        )
+        self._kept, self._kept_length = b"", 0
 
     def append(self, tokens: Sequence[int]) -> None:
         """Compute tokens after what is there, 512 at a time, with logits of the last."""
@@ -57,7 +62,8 @@ class LlamaPeer:
             array = (ctypes.c_int32 * len(piece))(*piece)
             if self._llama.llama_decode(self._context, self._llama.llama_batch_get_one(array, len(piece))):
                 raise RuntimeError("llama_decode failed")
-        self._llama.llama_get_logits_ith(self._context, -1)[0]
+        if tokens:
+            self._llama.llama_get_logits_ith(self._context, -1)[0]
 
     def logits(self) -> NDArray[np.float32]:
         """The logits of the last token: float32[vocabulary], valid until the next call."""
@@ -69,19 +75,35 @@ class LlamaPeer:
         self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
 
     def cut(self, length: int) -> None:
-        """Forget the first sequence's tokens from `length` on."""
-        self._llama.llama_memory_seq_rm(self._llama.llama_get_memory(self._context), 0, length, -1)
+        """Forget the first sequence's tokens from `length` on.
+
+        Raises ValueError for a recurrent model and a length that is neither 0 nor what `repeat` filled it up to.
+        """
+        if length not in (0, self._kept_length) and self._recurs:
+            raise ValueError(f"states of {self._kept_length} tokens are kept, not of {length}")
+        first = 0 if self._recurs else length
+        self._llama.llama_memory_seq_rm(self._llama.llama_get_memory(self._context), 0, first, -1)
+        if length and self._recurs:
+            state = (ctypes.c_uint8 * len(self._kept)).from_buffer_copy(self._kept)
+            if not self._llama.llama_state_seq_set_data(self._context, state, len(state), 0):
+                raise RuntimeError("llama.cpp refused its own sequence's state")
 
     def repeat(self, length: int) -> None:
         """Fill the lone sequence up to `length` tokens with the keys and values of those that it has.
 
-        llama.cpp turns the keys to their places when it decodes next.
+        llama.cpp turns the keys to their places when it decodes next. States of recurrent layers are computed, and
+        kept for `cut`.
         """
         memory = self._llama.llama_get_memory(self._context)
         have = int(self._llama.llama_memory_seq_pos_max(memory, 0)) + 1
+        if self._recurs:
+            self.append([100 + i % 1000 for i in range(have, length)])
+            have = length
         size = self._llama.llama_state_seq_get_size(self._context, 0)
         state = (ctypes.c_uint8 * size)()
         self._llama.llama_state_seq_get_data(self._context, state, size, 0)
+        if self._recurs:
+            self._kept, self._kept_length = bytes(state), length
         for start in range(have, length, have):
             if not self._llama.llama_state_seq_set_data(self._context, state, size, 1):
                 raise RuntimeError("llama.cpp refused its own sequence's state")

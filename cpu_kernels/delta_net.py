@@ -35,23 +35,26 @@ from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.page_states import (
+    GROUP_PAGES,
+    PART_BYTES,
+    PARTS,
+    PLACES,
+    SLOT_BYTES,
     WIDE,
     clear_floats,
     convolve,
     copy_floats,
     dot_product,
     fold_page,
-    slot_of_page,
     softplus,
     through_state,
+    walk,
 )
-from cpu_kernels.records import Step, argument, field, scratch, share
+from cpu_kernels.records import Step, argument, field, scratch
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import exp2_f32, fma, mul_f32, sub_f32, sum_f32
 from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32, zero_f32
 
-_SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
-_SEGMENT_BYTES = 4 * 8
 _COLUMNS = 2 * PAGE_TOKENS
 _ONE = np.float32(1.0)
 _LOG2E = np.float32(math.log2(math.e))
@@ -65,33 +68,21 @@ class Shape(IntEnum):
     HEAD_BYTES: from one slot, and from one key head's part, to the next.
     """
 
-    KEY_HEADS = 0
+    KEY_HEADS = PARTS
     VALUE_HEADS = 1
     PADDED = 2
     SIZE = 3
     REACH = 4
     ACROSS = 5
     BETWEEN = 6
-    GROUP_PAGES = 7
-    PLACES = 8
-    SLOT_BYTES = 9
-    HEAD_BYTES = 10
+    GROUP_PAGES = GROUP_PAGES
+    PLACES = PLACES
+    SLOT_BYTES = SLOT_BYTES
+    HEAD_BYTES = PART_BYTES
     COUNT = 11
 
 
-(
-    _KEY_HEADS,
-    _VALUE_HEADS,
-    _PADDED,
-    _SIZE,
-    _REACH,
-    _ACROSS,
-    _BETWEEN,
-    _GROUP_PAGES,
-    _PLACES,
-    _SLOT_BYTES,
-    _HEAD_BYTES,
-) = map(int, list(Shape)[:-1])
+_KEY_HEADS, _VALUE_HEADS, _PADDED, _SIZE, _REACH, _ACROSS, _BETWEEN = map(int, list(Shape)[: Shape.GROUP_PAGES])
 
 
 def head_floats(value_heads: int, padded: int, reach: int) -> int:
@@ -119,13 +110,6 @@ def _part(slot: int, heads: int, padded: int, which: int) -> int:
     if which == 3:
         return slot + square + tokens + heads * tokens
     return slot + square + tokens + heads * tokens + heads * PAGE_TOKENS * 4
-
-
-@inner
-def _slot_of(op: int, shape: int, table: int, page: int) -> int:
-    """Address of the first key head's part of the slot that a page of a sequence has in this step."""
-    number = slot_of_page(argument(op, 2), table, page, field(shape, _GROUP_PAGES), field(shape, _PLACES))
-    return argument(op, 1) + number * field(shape, _SLOT_BYTES)
 
 
 @inner
@@ -205,10 +189,9 @@ def _scores(keys: int, t: int, i: int, padded: int, query: int, key_scores: int,
 
 
 @inner
-def _rows_of_page(
-    op: int, shape: int, step: int, thread: int, head: int, slot: int, t0: int, row0: int, n: int
-) -> None:
+def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int, row0: int, n: int) -> None:
     """Compute rows row0..row0+n-1 of the step, which are those from t0 on of a page, for one key head."""
+    shape = argument(op, 0)
     heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
     floats = (2 + heads) * padded
     rows = _part(slot, heads, padded, 4)
@@ -254,16 +237,15 @@ def _rows_of_page(
 
 
 @inner
-def _begin(op: int, shape: int, step: int, thread: int, head: int, table: int, page: int, bytes_of_head: int) -> None:
-    """Make the state at the start of a page, of that of the page before."""
+def _begin(op: int, step: int, thread: int, slot: int, before: int) -> None:
+    """Make the state at the start of a page of a key head, of that of the page before, 0 for none."""
+    shape = argument(op, 0)
     heads, padded, reach = field(shape, _VALUE_HEADS), field(shape, _PADDED), field(shape, _REACH)
     floats = (2 + heads) * padded
-    slot = _slot_of(op, shape, table, page) + head * bytes_of_head
-    if page == 0:
+    if before == 0:
         clear_floats(slot, heads * padded * padded)
         clear_floats(_part(slot, heads, padded, 4), (reach - 1) * floats)
         return
-    before = _slot_of(op, shape, table, page - 1) + head * bytes_of_head
     for r in range(heads):
         state, tokens = r * padded * padded * 4, r * PAGE_TOKENS * 4
         added, faded = _part(before, heads, padded, 2) + tokens * padded, _part(before, heads, padded, 3) + tokens
@@ -271,6 +253,9 @@ def _begin(op: int, shape: int, step: int, thread: int, head: int, table: int, p
         fold_page(before + state, slot + state, keys, added, faded, padded, padded, memory)
     rows = _part(before, heads, padded, 4) + PAGE_TOKENS * floats * 4
     copy_floats(rows, _part(slot, heads, padded, 4), (reach - 1) * floats)
+
+
+_all_rows = walk(_begin, _rows_of_page)
 
 
 def _samples() -> Iterator[Sample]:
@@ -302,20 +287,4 @@ def delta_net(op: int, step: int, thread: int, threads: int) -> None:
     norm, 12 epsilon of keys, factor of queries, epsilon of the norm, 13 out, as the file orders heads, 14 its stride,
     15 stride of 3.
     """
-    shape = argument(op, 0)
-    groups = field(shape, _KEY_HEADS)
-    bytes_of_head = field(shape, _HEAD_BYTES)
-    for head in range(share(groups, thread, threads), share(groups, thread + 1, threads)):
-        for number in range(field(step, _SEGMENT_COUNT)):
-            segment = field(step, _SEGMENTS) + number * _SEGMENT_BYTES
-            row, position, table = field(segment, 0), field(segment, 2), field(segment, 3)
-            last = row + field(segment, 1)
-            while row < last:
-                page, t = position // PAGE_TOKENS, position % PAGE_TOKENS
-                n = min(PAGE_TOKENS - t, last - row)
-                if t == 0:
-                    _begin(op, shape, step, thread, head, table, page, bytes_of_head)
-                slot = _slot_of(op, shape, table, page) + head * bytes_of_head
-                _rows_of_page(op, shape, step, thread, head, slot, t, row, n)
-                row += n
-                position += n
+    _all_rows(op, step, thread, threads)

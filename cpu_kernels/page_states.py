@@ -7,6 +7,11 @@ state after the page is
     S exp2(G[15]) + sum over i of exp2(G[15] - G[i]) (k[i] u[i])
 
 Every sum has one order, whatever rows a step has. K and V are padded to whole vectors.
+
+A layer's slot has parts that threads share out: `walk` goes through a step's rows for each of them. The record of a
+layer's sizes, which is argument 0 of its kernel, has some of them at the same indices in all such layers: how many
+parts, pages of a group, what a group takes in a sequence's table, bytes from one slot to the next, and from one part to
+the next. Arguments 1 and 2 are the layer's part of slot 0, and the numbers of the pages' slots.
 """
 
 import math
@@ -17,12 +22,17 @@ import numpy as np
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kv_types import PAGE_TOKENS
+from cpu_kernels.records import Step, argument, field, share
 from cpu_kernels.simd.arithmetic import add_f32, div_f32, exp2_f32, fma, mul_f32, sub_f32, sum_f32
 from cpu_kernels.simd.tiles import tile_fma, tile_load_f32, tile_scaled, tile_store, zero_tile_f32
 from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, splat_f32, store_f32, zero_f32
 
 WIDE = 16 if POLICY.vector_parts == 1 else 4
 """Vectors that fit into registers together."""
+PARTS, GROUP_PAGES, PLACES, SLOT_BYTES, PART_BYTES = 0, 7, 8, 9, 10
+"""Indices into the record of a layer's sizes."""
+_SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
+_SEGMENT_BYTES = 4 * 8
 _ONE = np.float32(1.0)
 _MINUS_LOG2E = np.float32(-math.log2(math.e))
 # Beyond it, log(1 + exp(x)) is x in single precision.
@@ -30,13 +40,41 @@ _SOFTPLUS_IS_LINEAR = np.float32(20.0)
 
 
 @inner
-def slot_of_page(slots: int, table: int, page: int, group_pages: int, places: int) -> int:
-    """The number of the slot that a page of a sequence has in this step.
+def _part_of_slot(op: int, part: int, table: int, page: int) -> int:
+    """Address of a part of the slot that a page of a sequence has in this step."""
+    shape, place = argument(op, 0), get_i32(table + page * 4)
+    places = field(shape, PLACES)
+    number = get_i32(argument(op, 2) + (place // places * field(shape, GROUP_PAGES) + place % places) * 4)
+    return argument(op, 1) + number * field(shape, SLOT_BYTES) + part * field(shape, PART_BYTES)
 
-    slots: numbers by page. group_pages, places: pages of a group, and what it takes in a sequence's table.
+
+def walk(begin: Any, compute: Any) -> Any:
+    """Function that takes a kernel's arguments and computes all rows of its share of the parts, segment by segment.
+
+    begin(op, step, thread, slot, before) makes the state at the start of a page of that of the page before; both are
+    addresses of parts, before is 0 for the first page. compute(op, step, thread, part, slot, t, row, n) computes rows
+    row..row+n-1 of the step, which are those from t on of a page.
     """
-    place = get_i32(table + page * 4)
-    return get_i32(slots + (place // places * group_pages + place % places) * 4)
+
+    @inner
+    def run(op: int, step: int, thread: int, threads: int) -> None:
+        parts = field(argument(op, 0), PARTS)
+        for part in range(share(parts, thread, threads), share(parts, thread + 1, threads)):
+            for number in range(field(step, _SEGMENT_COUNT)):
+                segment = field(step, _SEGMENTS) + number * _SEGMENT_BYTES
+                row, position, table = field(segment, 0), field(segment, 2), field(segment, 3)
+                last = row + field(segment, 1)
+                while row < last:
+                    page, t = position // PAGE_TOKENS, position % PAGE_TOKENS
+                    n = min(PAGE_TOKENS - t, last - row)
+                    slot = _part_of_slot(op, part, table, page)
+                    if t == 0:
+                        begin(op, step, thread, slot, _part_of_slot(op, part, table, page - 1) if page > 0 else 0)
+                    compute(op, step, thread, part, slot, t, row, n)
+                    row += n
+                    position += n
+
+    return run
 
 
 @inner

@@ -29,23 +29,25 @@ from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.page_states import (
+    GROUP_PAGES,
+    PART_BYTES,
+    PARTS,
+    PLACES,
+    SLOT_BYTES,
     WIDE,
     clear_floats,
     convolve,
     copy_floats,
     dot_product,
     fold_page,
-    slot_of_page,
     softplus,
     through_state,
+    walk,
 )
-from cpu_kernels.records import Step, argument, field, scratch, share
+from cpu_kernels.records import Step, argument, field, scratch
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import exp2_f32, fma, mul_f32, sub_f32
 from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
-
-_SEGMENTS, _SEGMENT_COUNT = int(Step.SEGMENTS), int(Step.SEGMENT_COUNT)
-_SEGMENT_BYTES = 4 * 8
 
 
 class ScanShape(IntEnum):
@@ -56,33 +58,21 @@ class ScanShape(IntEnum):
     in a sequence's table. SLOT_BYTES, UNIT_BYTES: from one slot, and from one unit's part, to the next.
     """
 
-    UNITS = 0
+    UNITS = PARTS
     HEADS = 1
     GROUP_UNITS = 2
     STATE = 3
     VALUES = 4
     SIZE = 5
     REACH = 6
-    GROUP_PAGES = 7
-    PLACES = 8
-    SLOT_BYTES = 9
-    UNIT_BYTES = 10
+    GROUP_PAGES = GROUP_PAGES
+    PLACES = PLACES
+    SLOT_BYTES = SLOT_BYTES
+    UNIT_BYTES = PART_BYTES
     COUNT = 11
 
 
-(
-    _UNITS,
-    _HEADS,
-    _GROUP_UNITS,
-    _STATE,
-    _VALUES,
-    _SIZE,
-    _REACH,
-    _GROUP_PAGES,
-    _PLACES,
-    _SLOT_BYTES,
-    _UNIT_BYTES,
-) = map(int, list(ScanShape)[:-1])
+_UNITS, _HEADS, _GROUP_UNITS, _STATE, _VALUES, _SIZE, _REACH = map(int, list(ScanShape)[: ScanShape.GROUP_PAGES])
 
 
 def unit_floats(heads: int, state: int, values: int, reach: int) -> int:
@@ -108,25 +98,17 @@ def _parts(slot: int, shape: int) -> tuple[int, int, int, int]:
 
 
 @inner
-def _slot_of(op: int, shape: int, unit: int, table: int, page: int) -> int:
-    """Address of a unit's part of the slot that a page of a sequence has in this step."""
-    number = slot_of_page(argument(op, 2), table, page, field(shape, _GROUP_PAGES), field(shape, _PLACES))
-    return argument(op, 1) + number * field(shape, _SLOT_BYTES) + unit * field(shape, _UNIT_BYTES)
-
-
-@inner
-def _begin(op: int, shape: int, unit: int, table: int, page: int, memory: int) -> None:
-    """Make the state at the start of a page, of that of the page before."""
+def _begin(op: int, step: int, thread: int, slot: int, before: int) -> None:
+    """Make the state at the start of a page of a unit, of that of the page before, 0 for none."""
+    shape, memory = argument(op, 0), scratch(step, thread)
     heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
     floats = 2 * state + heads * values
     kept = (field(shape, _REACH) - 1) * floats
-    slot = _slot_of(op, shape, unit, table, page)
     rows = _parts(slot, shape)[3]
-    if page == 0:
+    if before == 0:
         clear_floats(slot, heads * state * values)
         clear_floats(rows, kept)
         return
-    before = _slot_of(op, shape, unit, table, page - 1)
     keys, added, faded, rows_before = _parts(before, shape)
     for h in range(heads):
         at, tokens = h * state * values * 4, h * PAGE_TOKENS * 4
@@ -199,8 +181,9 @@ def _give(op: int, shape: int, row: int, head: int, y: int, memory: int) -> None
 
 
 @inner
-def _rows_of_page(op: int, shape: int, unit: int, slot: int, t0: int, row0: int, n: int, memory: int) -> None:
+def _rows_of_page(op: int, step: int, thread: int, unit: int, slot: int, t0: int, row0: int, n: int) -> None:
     """Compute rows row0..row0+n-1 of the step, which are those from t0 on of a page, for one unit."""
+    shape, memory = argument(op, 0), scratch(step, thread)
     heads, state, values = field(shape, _HEADS), field(shape, _STATE), field(shape, _VALUES)
     floats = 2 * state + heads * values
     keys, added, faded, rows = _parts(slot, shape)
@@ -235,6 +218,9 @@ def _rows_of_page(op: int, shape: int, unit: int, slot: int, t0: int, row0: int,
             _give(op, shape, row0 + i, head, out + 64, out + 64 + values * 4)
 
 
+_all_rows = walk(_begin, _rows_of_page)
+
+
 def _samples() -> Iterator[Sample]:
     for size, state_size, reach, start, rows in ((16, 16, 4, 0, 18), (24, 32, 3, 13, 7), (16, 24, 4, 17, 1)):
         s = Sample(rows=rows, scratch=scratch_bytes(2, 32, 32) + 4096)
@@ -263,20 +249,4 @@ def selective_scan(op: int, step: int, thread: int, threads: int) -> None:
     two, D, and nothing, 10 weights of the convolution as rows are, the oldest's first, and behind them biases, 11 out
     [head][size], 12 its stride.
     """
-    shape = argument(op, 0)
-    units = field(shape, _UNITS)
-    memory = scratch(step, thread)
-    for unit in range(share(units, thread, threads), share(units, thread + 1, threads)):
-        for number in range(field(step, _SEGMENT_COUNT)):
-            segment = field(step, _SEGMENTS) + number * _SEGMENT_BYTES
-            row, position, table = field(segment, 0), field(segment, 2), field(segment, 3)
-            last = row + field(segment, 1)
-            while row < last:
-                page, t = position // PAGE_TOKENS, position % PAGE_TOKENS
-                n = min(PAGE_TOKENS - t, last - row)
-                if t == 0:
-                    _begin(op, shape, unit, table, page, memory)
-                slot = _slot_of(op, shape, unit, table, page)
-                _rows_of_page(op, shape, unit, slot, t, row, n, memory)
-                row += n
-                position += n
+    _all_rows(op, step, thread, threads)

@@ -16,7 +16,7 @@ from cpu_kernels.records import Barrier
 from gguf_io.model_file import LOOKED_UP, SLACK_BYTES
 from models.feed_forward import KINDS
 from models.recording import Recording, Rows
-from models.weights import padded
+from models.weights import padded, padded_order
 
 _GROUPS = 7  # of a repack's arguments
 _HALF = math.sqrt(0.5)
@@ -105,9 +105,7 @@ class PerLayerInputs:
         It is (norm(projection(embedding) / sqrt(its width)) + row of the table * sqrt(a layer's width)) / sqrt(2).
         """
         recording, builder, config = self._recording, self._recording.builder, self._recording.config
-        one = np.concatenate([np.arange(self._width), np.full(self._padded - self._width, -1)])
-        firsts = np.arange(first, last)[:, None] * self._width
-        order = np.where(one >= 0, one + firsts, -1).reshape(-1)
+        order = padded_order(np.arange(first, last) * self._width, self._width, self._padded)
         matrix = recording.loader.part("per_layer_model_proj.weight", self._values, config.embedding, order)
         recording.pack(rows, config.embedding, matrix.format.form, stride=rows.stride)
         recording.product(matrix, self._projected, last=True)

@@ -11,7 +11,7 @@ from cpu_kernels.short_convolution import short_convolution
 from models.convolution_states import ConvolutionStates
 from models.delta_states import DeltaStates
 from models.recording import Recording, forms
-from models.weights import Matrix, padded
+from models.weights import Matrix, ordered, padded, padded_order
 
 _LOG2E = math.log2(math.e)
 _PARTS = 3  # of what a convolution takes in
@@ -26,8 +26,7 @@ class ConvolutionLayers:
         self._width = padded(width)
         self._rows = recording.rows(_PARTS * self._width)
         # The parts of a row, each padded, so that vectors of one never reach into the next.
-        one = np.concatenate([np.arange(width), np.full(self._width - width, -1)])
-        self._order = np.concatenate([np.where(one >= 0, one + part * width, -1) for part in range(_PARTS)])
+        self._order = padded_order(np.arange(_PARTS) * width, width, self._width)
 
     def record(self, layer: int) -> None:
         """Add convolution(norm(x)) to x."""
@@ -72,7 +71,6 @@ class DeltaLayers:
         self._across, self._between = (self._of_group, 1) if together else (1, groups)
         # Which of the file's value heads lies where: [key head][value head].
         self._heads = np.arange(groups)[:, None] * self._across + np.arange(self._of_group) * self._between
-        self._one = np.concatenate([np.arange(size), np.full(sizes.padded - size, -1)])
         self._rows = recording.rows(groups * (2 + self._of_group) * sizes.padded)
         self._gates = recording.rows(sizes.value_heads * sizes.padded)
         self._beta, self._alpha = recording.rows(sizes.value_heads), recording.rows(sizes.value_heads)
@@ -112,7 +110,7 @@ class DeltaLayers:
             self._beta.stride,
             builder.array(gates),
             builder.array(self._convolution(prefix)),
-            builder.array(loader.vector(prefix + "ssm_norm.weight", size, self._one)),
+            builder.array(loader.vector(prefix + "ssm_norm.weight", size, self._order(np.zeros(1, np.int64)))),
             self._constants,
             self._out.address,
             self._out.stride,
@@ -164,10 +162,10 @@ class DeltaLayers:
 
     def _order(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the values of padded heads come from that begin at these places, -1 for padding."""
-        return np.where(self._one >= 0, self._one + firsts[..., None], -1).reshape(-1)
+        return padded_order(firsts, self._sizes.head_size, self._sizes.padded)
 
     def _convolution(self, prefix: str) -> NDArray[np.float32]:
         """Weights by rows before, the oldest first, and then as rows are ordered."""
         reach, order = self._sizes.reach, self._order(self._heads_of_rows * self._sizes.head_size)
         weights = self._recording.loader.vectors(prefix + "ssm_conv1d.weight", self._width, reach)[:, :reach]
-        return np.ascontiguousarray(np.where(order >= 0, weights[np.maximum(order, 0)].T, np.float32(0)))
+        return ordered(weights.T, order)

@@ -10,7 +10,7 @@ from cpu_kernels.records import Barrier
 from cpu_kernels.selective_scan import ScanShape, selective_scan
 from models.delta_states import DeltaStates
 from models.recording import Recording, forms
-from models.weights import Matrix
+from models.weights import Matrix, ordered, padded_order
 
 _LOG2E = math.log2(math.e)
 
@@ -26,11 +26,11 @@ class ScanLayers:
         assert recording.config.scan is not None
         self._sizes = sizes = recording.config.scan
         heads, groups, inner = sizes.heads, sizes.groups, sizes.inner
-        of_heads = _padded_parts(np.arange(heads) * sizes.head_size, sizes.head_size, sizes.padded_head)
+        of_heads = padded_order(np.arange(heads) * sizes.head_size, sizes.head_size, sizes.padded_head)
         both = np.stack([np.arange(groups), np.arange(groups) + groups], axis=1) * sizes.state
-        of_groups = _padded_parts(both.reshape(-1), sizes.state, sizes.padded_state)
+        of_groups = padded_order(inner + both.reshape(-1), sizes.state, sizes.padded_state)
         # Places in what the file convolves: x, then all b, then all c. In its rows, gates lie before it and dt behind.
-        self._order = np.concatenate([np.where(of_groups >= 0, of_groups + inner, -1), of_heads])
+        self._order = np.concatenate([of_groups, of_heads])
         self._gates_order = of_heads
         self._convolved = inner + 2 * groups * sizes.state
         self._rows, self._gates = recording.rows(len(self._order)), recording.rows(len(of_heads))
@@ -119,12 +119,6 @@ class ScanLayers:
         bias = prefix + "ssm_conv1d.bias"
         if loader.has(bias):
             weights[:, reach] = loader.vector(bias, self._convolved)[: self._convolved]
-        ordered = np.zeros((reach + 1, self._rows.width), np.float32)
-        ordered[:, : len(order)] = np.where(order >= 0, weights[np.maximum(order, 0)].T, np.float32(0))
-        return ordered
-
-
-def _padded_parts(firsts: NDArray[np.int64], size: int, padded: int) -> NDArray[np.int64]:
-    """Where the values of padded parts come from that begin at these places, -1 for padding."""
-    one = np.concatenate([np.arange(size), np.full(padded - size, -1)])
-    return np.where(one >= 0, one + firsts[:, None], -1).reshape(-1)
+        out = np.zeros((reach + 1, self._rows.width), np.float32)
+        out[:, : len(order)] = ordered(weights.T, order)
+        return out

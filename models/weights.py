@@ -30,6 +30,17 @@ def padded(values: int) -> int:
     return -(-values // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
+def padded_order(firsts: NDArray[np.int64], size: int, length: int) -> NDArray[np.int64]:
+    """Where the values of parts come from that begin at these places: `size` of each, then -1 up to `length`."""
+    one = np.concatenate([np.arange(size), np.full(length - size, -1)])
+    return np.where(one >= 0, one + firsts[..., None], -1).reshape(-1)
+
+
+def ordered(values: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Values [...][value] in another order; -1 gives 0."""
+    return np.where(order >= 0, values[..., np.maximum(order, 0)], np.float32(0))
+
+
 @dataclass(frozen=True)
 class Matrix:
     """A packed matrix of `rows` outputs (padding included) and k inputs, once or once an expert."""
@@ -126,7 +137,7 @@ class WeightLoader:
         self._tensor(name, (size,))
         values = self._values(name)
         if order is not None:
-            values = np.where(order >= 0, values[np.maximum(order, 0)], np.float32(0))
+            values = ordered(values, order)
         out = np.zeros(padded(len(values)), np.float32)
         out[: len(values)] = values
         return out

@@ -1,6 +1,9 @@
 """What tests of kernels share: aligned memory, blocks of random weights, records for a kernel, NumPy references."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
 
 import gguf
 import numpy as np
@@ -48,6 +51,13 @@ def aligned(count: int, dtype: type = np.uint8) -> NDArray:
     memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + size].view(dtype)
+
+
+def copied(values: NDArray) -> Floats:
+    """The same as floats, beginning on a cache line."""
+    array = aligned(values.size, np.float32)
+    array[:] = values.ravel()
+    return array
 
 
 def address(array: NDArray) -> int:
@@ -103,6 +113,30 @@ def run_on_threads(kernel: Kernel, op: NDArray[np.int64], step: NDArray[np.int64
 
 def operation(*arguments: int) -> NDArray[np.int64]:
     return record(Op.SIZE, {Op.ARGUMENTS + i: value for i, value in enumerate(arguments)})
+
+
+class Recurrence(Protocol):
+    """A sequence of rows through one layer that has states."""
+
+    def append(self, start: int, stop: int, threads: int = 3) -> NDArray:
+        """Compute rows start..stop-1 in one step."""
+
+    def expected(self) -> NDArray:
+        """The result of all rows, by NumPy."""
+
+
+def check_any_pieces(layer: Callable[[list[int]], Recurrence]) -> None:
+    """Rows of four pages are right, and the same to the bit however they are cut into steps.
+
+    layer: makes one whose pages have these slots.
+    """
+    result = layer([0, 1, 2, 3]).append(0, 64)
+    np.testing.assert_allclose(result, layer([0] * 4).expected(), rtol=1e-3, atol=1e-4)
+    for cuts in (range(65), (0, 1, 15, 16, 18, 33, 48, 63, 64), (0, 31, 47, 64), (0, 7, 12, 64)):
+        for slots in ([0, 1, 2, 3], [0, 0, 0, 0], [2, 2, 0, 0]):  # a slot for each, or one that is passed on
+            parts = layer(slots)
+            pieces = [parts.append(first, last, 1 + first % 5) for first, last in pairwise(cuts)]
+            np.testing.assert_array_equal(np.concatenate(pieces), result)
 
 
 class Activations:

@@ -1,25 +1,25 @@
 """Gated delta networks against NumPy, token by token in double precision, in slots of each page or of one for all."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 from cpu_kernels.delta_net import Shape, delta_net, head_floats
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.records import Step
-from tests.cpu_kernels.kernel_harness import address, aligned, operation, record, run_on_threads
+from tests.cpu_kernels.kernel_harness import (
+    address,
+    aligned,
+    check_any_pieces,
+    copied,
+    operation,
+    record,
+    run_on_threads,
+)
 
 GROUP, PLACES, EPSILON = 2, 6, 1e-5
 TABLE = [7, 0, 1, 6]  # in groups of two pages that take six places each
 LENGTH = len(TABLE) * PAGE_TOKENS
 SCRATCH = 1 << 18
-
-
-def copied(values: np.ndarray) -> np.ndarray:
-    array = aligned(values.size, np.float32)
-    array[:] = values.ravel()
-    return array
 
 
 class Network:
@@ -96,24 +96,12 @@ class Network:
         return out
 
 
-CUTS = (range(LENGTH + 1), (0, 1, 15, 16, 18, 33, 48, 63, 64), (0, 31, 47, 64), (0, 7, 64))
-
-
 @pytest.mark.parametrize(
     ("groups", "heads", "size", "reach"), [(4, 1, 32, 4), (2, 3, 24, 3), (1, 2, 16, 17), (3, 2, 48, 2)]
 )
 @pytest.mark.parametrize("together", [False, True])
 def test_rows_are_the_same_in_any_pieces(groups: int, heads: int, size: int, reach: int, together: bool) -> None:
-    def network(slots: list[int]) -> Network:
-        return Network(groups, heads, size, reach, together=together, slots=slots)
-
-    result = network([0, 1, 2, 3]).append(0, LENGTH)
-    np.testing.assert_allclose(result, network([0] * 4).expected(), rtol=1e-3, atol=1e-4)
-    for cuts in CUTS:
-        for slots in ([0, 1, 2, 3], [0, 0, 0, 0], [2, 2, 0, 0]):  # a slot for each, or one that is passed on
-            parts = network(slots)
-            pieces = [parts.append(first, last, 1 + first % 5) for first, last in pairwise(cuts)]
-            np.testing.assert_array_equal(np.concatenate(pieces), result)
+    check_any_pieces(lambda slots: Network(groups, heads, size, reach, together=together, slots=slots))
 
 
 def test_a_slot_serves_every_row_of_its_page() -> None:

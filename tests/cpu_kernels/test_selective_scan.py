@@ -1,7 +1,5 @@
 """Selective scans against NumPy, token by token in double precision, in slots of each page or of one for all."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -9,18 +7,20 @@ from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.norms import norm_groups_pack
 from cpu_kernels.records import Act, Form, Step
 from cpu_kernels.selective_scan import ScanShape, selective_scan, unit_floats
-from tests.cpu_kernels.kernel_harness import address, aligned, operation, record, run_on_threads
+from tests.cpu_kernels.kernel_harness import (
+    address,
+    aligned,
+    check_any_pieces,
+    copied,
+    operation,
+    record,
+    run_on_threads,
+)
 
 GROUP, PLACES = 2, 6
 TABLE = [7, 0, 1, 6]  # in groups of two pages that take six places each
 LENGTH = len(TABLE) * PAGE_TOKENS
 SCRATCH = 1 << 18
-
-
-def copied(values: np.ndarray) -> np.ndarray:
-    array = aligned(values.size, np.float32)
-    array[:] = values.ravel()
-    return array
 
 
 def padded(size: int) -> int:
@@ -105,7 +105,6 @@ class Scan:
         return out
 
 
-CUTS = (range(LENGTH + 1), (0, 1, 15, 16, 18, 33, 48, 63, 64), (0, 31, 47, 64), (0, 7, 12, 64))
 SIZES = [(1, 3, 2, 32, 48, 4), (2, 1, 3, 24, 20, 3), (3, 2, 1, 16, 16, 17), (1, 1, 1, 8, 64, 2)]
 
 
@@ -113,16 +112,7 @@ SIZES = [(1, 3, 2, 32, 48, 4), (2, 1, 3, 24, 20, 3), (3, 2, 1, 16, 16, 17), (1, 
 def test_rows_are_the_same_in_any_pieces(
     groups: int, group_units: int, heads: int, size: int, state: int, reach: int
 ) -> None:
-    def scan(slots: list[int]) -> Scan:
-        return Scan(groups, group_units, heads, size, state, reach, slots)
-
-    result = scan([0, 1, 2, 3]).append(0, LENGTH)
-    np.testing.assert_allclose(result, scan([0] * 4).expected(), rtol=1e-3, atol=1e-4)
-    for cuts in CUTS:
-        for slots in ([0, 1, 2, 3], [0, 0, 0, 0], [2, 2, 0, 0]):  # a slot for each, or one that is passed on
-            parts = scan(slots)
-            pieces = [parts.append(first, last, 1 + first % 5) for first, last in pairwise(cuts)]
-            np.testing.assert_array_equal(np.concatenate(pieces), result)
+    check_any_pieces(lambda slots: Scan(groups, group_units, heads, size, state, reach, slots))
 
 
 def test_a_slot_serves_every_row_of_its_page() -> None:
