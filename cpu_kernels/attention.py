@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cpu_kernels import attention_f16, attention_latent, attention_q8_0
+from cpu_kernels import attention_blocks, attention_f16, attention_latent, attention_q4_0, attention_q8_0
 from cpu_kernels.attention_shape import (
     HEADER_BYTES,
     MAX_COLUMNS,
@@ -38,14 +38,14 @@ _SEGMENTS, _ROPE_TABLES = int(Step.SEGMENTS), int(Step.ROPE_TABLES)
 _SEGMENT_COUNT, _PARTS = int(Step.SEGMENT_COUNT), int(Step.PARTS)
 _OF_WANTED, _STAGE = int(Step.WANTED_SEGMENTS) - _SEGMENTS, 8 * int(Op.STAGE)
 _SEGMENT_FIELDS = 4
-_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
+_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
 
 # Scratch of a thread: scales of queries, the state of sums, scores, what weighing needs, a part, totals, queries, one
 # query. What depends on D comes last.
 _STATE = MAX_COLUMNS * 4
 _SCORES = _STATE + TOTAL_BYTES
 _WEIGHING = _SCORES + MAX_COLUMNS * SPAN_BYTES
-_PART = _WEIGHING + (attention_q8_0.MEMORY_BYTES + 63) // 64 * 64
+_PART = _WEIGHING + (attention_blocks.MEMORY_BYTES + 63) // 64 * 64
 
 
 def scratch_bytes(padded: int) -> int:
@@ -142,13 +142,20 @@ def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
                 put_f32(out + i, get_f32(source + i) * inverse)
 
 
+@inner
+def _turn_back(columns: int, padded: int, totals: int) -> None:
+    """Totals of turned values as those of the values."""
+    for c in range(columns):
+        attention_q4_0.turn(totals + c * padded * 4, padded, totals + c * padded * 4)
+
+
 def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
     """Function that attends with the columns of a tile, `width` of them side by side."""
-    put_query = _TYPES[keys].queries(width)
+    put_query, turned = _TYPES[keys].queries(width), values is KVType.Q4_0
     if values is None:
         query_of, score, weigh = _join, _TYPES[keys].scores(width, 0), attention_latent.outputs(width, keys)
     else:
-        query_of, score = _rotate, _TYPES[keys].scores(width, _TYPES[values].VALUE_LINES)
+        query_of, score = _rotate, _TYPES[keys].scores(width, _TYPES[values].VALUE_BYTES)
         weigh = _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
 
     @inner
@@ -198,6 +205,8 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
                 for span in range(end - begin):
                     add_part(columns, padded, parts + span * size, totals, state)
         if complete:
+            if turned:
+                _turn_back(columns, padded, totals)
             _finish(op, place, columns, totals, state)
 
     return attend

@@ -12,8 +12,8 @@ from cpu_kernels.simd.vectors import get_f32, get_i32, load_f32, put_f32, scatte
 PAGE_BYTES_PER_VALUE = 32
 """Bytes of a page for each of D."""
 
-VALUE_LINES = 2
-"""Cache lines of a page that belong to four values of a head."""
+VALUE_BYTES = 32
+"""Bytes of a page of values for each of D."""
 
 
 @inner
@@ -42,12 +42,13 @@ def queries(columns: int) -> Any:
     return put
 
 
-def scores(columns: int, value_lines: int) -> Any:
+def scores(columns: int, value_bytes: int) -> Any:
     """Function that computes a span's scores, [column][token], and asks for the pages that come next.
 
-    value_lines: cache lines of a page of values that belong to four values of a head.
+    value_bytes: bytes of a page of values for each of D, scales left out.
     """
     rows, tile = VECTORS // columns, VECTORS
+    value_step, value_lines = value_bytes, -(-4 * value_bytes // 64)
 
     @inner
     def score(pages: Any, storage: Any, used: int, queries: int, scales: int, out: int) -> None:
@@ -64,7 +65,7 @@ def scores(columns: int, value_lines: int) -> Any:
                 for d in range(0, padded, 4):
                     if g == 0:
                         prefetch_rows(following, d * 32, 2, 1)
-                        prefetch_rows(value, d * (16 * value_lines), value_lines, 1)
+                        prefetch_rows(value, d * value_step, value_lines, 1)
                     acc = cross_fma_f16(acc, key, d * 32, query + d * 4 * columns, 4)
                     acc = cross_fma_f16(acc, key, d * 32 + 32, query + d * 4 * columns + 4 * columns, 4)
                     acc = cross_fma_f16(acc, key, d * 32 + 64, query + d * 4 * columns + 8 * columns, 4)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels import attention_f16, attention_q8_0
+from cpu_kernels import attention_f16, attention_q4_0, attention_q8_0
 from cpu_kernels.kernel import Kernel
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
 from cpu_kernels.records import Step, argument, field, scratch, share, stage_rows
@@ -14,7 +14,7 @@ from cpu_kernels.simd.vectors import get_f32, get_i32
 
 _ONE = np.float32(1.0)
 _POSITIONS, _ROW_TABLES, _ROPE_TABLES = int(Step.POSITIONS), int(Step.ROW_TABLES), int(Step.ROPE_TABLES)
-_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0}
+_TYPES = {KVType.F16: attention_f16, KVType.Q8_0: attention_q8_0, KVType.Q4_0: attention_q4_0}
 
 
 def _store(keys: KVType, values: KVType) -> Kernel:

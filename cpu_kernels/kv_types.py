@@ -7,6 +7,12 @@ f16    keys [D][token], values [D / 16][token][16], in half precision.
 q8_0   32 values of a token share a scale in half precision, their largest magnitude / 127, as in a Q8_0 block; the
        others are signed bytes. Bytes come in pairs, whose products with pairs of words are added by one instruction:
        keys [D / 2][token][2], values [D / 16][token / 2][16][2]. Behind them the scales, [D / 32][token].
+q4_0   Keys and values are turned by a Hadamard transform (cpu_kernels.attention_q4_0), and 32 of them are stored as a
+       Q4_0 block is: a number's four bits stand for -8 to 7 of a scale in half precision. A lane of 32 bits has eight,
+       two of which are taken out at a time, from the lower and the upper half of the lane: keys [D / 8][token], numbers
+       2 i and 2 i + 1 from bits 4 i and 16 + 4 i on; values [D / 32][token / 4][16], whose bytes are of tokens 0, 2, 1
+       and 3 and have value i of the 32 in their lower and value i + 16 in their upper half, so that no two tokens share
+       a byte. Behind them the scales, [D / 32][token].
 """
 
 import math
@@ -27,6 +33,7 @@ class KVType(StrEnum):
 
     F16 = "f16"
     Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
 
 
 @dataclass(frozen=True)
@@ -82,15 +89,20 @@ def key_layout(kind: KVType, padded: int) -> PageLayout:
     """How a page of keys of heads of D values is laid out."""
     if kind is KVType.F16:
         return PageLayout([Plane(0, np.float16, (padded, PAGE_TOKENS), (1,))])
-    return PageLayout([Plane(0, np.uint16, (padded // 2, PAGE_TOKENS), (1,)), _scales(padded)])
+    if kind is KVType.Q4_0:
+        return PageLayout([Plane(0, np.uint32, (padded // 8, PAGE_TOKENS), (1,)), _scales(padded, 4)])
+    return PageLayout([Plane(0, np.uint16, (padded // 2, PAGE_TOKENS), (1,)), _scales(padded, 8)])
 
 
 def value_layout(kind: KVType, padded: int) -> PageLayout:
     """How a page of values of heads of D values is laid out."""
     if kind is KVType.F16:
         return PageLayout([Plane(0, np.float16, (padded // 16, PAGE_TOKENS, 16), (1,))])
-    return PageLayout([Plane(0, np.int8, (padded // 16, PAGE_TOKENS // 2, 16, 2), (1, 3)), _scales(padded)])
+    if kind is KVType.Q4_0:
+        of_bytes = Plane(0, np.uint8, (padded // 32, PAGE_TOKENS // 4, 16, 2, 2), (1, 4, 3))
+        return PageLayout([of_bytes, _scales(padded, 4)])
+    return PageLayout([Plane(0, np.int8, (padded // 16, PAGE_TOKENS // 2, 16, 2), (1, 3)), _scales(padded, 8)])
 
 
-def _scales(padded: int) -> Plane:
-    return Plane(padded * PAGE_TOKENS, np.float16, (padded // SCALED_TOGETHER, PAGE_TOKENS), (1,))
+def _scales(padded: int, bits: int) -> Plane:
+    return Plane(padded * PAGE_TOKENS * bits // 8, np.float16, (padded // SCALED_TOGETHER, PAGE_TOKENS), (1,))

@@ -60,7 +60,7 @@ def _store(kind: KVType) -> Kernel:
     return Kernel(store_latents, f"latents.store_{kind}", samples)
 
 
-STORE = {kind: _store(kind) for kind in KVType}
+STORE = {kind: _store(kind) for kind in _TYPES}
 """By the type that latents are stored in."""
 
 

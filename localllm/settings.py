@@ -34,7 +34,7 @@ _FLAGS = "command line"
 _MODEL = "the model's parameters"
 
 Backend = Literal["auto", "native", "llama"]
-KVType = Literal["f16", "q8_0"]
+KVType = Literal["f16", "q8_0", "q4_0"]
 
 LARGEST_LORA_WEIGHT = 1e3
 

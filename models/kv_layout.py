@@ -19,6 +19,10 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
     Raises UnsupportedModelError where there is no such type, or the model's heads do not fit it.
     """
     types = _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
+    if config.latents and KVType.Q4_0 in types:
+        raise UnsupportedModelError(
+            "This model stores keys and values as one latent, which has no form in q4_0. Store both as f16 or q8_0."
+        )
     if config.latents and types[0] is not types[1]:
         raise UnsupportedModelError(
             f"This model stores keys and values as one: it cannot have keys in {types[0]} and values in {types[1]}. "
@@ -77,7 +81,7 @@ def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
         )
     kind = KVType(name)
     size = next((heads.size for heads in config.layer_heads if heads.size % SCALED_TOGETHER), 0)
-    if kind is KVType.Q8_0 and size:
+    if kind is not KVType.F16 and size:
         raise UnsupportedModelError(
             f"{what} of heads of {size} numbers cannot be stored as {name}, which takes "
             f"{SCALED_TOGETHER} together. Store them as f16."

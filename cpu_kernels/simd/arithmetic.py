@@ -184,6 +184,26 @@ select_first = define(
     lambda x, y, count: np.where(np.arange(LANES) < count, x, y),
 )
 
+
+def _butterflies(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    for step in (1, 2, 4, 8):
+        order = ir.Constant(ir.VectorType(I32, LANES), [lane ^ step for lane in range(LANES)])
+        others = builder.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), order)
+        signs = ir.Constant(_VECTOR_I, [-(2**31) if lane & step else 0 for lane in range(LANES)])
+        x = builder.fadd(others, builder.bitcast(builder.xor(builder.bitcast(x, _VECTOR_I), signs), _VECTOR_F))
+    return x
+
+
+def _hadamard(x: Floats) -> Floats:
+    for step in (1, 2, 4, 8):
+        lanes = np.arange(LANES)
+        x = x[lanes ^ step] + np.where(lanes & step, -x, x)
+    return x
+
+
+# The Walsh-Hadamard transform of sixteen lanes, which makes them four times as large.
+hadamard_f32 = define("hadamard_f32", [f32x16], f32x16, _butterflies, _hadamard)
+
 # 2**f on [-0.5, 0.5]: Taylor coefficients ln(2)**k / k!, highest first; relative error below 2e-8.
 _EXP2 = (
     0.00015403530393381608,

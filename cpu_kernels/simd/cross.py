@@ -116,6 +116,46 @@ def _add_pairs(total: Any, row: int, value: int) -> Any:
 cross_dot2_i8 = _cross("cross_dot2_i8", _byte_pairs, I32, _add_products, _add_pairs)
 
 
+def _dot2_nibbles(
+    tile: Tile, rows: Sequence[int], offset: int, shift: int, apart: int, where: int, stride: int
+) -> tuple[Any, ...]:
+    columns, new = len(tile) // len(rows), []
+    for i, total in enumerate(tile):
+        lanes = view(rows[i // columns] + offset, np.uint32) >> np.uint32(shift + apart * (i // columns))
+        value = view(where + stride * (i % columns), np.int32, 1)
+        new.append(added_words(total, (lanes & 0x000F000F).view(np.int32), value.repeat(LANES)))
+    return tuple(new)
+
+
+@operation(_dot2_nibbles, 0, literals=[4, 6])
+def cross_dot2_u4(
+    builder: Any, tile: Values, rows: Values, offset: Any, shift: Any, apart: int, where: Any, stride: int
+) -> Values:
+    """cross_dot2_i8 of nibbles, unsigned: of each half of a lane the four bits from `shift` + apart * row on."""
+    columns, new = len(tile) // len(rows), []
+    mask = vectors.constant(i32x16.llvm, 0x000F000F)
+    values = [broadcast(builder, at(builder, where, stride * c), I32) for c in range(columns)]
+    for r, base in enumerate(rows):
+        given = vectors.load(builder, builder.add(base, offset), i32x16.llvm, 4)
+        bits = builder.trunc(builder.add(shift, I64(apart * r)), I32)
+        words = builder.and_(builder.lshr(given, vectors.splat(builder, bits)), mask)
+        new += [_add_products(builder, tile[r * columns + c], words, value) for c, value in enumerate(values)]
+    return new
+
+
+@operation(
+    lambda tile, rows, where: tuple(
+        view(where + 4 * (i % (len(tile) // len(rows))), np.int32, 1).repeat(LANES) for i in range(len(tile))
+    ),
+    0,
+)
+def cross_splat_i32(builder: Any, tile: Values, rows: Values, where: Any) -> Values:
+    """A tile of column c's 32-bit integer at where + 4 c in every lane."""
+    columns = len(tile) // len(rows)
+    values = [broadcast(builder, at(builder, where, 4 * c), I32) for c in range(columns)]
+    return values * len(rows)
+
+
 def _scaled(tile: Tile, integers: Tile, rows: Sequence[int], offset: int) -> Any:
     scales = [_in_single(row + offset) for row in rows for _ in range(len(tile) // len(rows))]
     together = zip(integers, scales, tile, strict=True)

@@ -45,8 +45,12 @@ Mmproj = Annotated[
     str | None, typer.Option(metavar="FILE", help="Projector for images; none for none (the one beside the model).")
 ]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Let a server compute that speaks OpenAI's protocol.")]
-KVTypeK = Annotated[str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16 or q8_0 (f16).")]
-KVTypeV = Annotated[str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16 or q8_0 (f16).")]
+KVTypeK = Annotated[
+    str | None, typer.Option("--kv-type-k", metavar="TYPE", help="Store keys as f16, q8_0 or q4_0 (f16).")
+]
+KVTypeV = Annotated[
+    str | None, typer.Option("--kv-type-v", metavar="TYPE", help="Store values as f16, q8_0 or q4_0 (f16).")
+]
 # What only an engine in this process could follow: where and how it computes.
 _PLACEMENT: dict[str, object] = {
     "backend": Backend,

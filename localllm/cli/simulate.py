@@ -65,7 +65,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         typer.Option(metavar="C", help="Time of the draft model's steps, a share of the model's."),
     ] = 0.1,
     kv_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="How keys and values are stored: f16 (default) or q8_0.")
+        str | None, typer.Option(metavar="TYPE", help="How keys and values are stored: f16 (default), q8_0 or q4_0.")
     ] = None,
     trace: loadtest.Trace = None,
     scale: loadtest.Scale = None,
@@ -222,7 +222,7 @@ def _costs(
     from localllm.settings import load_settings
 
     if kv_type not in (None, *KV_TYPES):
-        raise RequestError(f"--kv-type is {kv_type!r}; give {' or '.join(KV_TYPES)}.")
+        raise RequestError(f"--kv-type is {kv_type!r}; give one of {', '.join(KV_TYPES)}.")
 
     def by_figures(shape: ModelShape) -> "tuple[ModelShape, Machine, StepTimes]":
         shape, machine = replace(shape, value_bytes=KV_TYPES[kv_type or "f16"]), figures.machine()

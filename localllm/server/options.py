@@ -132,7 +132,8 @@ def with_ollama_variables(environment: Mapping[str, str]) -> dict[str, str]:
         found |= _host_and_port(address)
     if kind := environment.get("OLLAMA_KV_CACHE_TYPE"):
         if kind not in get_args(KVType):
-            raise SettingsError(f"OLLAMA_KV_CACHE_TYPE must be {' or '.join(get_args(KVType))} (got {kind!r}).")
+            *others, last = get_args(KVType)
+            raise SettingsError(f"OLLAMA_KV_CACHE_TYPE must be {', '.join(others)} or {last} (got {kind!r}).")
         found |= {"KV_TYPE_K": kind, "KV_TYPE_V": kind}
     return {f"{PREFIX}{name}": value for name, value in found.items()} | dict(environment)
 

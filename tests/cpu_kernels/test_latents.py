@@ -159,7 +159,7 @@ class Case:
         return np.einsum("rht,td->rhd", weights, keys[:, : shape.rank])
 
 
-@pytest.mark.parametrize("kind", KVType)
+@pytest.mark.parametrize("kind", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_is_numpy_s(shape: Shape, kind: KVType) -> None:
     case = Case(shape, kind)

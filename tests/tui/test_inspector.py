@@ -246,8 +246,8 @@ def test_the_other_setting_changes_by_keys(make_app: MakeApp) -> None:
             assert column() == ["4", "4,096", "f16", "8.00", "0"]
             await pilot.press("b", "C", "k", "w", "d", "d")
             await until(pilot, lambda: column() == ["8", "2,048", "q8_0", "6.60", "2"])
-            await pilot.press("B", "c", "W", "D")
-            await until(pilot, lambda: column() == ["4", "4,096", "q8_0", "8.50", "1"])
+            await pilot.press("B", "c", "k", "W", "D")
+            await until(pilot, lambda: column() == ["4", "4,096", "q4_0", "8.50", "1"])
             assert "what if: 8 rows in" in str(screen.query_one("#parts", Static).content)  # 4 with a draft of one
 
     asyncio.run(flow())

@@ -16,6 +16,7 @@ from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from localllm.engine.inspection import EngineSnapshot
 from localllm.errors import LocalLLMError
+from localllm.measure.formulas.memory import KV_TYPES
 from localllm.measure.laboratory import Forecast, ModelCosts, Reached, Setting, forecast, points
 from tui import drawings, laboratory_drawings
 from tui.status import Latency
@@ -146,9 +147,11 @@ class InspectorScreen(Screen[None]):
             self._change(replace(self._other, batch=changed["batch"], context=changed["context"]))
 
     def action_kv_type(self) -> None:
-        """The other type of keys and values."""
+        """The next type of keys and values."""
         if self._other is not None:
-            self._change(replace(self._other, kv_type="f16" if self._other.kv_type == "q8_0" else "q8_0"))
+            types = list(KV_TYPES)
+            following = types[(types.index(self._other.kv_type) + 1) % len(types)]
+            self._change(replace(self._other, kv_type=following))
 
     def action_bits(self, step: int) -> None:
         """The next smaller or larger quantisation."""

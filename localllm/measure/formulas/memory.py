@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gguf_io import BLOCK_TYPES
 
-F16_BYTES, Q8_0_BYTES = 2.0, 34 / 32
-KV_TYPES = {"f16": F16_BYTES, "q8_0": Q8_0_BYTES}
+F16_BYTES, Q8_0_BYTES, Q4_0_BYTES = 2.0, 34 / 32, 18 / 32
+KV_TYPES = {"f16": F16_BYTES, "q8_0": Q8_0_BYTES, "q4_0": Q4_0_BYTES}
 """Bytes of a stored number by the type of keys and values, scales included."""
 
 
@@ -27,7 +27,7 @@ def kv_bytes_per_token(layers: int, kv_heads: int, head_size: int, value_bytes: 
     """Bytes of keys and values for one token: 2 * layers * kv_heads * head_size * value_bytes.
 
     kv_heads counts the heads of keys, which are fewer than those of queries with grouped-query attention.
-    value_bytes: 2 for f16, 34/32 for q8_0.
+    value_bytes: 2 for f16, 34/32 for q8_0, 18/32 for q4_0.
     """
     return 2 * layers * kv_heads * head_size * value_bytes
 

@@ -87,8 +87,8 @@ def test_one_gpu_of_several_takes_it_all(plan: Callable[..., int], capsys: pytes
 def test_what_cannot_fit_is_refused(plan: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--gpu-memory", "64MiB", "--gpu-layers", "3") == 2
     assert "lacks" in capsys.readouterr().out
-    assert plan("--kv-type-k", "q4_0") == 2
-    assert "--kv-type-k must be f16 or q8_0 (got 'q4_0')" in capsys.readouterr().err
+    assert plan("--kv-type-k", "q5_0") == 2
+    assert "--kv-type-k must be f16, q8_0 or q4_0 (got 'q5_0')" in capsys.readouterr().err
 
 
 def test_a_draft_model_has_its_part(

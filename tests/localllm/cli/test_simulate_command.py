@@ -29,7 +29,7 @@ def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
         (["--measure"], "--measure needs a model"),
         (["--machine", "H100", "--measure"], "exclude each other"),
         (["--bench", "./nowhere.json"], "nowhere.json cannot be read"),
-        (["--kv-type", "q4_0"], "--kv-type is 'q4_0'; give f16 or q8_0"),
+        (["--kv-type", "q5_0"], "--kv-type is 'q5_0'; give one of f16, q8_0, q4_0"),
         ([str(builtin()), "--measure", "--kv-type", "f16"], "--kv-type cannot be used with --measure"),
         (["--plot", "--json"], "--plot cannot be used with --json"),
         (["--rate", "0"], "--rate is '0'"),

@@ -161,9 +161,10 @@ def test_keys_and_values_are_stored_as_the_settings_say(known: ModelFile) -> Non
     for settings, types in (
         (Settings(backend="native", kv_mib=16), ("f16", "f16")),
         (Settings(backend="native", kv_mib=16, kv_type_v="q8_0"), ("f16", "q8_0")),
+        (Settings(backend="native", kv_mib=16, kv_type_k="q4_0", kv_type_v="q4_0"), ("q4_0", "q4_0")),
     ):
         runner, _ = open_runner(known, settings, None)
-        per_value = {"f16": 2 * 64, "q8_0": 64 + 4}
+        per_value = {"f16": 2 * 64, "q8_0": 64 + 4, "q4_0": 32 + 4}
         assert runner.info.kv_layout.endswith(":".join(types))
         assert runner.info.kv_bytes_per_token == 2 * 2 * sum(per_value[kind] for kind in types)  # layers, heads
         runner.close()
