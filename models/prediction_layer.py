@@ -5,8 +5,8 @@ a row of the residual stream of both, and a layer like the others and the model'
 2.2; tensors blk.N.nextn.*). States are those behind the last norm, the model's or this layer's own, so that the layer
 can go on from its own guess.
 
-The output is computed for the first ids only: vocabularies are ordered by how early a token was merged, so that those
-behind are rare, and a draft that cannot have them costs less than it loses.
+The output is computed for as many ids as the caller wants: vocabularies are ordered by how early a token was merged, so
+that most of a text has low ones, and a draft that cannot have the others costs less than it loses.
 """
 
 from collections.abc import Sequence as Ordered
@@ -29,13 +29,13 @@ from models.layer_sizes import ALL_COUNT
 from models.recording import FixedPlace, Recording, Rows
 from models.rope_tables import Ropes
 from models.steps import LoadProgress, Steps
-from models.weights import WeightLoader, padded
+from models.weights import WeightLoader
 
 MAX_ROWS = 64
 MAX_SEQUENCES = 8
 MAX_TOKENS = 512
 """Of each sequence that the layer stores keys and values of."""
-_LEAST_IDS, _SHARE_OF_IDS = 32_768, 4  # drafts have the first quarter of ids, and so many at least
+_LEAST_IDS, _SHARES_OF_IDS = 32_768, (4, 2, 1)
 _VECTOR = 16
 _JOINS = {f"nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm")}
 _OPTIONAL = {f"nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head", "shared_head_norm")}
@@ -111,7 +111,7 @@ class PredictionLayer:
         self._joined = self._recording.rows(2 * config.embedding)
         self.norm = loader.vector(f"{architecture.norms.output}.weight", config.embedding)[: config.embedding]
         self.epsilon = config.epsilon
-        self._logits = self._record()
+        self._record()
 
     @property
     def width(self) -> int:
@@ -128,10 +128,10 @@ class PredictionLayer:
         """Compile what the program needs, before the first `run`."""
         self._steps = Steps(self.builder, team, self._config, MAX_ROWS, progress)
 
-    def run(self, parts: Ordered[Part], *, guesses: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def run(self, parts: Ordered[Part], ids: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Append at most MAX_ROWS rows; the token guessed after each part's last, and the state after it.
 
-        guesses: whether these are wanted; otherwise there are none.
+        ids: what is guessed is below this, which is one of `reaches`; 0 to guess nothing.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -144,14 +144,14 @@ class PredictionLayer:
             segments.append((part.sequence, first, count))
             positions += range(start, start + count)
             tokens += part.tokens
-        wanted = [first + count - 1 for _, first, count in segments] if guesses else []
+        wanted = [first + count - 1 for _, first, count in segments] if ids else []
+        self._steps.program.set_argument(self._output, 1, -(-ids // self._group_rows))
         self._steps.place(tokens, positions, segments, self._ropes)
         self._steps.run(len(tokens), wanted)
-        found = self._logits.values[: len(wanted)].argmax(axis=1)
+        found = self._logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
         return found, np.asarray(self._recording.x.values[wanted, :width], np.float32)
 
-    def _record(self) -> Rows:
-        """Record the program; return the buffer of its logits."""
+    def _record(self) -> None:
         recording, config, joined = self._recording, self._config, self._joined
         loader, builder, width = recording.loader, self.builder, config.embedding
         prefix = f"blk.{self._layer}.nextn."
@@ -178,18 +178,17 @@ class PredictionLayer:
         DecoderRecorder(recording, self.store, self._ropes).record_layer(self._layer)
         own = prefix + "shared_head_norm"
         recording.norm(own if loader.has(own + ".weight") else recording.architecture.norms.output)
-        return self._record_output(prefix)
+        self._record_output(prefix)
 
-    def _record_output(self, prefix: str) -> Rows:
+    def _record_output(self, prefix: str) -> None:
         recording, config, loader = self._recording, self._config, self._recording.loader
         names = (prefix + "shared_head_head.weight", "output.weight", "token_embd.weight")
         name = next(name for name in names if loader.has(name))
-        whole = loader.matrix(name, config.vocabulary, config.embedding)
-        ids = min(config.vocabulary, max(_LEAST_IDS, padded(config.vocabulary // _SHARE_OF_IDS)))
-        output = replace(whole, rows=min(whole.rows, padded(ids)))
-        logits = Rows(self.builder, MAX_SEQUENCES, output.rows)
+        output = loader.matrix(name, config.vocabulary, config.embedding)
+        self._logits, self._group_rows = Rows(self.builder, MAX_SEQUENCES, output.rows), output.format.group_rows
         recording.norm_pack(None, output.format.form, wanted=True)
-        place = FixedPlace(logits.address, logits.stride)
-        recording.product(output, place, last=True, stage=Stage.WANTED)
-        logits.values = logits.values[:, :ids]
-        return logits
+        place = FixedPlace(self._logits.address, self._logits.stride)
+        self._output = recording.product(output, place, last=True, stage=Stage.WANTED)
+        shares = (max(config.vocabulary // share, _LEAST_IDS) for share in _SHARES_OF_IDS)
+        self.reaches = tuple(dict.fromkeys(min(ids, config.vocabulary) for ids in shares))
+        """How many ids can be guessed from, fewest first."""

@@ -16,6 +16,7 @@ from models.kv_pages import Sequence
 from models.prediction_layer import MAX_ROWS, MAX_SEQUENCES, MAX_TOKENS, Part, PredictionLayer
 
 KEPT = 128
+_COVERED = 15 / 16
 _EACH = MAX_ROWS // MAX_SEQUENCES
 """Rows that each of several sequences may have in one run."""
 
@@ -84,8 +85,9 @@ class SelfDrafts:
             trail = self._trails.get(sequence)
             if trail is not None and trail.start < trail.end and counts[sequence] > 0:
                 parts[sequence] = self._follow(trail, token, counts[sequence])
+        ids = self._ids([self._trails[sequence] for sequence in parts])
         while parts:
-            tokens, states = self._layer.run(list(parts.values()), guesses=True)
+            tokens, states = self._layer.run(list(parts.values()), ids)
             going = {}
             for at, (sequence, part) in enumerate(parts.items()):
                 found[sequence].append(int(tokens[at]))
@@ -119,9 +121,17 @@ class SelfDrafts:
         states = self._normalised(trail.states[(positions - 1) % KEPT])
         while len(tokens) > _EACH:
             some = min(len(tokens) - 1, MAX_ROWS)
-            self._layer.run([Part(stored, tokens[:some], states[:some])], guesses=False)
+            self._layer.run([Part(stored, tokens[:some], states[:some])])
             tokens, states = tokens[some:], states[some:]
         return Part(stored, tokens, states)
+
+    def _ids(self, trails: Ordered[_Trail]) -> int:
+        """How many ids to guess from: so many that nearly all of the latest tokens are among them."""
+        reaches = self._layer.reaches
+        if len(reaches) == 1 or not trails:
+            return reaches[-1]
+        latest = np.concatenate([trail.tokens[np.arange(trail.start, trail.end) % KEPT] for trail in trails])
+        return next((ids for ids in reaches if np.count_nonzero(latest < ids) >= _COVERED * len(latest)), reaches[-1])
 
     def _normalised(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         layer = self._layer

@@ -33,9 +33,9 @@ PREDICTING = {
 }
 
 
-def copying(path: Path, seed: int = 3) -> Path:
-    """Write a model whose layers add nothing, so that the next token follows from the last alone, and its layer too."""
-    model = predicting(replace(MODELS["qwen35"], tied=False))
+def counting(path: Path, seed: int = 3, vocabulary: int = 320, embedding: int = 256) -> Path:
+    """Write a model whose layers add nothing: the token after each is the next id, as its own layer says too."""
+    model = predicting(replace(MODELS["qwen35"], tied=False, vocabulary=vocabulary, embedding=embedding))
     random = np.random.default_rng(seed)
     values = {}
     for name, shape in shapes(model).items():

@@ -11,13 +11,14 @@ from models import NativeRunner
 from models.kv_pages import Sequence
 from models.prediction_layer import MAX_ROWS, Part, PredictionLayer
 from models.self_drafts import KEPT
-from tests.models.prediction_models import PREDICTING
+from tests.models.prediction_models import PREDICTING, counting
 from tests.models.synthetic import write
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
 TOKENS = np.random.default_rng(11).integers(0, 320, 48).tolist()
+ALL = 320  # ids
 # As for whole models (test_architectures): keys and values are stored in half precision here and there.
 TOLERANCE = 4e-3
 
@@ -49,17 +50,17 @@ def test_its_logits_are_those_of_llama_cpp(path: Path, runner: NativeRunner) -> 
     expected = llama_oracle.predicted_logits(path, TOKENS[1:], states[:-1])
     layer, single, whole = layer_of(runner), Sequence(), Sequence()
     for at, token in enumerate(TOKENS[1:]):
-        layer.run([Part(single, [token], states[at : at + 1])], guesses=True)
+        layer.run([Part(single, [token], states[at : at + 1])], ALL)
         found = layer._logits.values[0].copy()
         assert close(found, expected[at]), at
-    layer.run([Part(whole, TOKENS[1:], states[:-1])], guesses=True)
+    layer.run([Part(whole, TOKENS[1:], states[:-1])], ALL)
     np.testing.assert_array_equal(layer._logits.values[0], found)
 
 
 def test_it_goes_on_from_the_state_that_gives_its_logits(path: Path, runner: NativeRunner) -> None:
     states = llama_oracle.hidden_states(path, TOKENS)
     expected = llama_oracle.predicted_logits(path, TOKENS[1:], states[:-1])
-    _, found = layer_of(runner).run([Part(Sequence(), TOKENS[1:], states[:-1])], guesses=True)
+    _, found = layer_of(runner).run([Part(Sequence(), TOKENS[1:], states[:-1])], ALL)
     with open_model(path) as file:
         names = (f"blk.{PREDICTING[path.stem].layers - 1}.nextn.shared_head_head", "output", "token_embd")
         name = next(f"{name}.weight" for name in names if f"{name}.weight" in file.tensors)
@@ -116,6 +117,20 @@ def test_long_texts_and_many_sequences_find_room(runner: NativeRunner) -> None:
         append(runner, sequences[-1], random.integers(0, 320, 25).tolist())
         assert len(runner.draft([(sequences[-1], 7, 3)])[0]) == 3
         runner.check_integrity(set(sequences))
+
+
+def test_rare_ids_are_guessed_in_texts_that_have_them(tmp_path: Path) -> None:
+    path = counting(tmp_path / "model.gguf", vocabulary=70_000, embedding=64)
+    with open_model(path) as file:
+        runner = NativeRunner(file, kv_bytes=64 << 20, threads=2)
+    assert layer_of(runner).reaches == (32_768, 35_000, 70_000)
+    for first, right in ((100, True), (32_750, False), (34_000, True), (69_000, True)):
+        sequence = runner.create_sequence()
+        append(runner, sequence, list(range(first - 60, first)))
+        (drafted,) = runner.draft([(sequence, first, 20)])
+        assert (drafted == list(range(first + 1, first + 21))) == right
+        runner.free_sequence(sequence)
+    runner.close()
 
 
 def append(runner: NativeRunner, sequence: int, tokens: list[int]) -> None:

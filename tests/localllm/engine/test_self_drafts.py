@@ -15,7 +15,7 @@ from localllm.engine.stream import Completion
 from models import NativeRunner
 from models.needs import native_needs
 from tests.fakes.fake_vocabulary import FakeVocabulary
-from tests.models.prediction_models import PREDICTING, copying
+from tests.models.prediction_models import PREDICTING, counting
 from tests.models.synthetic import write
 
 SYSTEM = [(at * 13) % 290 + 3 for at in range(70)]
@@ -27,8 +27,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def copier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copying(tmp_path_factory.mktemp("models") / "copying.gguf")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return counting(tmp_path_factory.mktemp("models") / "counting.gguf")
 
 
 def request(prompt: list[int], temperature: float = 0, most: int = 40) -> GenerationRequest:
@@ -73,10 +73,10 @@ def test_answers_are_the_same_to_the_token(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_right_guesses_are_accepted(copier: Path) -> None:
+def test_right_guesses_are_accepted(counter: Path) -> None:
     prompt = [*range(3, 30)]
-    (plain,) = answers(copier, request(prompt), drafts=False)
-    (drafted,) = answers(copier, request(prompt))
+    (plain,) = answers(counter, request(prompt), drafts=False)
+    (drafted,) = answers(counter, request(prompt))
     assert drafted.token_ids == plain.token_ids and len(set(plain.token_ids)) > 30
     assert drafted.last.counts.accepted == drafted.last.counts.drafted >= 25
 
@@ -89,8 +89,8 @@ def test_guesses_of_random_weights_are_wrong(tmp_path: Path) -> None:
     assert drafted > 100 and accepted < drafted / 5
 
 
-def test_a_turn_that_goes_on_from_a_known_prefix_drafts(copier: Path) -> None:
-    with open_model(copier) as file:
+def test_a_turn_that_goes_on_from_a_known_prefix_drafts(counter: Path) -> None:
+    with open_model(counter) as file:
         runner = NativeRunner(file, kv_bytes=128 << 20, threads=2)
     engine = Engine(runner, FakeVocabulary(), drafter=SelfDrafter(runner))
     prompt = [*SYSTEM, *range(3, 30)]
@@ -104,12 +104,12 @@ def test_a_turn_that_goes_on_from_a_known_prefix_drafts(copier: Path) -> None:
     engine.close()
 
 
-def test_a_failure_ends_drafts_and_nothing_else(copier: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_ends_drafts_and_nothing_else(counter: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Failing:
         def draft(self, _wanted: object) -> list[list[int]]:
             raise ValueError("no guesses today")
 
-    with open_model(copier) as file:
+    with open_model(counter) as file:
         runner = NativeRunner(file, kv_bytes=128 << 20, threads=2)
     engine = Engine(runner, FakeVocabulary(), drafter=SelfDrafter(Failing()))
     stream = engine.submit(request([*range(3, 30)]))
