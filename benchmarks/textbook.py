@@ -114,7 +114,7 @@ def speculation(model: Path, draft: Path, tokens: Sequence[int], threads: int | 
     with open_model(draft) as file:
         guesser = DraftModel(NativeRunner(file, kv_bytes=KV_BYTES, threads=threads))
     choose, observe = DraftLength.choose, ModelDraftLength.observe
-    served = serve(model, threads, draft_model=guesser)
+    served = serve(model, threads, drafter=guesser)
     rounds: list[tuple[int, int]] = []
 
     def note(length: ModelDraftLength, drafted: int, accepted: int) -> None:

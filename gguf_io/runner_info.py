@@ -17,7 +17,7 @@ class RunnerInfo:
     whether sequences can be cut back to any length, as those of recurrent models cannot. can_interrupt: whether a run
     can be ended early. copies_bytes: main memory planned for copies of cached prefixes, for a runner whose storage is
     allocated at once and slower the more of it is in use; 0 for others. adapter_count: LoRA adapters that sequences may
-    be computed with.
+    be computed with. can_draft: whether the model has a layer that guesses further tokens.
     """
 
     backend: str
@@ -34,3 +34,4 @@ class RunnerInfo:
     can_interrupt: bool = False
     copies_bytes: int = 0
     adapter_count: int = 0
+    can_draft: bool = False

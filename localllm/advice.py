@@ -16,6 +16,7 @@ from localllm.engine.backends import (
     BackendChoice,
     choose_backend,
     draft_beside,
+    native_drafts,
     native_kv_types,
     plan_request,
 )
@@ -99,7 +100,7 @@ def _native_plan(file: ModelFile, settings: Settings, room: int) -> tuple[Plan, 
     """
     kv_types, trained = native_kv_types(settings), ModelNeeds(file).trained_context
     kv_bytes_in_file(file, kv_types)
-    memory = native_memory(file, kv_types, settings.threads)
+    memory = native_memory(file, kv_types, settings.threads, native_drafts(settings))
     beside = draft_bytes(settings)
     tokens = (room - RESERVE_BYTES - beside - memory.total(0)) // (memory.kv_per_token + memory.position_bytes)
     longest = trained if tokens >= trained else max(tokens, 0) // CONTEXT_STEP * CONTEXT_STEP

@@ -156,13 +156,18 @@ def disk_notes(file: ModelFile, plan: MemoryPlan) -> tuple[str, ...]:
     )
 
 
-def native_memory(file: ModelFile, kv_types: tuple[str, str], threads: int | None = None) -> ModelMemory:
-    """What a model takes on the native engine, from its header. Raises UnsupportedModelError."""
+def native_memory(
+    file: ModelFile, kv_types: tuple[str, str], threads: int | None = None, drafts: bool = True
+) -> ModelMemory:
+    """What a model takes on the native engine, from its header. Raises UnsupportedModelError.
+
+    drafts: with its layers of multi-token prediction, if it has some.
+    """
     from models.config import read_config
     from models.kv_layout import state_bytes
     from models.needs import native_needs
 
-    needs, config = native_needs(file, kv_types, threads), read_config(file)
+    needs, config = native_needs(file, kv_types, threads, drafts), read_config(file)
     sizes = needs.weights, needs.buffers, needs.kv_per_token, needs.position_bytes
     return ModelMemory(*sizes, lambda budget: state_bytes(config, budget))
 

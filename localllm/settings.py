@@ -95,12 +95,14 @@ class Settings:
     mirostat_eta: float = 0.1
     seed: int | None = None
     # The native engine's KV budget in MiB, how keys and values are stored, requests that run at once, the draft model
-    # for speculative decoding, and whether conversations' KV is kept on disk.
+    # for speculative decoding, whether models that can draft for themselves do where there is none, and whether
+    # conversations' KV is kept on disk.
     kv_mib: int | None = None
     kv_type_k: KVType | None = None
     kv_type_v: KVType | None = None
     parallel: int = 8
     draft: str | None = None
+    self_draft: bool = True
     disk_cache: bool = True
     # MiB of disk for packed weights, which make the next load of a model fast; 0 for none.
     packed_mib: int | None = None

@@ -240,7 +240,8 @@ class Architecture:
     attention_cap, logit_cap: soft caps where the file states none. value_norms: heads of values are normalised, as
     those of queries and keys, but without weights; a layer without a tensor for values makes them of its keys'. causal:
     a row sees only rows before it, unless the file says otherwise; where it sees all of its text, a window lies half
-    before and half behind it.
+    before and half behind it. drafts: how layers behind the last one predict further tokens is known
+    (models/prediction_layer.py).
     """
 
     name: str
@@ -257,3 +258,4 @@ class Architecture:
     causal: bool = True
     gated_attention: bool = False
     value_heads_together: bool = False
+    drafts: bool = False

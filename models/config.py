@@ -76,7 +76,7 @@ class ModelConfig:
     those that a row's experts come from. rope_size: values of a head that are rotated. window_rope_base: rotation base
     of layers with a window, where the file states it. rope_finetuned: Granite's switch, whether heads are rotated at
     all. window, window_pattern (a period, or which layers), causal (whether rows see only those before them): None
-    where not stated.
+    where not stated. joins: the program's first product reads two rows of an embedding's size side by side.
     """
 
     architecture: str
@@ -122,6 +122,7 @@ class ModelConfig:
     attention_cap: float | None
     logit_cap: float | None
     causal: bool | None
+    joins: bool = False
 
     @property
     def kv_heads_of_layers(self) -> tuple[Heads, ...]:
@@ -161,7 +162,8 @@ class ModelConfig:
         if self.latents:
             attended = [self.heads * self.latents.value, self.latents.query_rank]
         of_values = self.slot_sizes.inner if self.slot_sizes else 0
-        return max(self.embedding, self.per_layer_width, *widths, *attended, of_values)
+        joined = 2 * self.embedding if self.joins else self.embedding
+        return max(joined, self.per_layer_width, *widths, *attended, of_values)
 
 
 def read_config(file: ModelFile) -> ModelConfig:

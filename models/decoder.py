@@ -84,7 +84,7 @@ class DecoderRecorder:
         if self._streams:
             self._streams.spread()
         for layer in range(config.layers):
-            self._layer(layer)
+            self.record_layer(layer)
             recording.loader.check_all_used(config.layers, layer)
             if layer == 0:  # what packs the other layers has been loaded
                 release_linker()
@@ -93,7 +93,8 @@ class DecoderRecorder:
         if self._streams:
             self._streams.merge()
 
-    def _layer(self, layer: int) -> None:
+    def record_layer(self, layer: int) -> None:
+        """Record one layer, from x to x."""
         recording, factor = self._recording, f"blk.{layer}.layer_output_scale.weight"
         if self._streams:
             self._streams.predict(layer)

@@ -17,15 +17,17 @@ from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.runner_info import RunnerInfo
 from models.architecture import Architecture
-from models.config import read_config
+from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.errors import refusal
 from models.kv_layout import stored_types
 from models.kv_pages import PageStore, Sequence
 from models.packed_file import PackedWeights
+from models.prediction_layer import PredictionLayer, prediction_config
 from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
+from models.self_drafts import SelfDrafts
 from models.steps import LoadProgress, Steps
 from models.weights import WeightLoader
 
@@ -50,13 +52,15 @@ class NativeRunner:
         kv_types: tuple[str, str] = ("f16", "f16"),
         progress: LoadProgress | None = None,
         ready: PackedWeights | None = None,
+        drafts: bool = True,
     ) -> None:
         """Load and pack the weights and compile what they need. The file may be closed afterwards.
 
         kv_bytes: budget of the page pool. threads: None for all cores this process may use; never more than run at
         once. context: the longest sequence that will be asked for, which some models' rotation depends on; None for
         what they were trained for. kv_types: how keys and values are stored, "f16", "q8_0" or "q4_0" each. ready: weights
-        that were packed before. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
+        that were packed before. drafts: load the layer that drafts, where the file has one. Raises
+        UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
         self._config = config = read_config(file)
@@ -64,6 +68,7 @@ class NativeRunner:
             raise refusal(file, f"{file.architecture}.attention.causal is False: it writes no text")
         self._threads = min(threads or usable_cores(), usable_processors())
         types = stored_types(config, kv_types)
+        predicts = prediction_config(file, config, architecture) if drafts else None
         self._store = PageStore(config, kv_bytes, types)
         self._sequences: dict[int, Sequence] = {}
         self._latest: dict[int, tuple[int, int, int]] = {}  # by sequence, of the latest step: first row, start, stop
@@ -79,10 +84,11 @@ class NativeRunner:
             kv_bytes_per_token=self._store.bytes_per_token,
             kv_layout=f"native-{_LAYOUT_VERSION}:{types[0]}:{types[1]}",
             kv_files=file.states,
+            can_draft=predicts is not None,
         )
         self._team = ThreadTeam(self._threads)
         try:
-            self._load(file, architecture, context or config.context, progress, ready)
+            self._load(file, architecture, context or config.context, predicts, progress, ready)
         except BaseException:
             self._team.close()
             raise
@@ -92,6 +98,7 @@ class NativeRunner:
         file: ModelFile,
         architecture: Architecture,
         context: int,
+        predicts: ModelConfig | None,
         progress: LoadProgress | None,
         ready: PackedWeights | None,
     ) -> None:
@@ -104,12 +111,18 @@ class NativeRunner:
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._threads)
         recorder = DecoderRecorder(recording, self._store, self._ropes)
         self._logits_operations = recorder.record()
+        self._drafts: SelfDrafts | None = None
+        if predicts:
+            layer = PredictionLayer(predicts, architecture, loader, self._store.types, self._threads)
+            self._drafts = SelfDrafts(layer)
+            layer.start(self._team, progress)
         self.packed = loader.packed
         self.mapped_bytes = ready.bytes if ready else 0
         """Of the weights: pages of a file, which the system counts as memory that is free."""
         self.closing: list[Callable[[], None]] = []
         """What is called by `close`, before the weights go."""
         self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, recorder.inputs)
+        self._states = recording.x.values[:, : config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
 
     def pages_free(self) -> int:
@@ -143,6 +156,8 @@ class NativeRunner:
         if not 0 <= length <= target.length:
             raise ValueError(f"cannot cut a sequence of {target.length} tokens to {length}")
         self._store.truncate(target, length)
+        if self._drafts:
+            self._drafts.truncate(sequence, length)
         first, start, stop = self._latest.get(sequence, (0, 0, 0))
         if start < length < stop:
             self._store.take_back(target, first + length - 1 - start)
@@ -151,6 +166,8 @@ class NativeRunner:
         """Give the handle and the pages that no other sequence shares back."""
         self._latest.pop(sequence, None)
         self._store.truncate(self._sequences.pop(sequence), 0)
+        if self._drafts:
+            self._drafts.free(sequence)
 
     def sequence_length(self, sequence: int) -> int:
         """Number of positions stored."""
@@ -202,7 +219,17 @@ class NativeRunner:
                 self._store.computed_of(sequence, stop)  # its state is needed from now on
         else:
             self._compute_again(begun)
-        return self._compute(tokens, positions, [(self._sequences[one], at, n) for one, at, n in segments], wanted)
+        placed = [(self._sequences[one], at, n) for one, at, n in segments]
+        logits = self._compute(tokens, positions, placed, wanted)
+        if self._drafts:
+            for handle, first, count in segments:
+                rows = slice(first, first + count)
+                self._drafts.note(handle, positions[first], tokens[rows], self._states[rows])
+        return logits
+
+    def draft(self, wanted: Ordered[tuple[int, int, int]]) -> list[list[int]]:
+        """See localllm.engine.runner.DraftsItself."""
+        return self._drafts.draft(wanted) if self._drafts else [[] for _ in wanted]
 
     def _compute_again(self, begun: list[tuple[Sequence, int, int]]) -> None:
         """Compute positions start..stop-1 of each of some sequences once more; they have the values already."""
@@ -273,6 +300,8 @@ class NativeRunner:
         if set(self._sequences) != sequences:
             raise RuntimeError(f"sequences alive: {sorted(self._sequences)}, expected: {sorted(sequences)}")
         self._store.check_integrity(list(self._sequences.values()))
+        if self._drafts:
+            self._drafts.check_integrity()
 
     def close(self) -> None:
         """Stop the threads; memory goes with the last reference. Idempotent."""

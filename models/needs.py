@@ -22,9 +22,12 @@ from models.kv_layout import stored_types
 from models.kv_pages import PageStore
 from models.native_runner import MAX_ROWS
 from models.pooling_head import PoolingHead
+from models.prediction_layer import MAX_ROWS as PREDICTION_ROWS
+from models.prediction_layer import PredictionLayer, prediction_config
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.rope_tables import Ropes
+from models.self_drafts import SelfDrafts
 from models.steps import step_fields
 from models.text_encoder import encoder_store, pools_by_score, rows_of_a_pass, stored_bytes
 from models.weights import WeightLoader
@@ -57,24 +60,25 @@ class NativeNeeds:
     values: int
 
 
-_KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int], NativeNeeds]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int, bool], NativeNeeds]] = WeakKeyDictionary()
 
 
 def native_needs(
-    file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), threads: int | None = None
+    file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16"), threads: int | None = None, drafts: bool = True
 ) -> NativeNeeds:
     """What NativeRunner would allocate with these types of keys and values, on so many threads (None: its usual).
 
+    drafts: with the layer that drafts, where the file has one; what a row costs does not include it.
     Remembered with the open file. Raises UnsupportedModelError for what it would refuse, ModelFileError for incomplete
     metadata.
     """
-    known, key = _KNOWN.setdefault(file, {}), (kv_types, _threads(threads))
+    known, key = _KNOWN.setdefault(file, {}), (kv_types, _threads(threads), drafts)
     if key not in known:
         known[key] = _recorded_needs(file, *key)
     return known[key]
 
 
-def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int) -> NativeNeeds:
+def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, drafts: bool) -> NativeNeeds:
     architecture, config = find_architecture(file.architecture), read_config(file)
     builder = ProgramBuilder()
     loader = _HeaderLoader(file, builder)
@@ -84,9 +88,15 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int) -> N
     logits = DecoderRecorder(recording, store, ropes).record()
     step_fields(builder, config, MAX_ROWS, count)
     row, last = row_products(builder.operations, recording.matrices_of_row.__getitem__)
+    predicts = prediction_config(file, config, architecture) if drafts else None
+    drafting = 0
+    if predicts:
+        layer = PredictionLayer(predicts, architecture, loader, store.types, count)
+        step_fields(layer.builder, predicts, PREDICTION_ROWS, count)
+        drafting = touched_bytes(layer.builder) + layer.stored_bytes + SelfDrafts(layer).kept_bytes
     return NativeNeeds(
         weights=loader.packed_bytes,
-        buffers=touched_bytes(builder) - loader.packed_bytes + store.fixed_bytes + 4 * logits.width,
+        buffers=touched_bytes(builder) - loader.packed_bytes + store.fixed_bytes + 4 * logits.width + drafting,
         kv_per_token=store.bytes_per_token,
         position_bytes=ropes.position_bytes,
         row=row,

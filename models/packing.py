@@ -19,6 +19,7 @@ from models.kv_layout import stored_types
 from models.kv_pages import PageStore
 from models.native_runner import MAX_ROWS
 from models.packed_file import PackedWriter
+from models.prediction_layer import PredictionLayer, prediction_config
 from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
@@ -41,6 +42,8 @@ def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None
         store = PageStore(config, 0, stored_types(config, ("f16", "f16")))
         ropes = Ropes(config, architecture, loader, config.context)
         DecoderRecorder(Recording(builder, loader, config, architecture, MAX_ROWS, team.threads), store, ropes).record()
+        if predicts := prediction_config(file, config, architecture):
+            PredictionLayer(predicts, architecture, loader, store.types, team.threads)
     finally:
         team.close()
 

@@ -178,6 +178,11 @@ def native_kv_types(settings: Settings) -> tuple[str, str]:
     return settings.kv_type_k or "f16", settings.kv_type_v or "f16"
 
 
+def native_drafts(settings: Settings) -> bool:
+    """Whether the native engine loads a model's layers of multi-token prediction."""
+    return settings.self_draft and settings.draft is None
+
+
 def plan_native(
     file: ModelFile,
     settings: Settings,
@@ -195,7 +200,7 @@ def plan_native(
     from models.config import read_config
     from models.kv_layout import bytes_of_tokens, stored_types
 
-    memory = native_memory(file, native_kv_types(settings), settings.threads)
+    memory = native_memory(file, native_kv_types(settings), settings.threads, native_drafts(settings))
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
         config = read_config(file)
@@ -254,7 +259,7 @@ def draft_beside(settings: Settings) -> Iterator[ModelFile | None]:
 def for_draft(settings: Settings) -> Settings:
     """The same settings for a second, small model, to which wishes about devices, adapters and types do not belong."""
     plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="", rpc="")
-    return replace(plain, draft=None, kv_type_k=None, kv_type_v=None, mmproj=WITHOUT)
+    return replace(plain, draft=None, self_draft=False, kv_type_k=None, kv_type_v=None, mmproj=WITHOUT)
 
 
 def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
@@ -314,7 +319,7 @@ def _native_lacks(file: ModelFile, settings: Settings) -> str:
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
     try:
-        native_memory(file, native_kv_types(settings), settings.threads)
+        native_memory(file, native_kv_types(settings), settings.threads, native_drafts(settings))
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error}"
     projector = projector_of(file, settings)
@@ -355,6 +360,7 @@ def _open_native(
             kv_types=native_kv_types(settings),
             progress=progress,
             ready=ready,
+            drafts=native_drafts(settings),
         )
 
     try:

@@ -1,16 +1,14 @@
 """Speculative decoding with a draft model: it guesses tokens one by one, which the large one checks in one pass."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from localllm.engine.drafter import Drafter
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import Runner
 from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.errors import RequestError
-
-log = logging.getLogger(__name__)
 
 # Tokens of a prompt that are read in one go, so that a long one does not delay other requests' next tokens much.
 CATCH_UP_ROWS = 64
@@ -26,8 +24,8 @@ class _Followed:
     agreed: int
 
 
-class DraftModel:
-    """Guesses what comes next, greedily, for sequences of another runner. The engine's thread is the only caller.
+class DraftModel(Drafter):
+    """Guesses what comes next, greedily, for sequences of another runner.
 
     It owns its runner, and keeps a runner's sequence for each running one, and those of past ones as long as there is
     room. Both models must have the same tokens; a runner with fewer of them (vocab_size) guesses only where none of the
@@ -37,29 +35,13 @@ class DraftModel:
     def __init__(self, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
         if not runner.info.can_truncate:
             raise RequestError("The draft model keeps a state that cannot be cut back. Choose another one.")
+        super().__init__("The draft model", clock)
         self._runner = runner
-        self._clock = clock
         self._cache = PrefixCache(runner)
         self._followed: dict[TokenSequence, _Followed] = {}
-        self._broken = False
-        self.token_s = 0.0  # time that guessing one token takes
-
-    def guess(self, wanted: Sequence[tuple[TokenSequence, int]]) -> list[list[int]]:
-        """Return up to the given number of tokens for each sequence; none while its prompt is still being read.
-
-        After a failure the model is no longer used, with one warning.
-        """
-        guesses: dict[TokenSequence, list[int]] = {}
-        if not self._broken:
-            try:
-                self._guess(wanted, guesses)
-            except Exception as error:  # answers go on without drafts, whatever is wrong with these
-                self._broken = True
-                log.warning("The draft model is no longer used: %s", error)
-        return [guesses.get(sequence, []) for sequence, _ in wanted]
 
     def _guess(self, wanted: Sequence[tuple[TokenSequence, int]], guesses: dict[TokenSequence, list[int]]) -> None:
-        ready = [(sequence, count) for sequence, count in wanted if count > 0 and self._follow(sequence)]
+        ready = [(sequence, count) for sequence, count in wanted if self._follow(sequence)]
         guesses |= {sequence: [] for sequence, _ in ready}
         for at in range(max((count for _, count in ready), default=0)):
             began = self._clock()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from localllm.engine.chunk_size import ChunkSize
 from localllm.engine.disk_cache import DiskCache
-from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation, Vocabulary
 from localllm.engine.inspection import EngineSnapshot, Journal, StepRecord
 from localllm.engine.kv_manager import KVManager
@@ -59,11 +59,11 @@ class EngineStats:
 
 
 class Engine:
-    """Runs many requests at once on one Runner, which it owns from now on, as it does the draft model.
+    """Runs many requests at once on one Runner, which it owns from now on, as it does the drafter.
 
     submit, cancel, stats and close may be called from any thread; everything else happens on the engine's own, which
     start() begins. context_limit None is the model's own. adapters are those of requests that choose none. clock: where
-    all times come from, in seconds; a draft model must have the same. chunk: how many rows a step may have.
+    all times come from, in seconds; a drafter must have the same. chunk: how many rows a step may have.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter for each thing that its user decides
@@ -76,7 +76,7 @@ class Engine:
         max_waiting: int = 64,
         background_tokens: int = 512,
         disk: DiskCache | None = None,
-        draft_model: DraftModel | None = None,
+        drafter: Drafter | None = None,
         adapters: AdapterSet = (),
         clock: Callable[[], float] = time.monotonic,
         chunk: ChunkSize | None = None,
@@ -90,7 +90,7 @@ class Engine:
         )  # a page is left for copying
         self._vocabulary = vocabulary
         self._adapters = adapters
-        self._draft_model = draft_model
+        self._drafter = drafter
         self._max_waiting = max_waiting
         max_running = max(min(max_running, info.max_sequences // 2, info.max_rows), 1)
         self._wakened = threading.Event()  # first: the disk cache's threads set it as soon as they run
@@ -102,7 +102,7 @@ class Engine:
             wake_engine=self._wake,
             adapters=adapters,
         )
-        self._scheduler = Scheduler(runner, self._kv, max_running, draft_model, clock, chunk)
+        self._scheduler = Scheduler(runner, self._kv, max_running, drafter, clock, chunk)
         self._journal = Journal()
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
@@ -199,14 +199,14 @@ class Engine:
         if not self._failure and not self._closed:
             self._kv.close()
         self.runner.close()
-        if self._draft_model is not None:
-            self._draft_model.close()
+        if self._drafter is not None:
+            self._drafter.close()
         self._closed = True
 
     def check_integrity(self) -> None:
         """Raise RuntimeError where the bookkeeping is wrong. Between steps only; takes some milliseconds."""
-        if self._draft_model is not None:
-            self._draft_model.check_integrity()
+        if self._drafter is not None:
+            self._drafter.check_integrity()
         owned = self._kv.cache.check_integrity()
         for generation in self._scheduler.running:
             sequence = generation.sequence

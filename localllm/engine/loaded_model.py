@@ -17,8 +17,9 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.backends import BackendChoice, draft_beside, for_draft, open_runner, usual_adapters
 from localllm.engine.disk_cache import disk_cache_of
 from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import SelfDrafter
 from localllm.engine.engine import Engine
-from localllm.engine.runner import ImagePieces, SeesImages
+from localllm.engine.runner import DraftsItself, ImagePieces, SeesImages
 from localllm.engine.sequence import adapter_set
 from localllm.errors import RequestError
 from localllm.memory import model_memory
@@ -161,6 +162,7 @@ def load_model(
         if draft_model is not None:
             draft_model.close()
         raise
+    itself = SelfDrafter(runner) if runner.info.can_draft and isinstance(runner, DraftsItself) else None
     engine = Engine(
         runner,
         tokenizer,
@@ -168,7 +170,7 @@ def load_model(
         max_running=settings.parallel,
         max_waiting=2 * settings.max_queue,  # of all clients; the server bounds the shares of each
         disk=disk,
-        draft_model=draft_model,
+        drafter=draft_model or itself,
         adapters=adapters,
     )
     engine.start()

@@ -104,6 +104,18 @@ class Interruptible(Protocol):
         """Like Runner.run, but give up soon after another thread has set `stop`: None, with nothing changed."""
 
 
+@runtime_checkable
+class DraftsItself(Protocol):
+    """What a Runner has beyond others if the model itself can guess further tokens, where `info.can_draft` says so."""
+
+    def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+        """Guess what comes next in sequences, each once; no sequence changes.
+
+        wanted: a sequence, the token that follows what it stores, and at most how many tokens are to follow that one.
+        A sequence may get fewer, or none.
+        """
+
+
 class ImageRows(Protocol):
     """A run of an image's rows. sees_all: they attend to each other in both directions and form one batch."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count, groupby
 
 from localllm.engine.chunk_size import ChunkSize, fair_shares, most_scored
-from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.runner import ImageRows, Interruptible, Runner
@@ -102,7 +102,7 @@ class Scheduler:
         runner: Runner,
         kv: KVManager,
         max_running: int,
-        draft_model: DraftModel | None,
+        drafter: Drafter | None,
         clock: Callable[[], float],
         chunk: ChunkSize | None,
     ) -> None:
@@ -116,7 +116,7 @@ class Scheduler:
         self._admitted: dict[Generation, tuple[float, int]] = {}  # when, and how many tokens it had generated
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
-        self._draft_model = draft_model
+        self._drafter = drafter
         self._patient = isinstance(runner, Interruptible) and runner.info.can_interrupt
         self.chunk = chunk or ChunkSize(runner.info.max_rows)
         self.costs = StepCosts()
@@ -254,8 +254,8 @@ class Scheduler:
                 pass
 
     def _drafts(self, decoding: list[Generation]) -> list[list[int]]:
-        """What each generation may go on with; the draft model drafts where prompt lookup finds nothing."""
-        guided = self._draft_model is not None or any(each.speculation.knows_more for each in decoding)
+        """What each generation may go on with; a model drafts where prompt lookup finds nothing."""
+        guided = self._drafter is not None or any(each.speculation.knows_more for each in decoding)
         if not decoding or not guided or not self._runner.info.can_truncate:
             return [[] for _ in decoding]
         others = len(decoding) - 1
@@ -265,15 +265,17 @@ class Scheduler:
             generation.speculation.look_up(limit, self.costs, others)
             for generation, limit in zip(decoding, limits, strict=True)
         ]
-        if self._draft_model is None:
+        if self._drafter is None:
             return drafts
-        token_s = self._draft_model.token_s / len(decoding)
+        token_s = self._drafter.token_s / len(decoding)
         counts = [
-            0 if known else generation.speculation.wanted_of_model(limit, self.costs, token_s, others)
+            0
+            if known
+            else generation.speculation.wanted_of_model(self._drafter.length, limit, self.costs, token_s, others)
             for generation, limit, known in zip(decoding, limits, drafts, strict=True)
         ]
         sequences = [generation.sequence for generation in decoding]
-        guesses = self._draft_model.guess(list(zip(sequences, counts, strict=True)))
+        guesses = self._drafter.guess(list(zip(sequences, counts, strict=True)))
         return [known or guess for known, guess in zip(drafts, guesses, strict=True)]
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
@@ -346,5 +348,5 @@ class Scheduler:
         self.running.remove(generation)
         del self._admitted[generation]
         self._kv.release(generation.sequence)
-        if self._draft_model is not None:
-            self._draft_model.forget(generation.sequence)
+        if self._drafter is not None:
+            self._drafter.forget(generation.sequence)

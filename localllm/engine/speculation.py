@@ -4,6 +4,7 @@ Prompt lookup needs no second model: what followed the same words before probabl
 are drafted follows from what steps cost and from how often drafts were right.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
@@ -100,50 +101,61 @@ class DraftLength:
 
 
 class ModelDraftLength(DraftLength):
-    """How long the next draft of a draft model should be.
+    """How long the next draft of a model should be, for all requests that it drafts for.
 
-    Where none pays, a short draft is tried again only after a pause that doubles with every failure.
+    Guesses further on are right less often than the first, so each place of a draft has a record of its own; one that
+    was never seen is taken for the place before it. Where no draft pays, one token is tried now and then, so seldom
+    that what trials take is at most TRIALS of the time.
     """
 
-    FIRST_PAUSE = 8
-    LONGEST_PAUSE = 256
+    FORGET = 0.85
+    TRIALS = 0.01
+    LONGEST_PAUSE = 512  # tokens
+    _FIRST, _GUESSES = 0.75, 2.0  # what the first place is taken for, and how many guesses a place begins with
 
     def __init__(self) -> None:
-        self._right, self._wrong = 3.0, 1.0  # as if four guesses had been made, three of them right
+        self._seen: list[list[float]] = []  # right and wrong guesses of each place that was reached
         self._pause = 0
-        self._next_pause = self.FIRST_PAUSE
+        self._tries = False
 
     def chance(self, at: int) -> float:
         """Estimated probability that the guess at this place of a draft is right if all before it are."""
-        return self._right / (self._right + self._wrong)
+        if not self._seen:
+            return self._FIRST
+        right, wrong = self._seen[min(at, len(self._seen) - 1)]
+        return right / (right + wrong)
 
     def token(self) -> None:
         """Note that a token was generated."""
         self._pause -= self._pause > 0
 
     def choose(self, limit: int, costs: StepCosts, drafting_s: float, others: int = 0) -> int:
-        """Tokens to draft; none during a pause."""
-        if self._pause or limit <= 0:
+        """Tokens to draft; where none pays, none during a pause, and then one."""
+        if limit <= 0:
             return 0
-        best = super().choose(limit, costs, drafting_s, others)
-        if not best:
-            self._rest()
-        return best
+        if best := super().choose(limit, costs, drafting_s, others):
+            self._tries = False
+            return best
+        if self._pause:
+            return 0
+        tries, self._tries = self._tries, not self._tries
+        if tries:
+            return 1
+        plain = costs.seconds(others + 1)
+        lost = max(costs.seconds(others + 2) - plain + drafting_s, 0.0)
+        steps = math.ceil(lost / plain / self.TRIALS) if plain > 0 else 0
+        self._pause = min(steps * (others + 1), self.LONGEST_PAUSE)
+        return 0
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a verified draft."""
-        self._right = self._right * self.FORGET + accepted
-        self._wrong = self._wrong * self.FORGET + (accepted < drafted)
-        if accepted == drafted:
-            self._next_pause = self.FIRST_PAUSE
-        elif not accepted and self.chance(0) < 0.5:
-            self._rest()
-
-    def _rest(self) -> None:
-        """Pause; the guess after it counts again as one that may be right."""
-        self._pause = self._next_pause
-        self._next_pause = min(self._next_pause * 2, self.LONGEST_PAUSE)
-        self._right, self._wrong = 1.5, 0.5
+        for at in range(min(accepted + 1, drafted)):
+            right = at < accepted
+            if at == len(self._seen):
+                chance = self.chance(at)
+                self._seen.append([self._GUESSES * chance, self._GUESSES * (1 - chance)])
+            seen = self._seen[at]
+            seen[:] = [seen[0] * self.FORGET + right, seen[1] * self.FORGET + (not right)]
 
 
 class LookupLength(DraftLength):
@@ -212,7 +224,7 @@ class PromptLookup:
 
 
 class Speculation:
-    """What one request drafts: from its own text by prompt lookup, else from a draft model.
+    """What one request drafts: from its own text by prompt lookup, else from a model.
 
     drafted and accepted count tokens.
     """
@@ -221,8 +233,7 @@ class Speculation:
         self.drafted = self.accepted = 0
         self._lookup = PromptLookup(text)
         self._lookup_length = LookupLength()
-        self._model_length = ModelDraftLength()
-        self._by_model = False
+        self._by_model: ModelDraftLength | None = None
 
     @property
     def knows_more(self) -> bool:
@@ -231,27 +242,30 @@ class Speculation:
 
     def look_up(self, limit: int, costs: StepCosts, others: int) -> list[int]:
         """Draft up to `limit` tokens that followed the same ones before; others: further rows of the step."""
-        self._by_model = False
+        self._by_model = None
         if not self._lookup.found:
             return []
         return self._lookup.draft(self._lookup_length.choose(limit, costs, 0.0, others))
 
-    def wanted_of_model(self, limit: int, costs: StepCosts, token_s: float, others: int) -> int:
-        """How many tokens a draft model should draft that takes token_s for each; for where `look_up` gave none."""
-        self._by_model = True
-        return self._model_length.choose(limit, costs, token_s, others)
+    def wanted_of_model(
+        self, length: ModelDraftLength, limit: int, costs: StepCosts, token_s: float, others: int
+    ) -> int:
+        """How many tokens a model should draft that takes token_s for each; for where `look_up` gave none."""
+        self._by_model = length
+        return length.choose(limit, costs, token_s, others)
 
     def token(self, token_id: int) -> None:
         """Note a token that has come."""
         expected = self._lookup.append(token_id)
         if expected is not None:
             self._lookup_length.guessed(expected)
-        self._model_length.token()
+        if self._by_model:
+            self._by_model.token()
 
     def verified(self, drafted: int, accepted: int) -> None:
         """Note how many tokens of the latest draft were right."""
         if self._by_model:
-            self._model_length.observe(drafted, accepted)
+            self._by_model.observe(drafted, accepted)
         self.drafted += drafted
         self.accepted += accepted
 

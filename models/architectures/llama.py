@@ -103,7 +103,7 @@ GRANITE = Architecture(
     replace(NEIGHBOURS, turns=_granite_turns),
     scales=Scales(_granite_embedding, _granite_residual, _granite_attention, _granite_logits),
 )
-_QWEN35 = Architecture("qwen35", HALVES, _OTHER_SECOND_NORM, gated_attention=True)
+_QWEN35 = Architecture("qwen35", HALVES, _OTHER_SECOND_NORM, gated_attention=True, drafts=True)
 
 ARCHITECTURES = (
     # Llama 1 to 3, Mistral, TinyLlama, SmolLM, and Mixtral, which differs by having experts.

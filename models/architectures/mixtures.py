@@ -74,6 +74,7 @@ ARCHITECTURES = (
         replace(NEIGHBOURS, scaling=_unsharpened),
         scales=Scales(attention=_deepseek2_attention),
         experts=Experts(_deepseek2_gating, normalise=None, scale=stated_expert_scale),
+        drafts=True,
     ),
     # GLM 4.5 and 4.6: experts behind the first layers beside a shared one, chosen with a bias.
     Architecture(
@@ -81,6 +82,7 @@ ARCHITECTURES = (
         HALVES,
         Norms(feed_forward="post_attention_norm"),
         experts=Experts(_glm4_gating, normalise=None, scale=stated_expert_scale),
+        drafts=True,
     ),
     # Ling 2: GLM 4.5's experts with one tensor for queries, keys and values.
     Architecture("bailingmoe2", HALVES, experts=Experts(stated_gating, normalise=None, scale=stated_expert_scale)),

@@ -30,7 +30,7 @@ needs_llama = pytest.mark.skipif(
 )
 
 _MODELS_KEPT = 4
-_open_models: dict[tuple[str, bool, bool], Any] = {}
+_open_models: dict[tuple[str, bool, bool, bool], Any] = {}
 _log_lines: list[str] = []
 _callbacks: list[object] = []  # C keeps only a pointer to the log callback, so somebody must keep the callback
 
@@ -101,16 +101,20 @@ def close_models() -> None:
         api().llama_model_free(_open_models.popitem()[1])
 
 
-def load(path: Path | str, *, vocab_only: bool = False, repack: bool = False) -> Any:
-    """Return the llama_model pointer of a GGUF file on the CPU; the same one while it is among the last few used."""
+def load(path: Path | str, *, vocab_only: bool = False, repack: bool = False, drafts: bool = False) -> Any:
+    """Return the llama_model pointer of a GGUF file on the CPU; the same one while it is among the last few used.
+
+    drafts: with the layers of multi-token prediction.
+    """
     llama = api()
-    key = (str(Path(path).resolve()), vocab_only, repack)
+    key = (str(Path(path).resolve()), vocab_only, repack, drafts)
     model = _open_models.pop(key, None)
     if model is None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
         params.vocab_only = vocab_only
         params.use_extra_bufts = repack
+        params.load_mtp = drafts
         model = llama.llama_model_load_from_file(key[0].encode(), params)
         if not model:
             raise ValueError(f"llama.cpp cannot load {path}:\n{log()[-2000:]}")
@@ -171,6 +175,26 @@ def hidden_states(path: Path | str, tokens: Sequence[int]) -> NDArray[np.float32
     with _computed(path, tokens, llama.LLAMA_POOLING_TYPE_NONE) as handle:
         shape = (len(tokens), llama.llama_model_n_embd_out(load(path)))
         return np.array(np.ctypeslib.as_array(llama.llama_get_embeddings(handle), shape), dtype=np.float32)
+
+
+def predicted_logits(path: Path | str, tokens: Sequence[int], states: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the logits of the file's layer of multi-token prediction: float32[len(tokens), vocabulary].
+
+    states: float32[len(tokens), embedding], those that each token is joined with.
+    """
+    llama = api()
+    params = llama.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = len(tokens)
+    params.n_threads = params.n_threads_batch = 1
+    params.flash_attn_type = 0
+    params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
+    handle = llama.llama_init_from_model(load(path, drafts=True), params)
+    if not handle:
+        raise ValueError(f"llama.cpp cannot make a context for drafts:\n{log()[-2000:]}")
+    try:
+        return _decode(handle, tokens, 0, np.ascontiguousarray(states, np.float32))
+    finally:
+        llama.llama_free(handle)
 
 
 def pooled(path: Path | str, tokens: Sequence[int], width: int) -> NDArray[np.float32]:
@@ -277,20 +301,27 @@ def vocab_size(path: Path | str) -> int:
     return int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(load(path, vocab_only=True))))
 
 
-def _decode(handle: Any, tokens: Sequence[int], first_position: int) -> NDArray[np.float32]:
-    """Append tokens to sequence 0 and return the logits of all of them, as a copy."""
-    _compute(handle, tokens, first_position)
+def _decode(
+    handle: Any, tokens: Sequence[int], first_position: int, states: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """Append tokens to sequence 0, with states beside them, and return the logits of all of them, as a copy."""
+    _compute(handle, tokens, first_position, states)
     llama = api()
     vocab = llama.llama_model_get_vocab(llama.llama_get_model(handle))
     shape = (len(tokens), llama.llama_vocab_n_tokens(vocab))
     return np.array(np.ctypeslib.as_array(llama.llama_get_logits(handle), shape), dtype=np.float32)
 
 
-def _compute(handle: Any, tokens: Sequence[int], first_position: int) -> None:
-    """Run tokens of sequence 0 and ask for the results of all of them."""
+def _compute(
+    handle: Any, tokens: Sequence[int], first_position: int, states: NDArray[np.float32] | None = None
+) -> None:
+    """Run tokens of sequence 0, with states beside them, and ask for the results of all of them."""
     llama = api()
     batch = llama.llama_batch_init(len(tokens), 0, 1)
+    floats = ctypes.POINTER(ctypes.c_float)
     try:
+        if states is not None:
+            batch.embd = states.ctypes.data_as(floats)
         batch.n_tokens = len(tokens)
         for row, token in enumerate(tokens):
             batch.token[row] = token
@@ -300,6 +331,7 @@ def _compute(handle: Any, tokens: Sequence[int], first_position: int) -> None:
             batch.logits[row] = 1
         status = (llama.llama_decode if llama.llama_get_memory(handle) else llama.llama_encode)(handle, batch)
     finally:
+        batch.embd = floats()  # which is freed with the batch
         llama.llama_batch_free(batch)
     if status != 0:
         raise RuntimeError(f"llama.cpp returned {status}:\n{log()[-2000:]}")

@@ -161,7 +161,7 @@ class _Simulation:
             max_running=1 if setup.batching is Batching.NONE else setup.slots,
             max_waiting=setup.queue,
             background_tokens=0,
-            draft_model=guesser,
+            drafter=guesser,
             clock=self._clock,
             chunk=self._chunk(),
         )

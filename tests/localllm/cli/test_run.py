@@ -20,7 +20,7 @@ from localllm.engine.stream import GenerationStream
 from localllm.errors import ContextOverflowError, OutOfMemoryError
 from localllm.settings import Settings
 
-COUNTS = Counts(prompt=5, cached_memory=2, cached_disk=1, generated=3)
+COUNTS = Counts(prompt=5, cached_memory=2, cached_disk=1, generated=3, drafted=4, accepted=1)
 TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, ttft_s=0.75)
 ANSWER = [
     TokenEvent(progress=Progress(queue_position=0, prefilled=1, total=5)),
@@ -199,7 +199,7 @@ def test_stats_go_to_stderr(run: Callable[..., int], capsys: pytest.CaptureFixtu
     for words in (
         "TTFT 0.750 s",
         "prefill 4.0 tok/s",
-        "decode 2.0 tok/s",
+        "decode 2.0 tok/s (1 of 4 drafted tokens right)",
         "memory ",
         "seed 42",
         "(3 cached)",

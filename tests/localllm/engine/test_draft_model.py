@@ -36,7 +36,7 @@ def request(prompt: tuple[int, ...] = PROMPT, temperature: float = 0, **others: 
 
 def answers(draft: FakeRunner | None, *wanted: GenerationRequest, pages: int = 400) -> list[Completion]:
     runner = FakeRunner(pages=pages)
-    engine = Engine(runner, FakeVocabulary(), draft_model=DraftModel(draft) if draft else None)
+    engine = Engine(runner, FakeVocabulary(), drafter=DraftModel(draft) if draft else None)
     streams = [engine.submit(one) for one in wanted]
     while engine.step():
         engine.check_integrity()
@@ -81,7 +81,7 @@ def test_a_long_prompt_is_read_in_pieces_and_once() -> None:
     draft = FakeRunner(pages=800, max_rows=128)
     long = tuple(int(token) for token in np.random.default_rng(5).integers(1, 64, 500))
     first, second = request(long), request((*long, 7, 8))
-    engine = Engine(FakeRunner(pages=800, max_rows=128), FakeVocabulary(), draft_model=DraftModel(draft))
+    engine = Engine(FakeRunner(pages=800, max_rows=128), FakeVocabulary(), drafter=DraftModel(draft))
     for one in (first, second):
         stream = engine.submit(one)
         while engine.step():
@@ -131,16 +131,48 @@ def test_drafts_grow_with_acceptance_and_end_where_they_lose() -> None:
     assert length.choose(30, cheap, 0.0) >= 8
     assert length.choose(3, cheap, 0.0) == 3
     assert 0 < ModelDraftLength().choose(30, cheap, 0.005) < ModelDraftLength().choose(30, cheap, 0.0)
-    length = ModelDraftLength()
-    assert length.choose(30, dear, 0.0) == 0
-    assert length.choose(30, cheap, 0.0) == 0, "it pauses"
-    for _ in range(ModelDraftLength.FIRST_PAUSE):
-        length.token()
-    assert length.choose(30, cheap, 0.0) > 0
-    failing, tried = ModelDraftLength(), 0
-    for _ in range(1000):
-        if count := failing.choose(30, cheap, 0.0):
-            failing.observe(count, 0)
-            tried += 1
-        failing.token()
-    assert tried < 25
+    assert ModelDraftLength().choose(30, dear, 0.0) == 0
+
+
+def test_places_of_a_draft_are_judged_apart() -> None:
+    cheap, length = costs(0.02, 0.0005), ModelDraftLength()
+    for _ in range(30):
+        length.observe(3, 1)
+    assert length.chance(0) > 0.9 and length.chance(1) < 0.1 and length.chance(9) < 0.1
+    assert length.choose(30, cheap, 0.001) == 1
+
+
+def decoded(acceptance: float, drafting_s: float, tokens: int = 2000) -> tuple[float, ModelDraftLength]:
+    """Time without drafts by time with them, as steps cost, and what was learned."""
+    learned, length = costs(0.02, 0.002), ModelDraftLength()
+    random, spent, came = np.random.default_rng(1), 0.0, 0
+    while came < tokens:
+        count = length.choose(15, learned, drafting_s)
+        right = next((at for at in range(count) if random.random() >= acceptance), count)
+        spent += learned.seconds(1 + count) + count * drafting_s
+        if count:
+            length.observe(count, right)
+        for _ in range(1 + right):
+            length.token()
+        came += 1 + right
+    return came * learned.seconds(1) / spent, length
+
+
+def test_drafts_that_fail_take_a_hundredth_of_the_time_and_good_ones_pay() -> None:
+    for drafting_s in (0.0, 0.002, 0.02):
+        assert decoded(0.0, drafting_s)[0] > 0.98
+        assert decoded(0.02, drafting_s)[0] > 0.98
+    assert decoded(0.8, 0.002)[0] > 1.6
+
+
+def test_drafts_come_back_when_guesses_become_right() -> None:
+    _, length = decoded(0.0, 0.002)
+    cheap, tried = costs(0.02, 0.002), []
+    for _ in range(400):
+        count = length.choose(15, cheap, 0.002)
+        tried.append(count)
+        if count:
+            length.observe(count, count)
+        for _ in range(1 + count):
+            length.token()
+    assert tried[0] <= 1 and tried[-1] > 3

@@ -129,7 +129,7 @@ class Work:
         self.runner = make_runner(**self.shape, kv_layout=str(self.chance.choice(KV_TYPES)), copies_bytes=self.copies)
         cache = DiskCache(self.folder, self.runner.info.kv_layout, 100_000) if self.disk else None
         draft = DraftModel(make_runner(pages=40, max_rows=16)) if self.draft else None
-        self.engine = Engine(self.runner, VOCABULARY, max_running=4, max_waiting=6, disk=cache, draft_model=draft)
+        self.engine = Engine(self.runner, VOCABULARY, max_running=4, max_waiting=6, disk=cache, drafter=draft)
 
     def stop(self) -> None:
         """End the engine, check what it had to do, and note what it did."""

@@ -58,7 +58,7 @@ def test_what_is_on_disk_serves_its_own_namespace_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("namespace", ["", "alice"])
 def test_a_draft_model_guesses_in_every_namespace(namespace: str) -> None:
-    engine = Engine(FakeRunner(pages=400), FakeVocabulary(), draft_model=DraftModel(FakeRunner(pages=400)))
+    engine = Engine(FakeRunner(pages=400), FakeVocabulary(), drafter=DraftModel(FakeRunner(pages=400)))
     plain = Engine(FakeRunner(pages=400), FakeVocabulary())
     for _ in range(2):
         streams = [submitted(one, namespace) for one in (engine, plain)]

@@ -1,0 +1,101 @@
+"""Decode speed of a model that drafts for itself against the same model without drafts of its own.
+
+    self_drafts.py MODEL.gguf TEXT.txt [--acceptance 0 0.5 0.8] [--prompt 400] [--tokens 96] [--rounds 5] [--threads N]
+                   [--processor-time]
+
+MODEL has layers of multi-token prediction, of any weights. What is written is given, as in benchmarks.speculation: the
+runner computes every row, and then the next token of the text is made the likeliest. The layer computes every guess,
+and then each is made the text's next token, or another one, so that it is right with the given chance if all before it
+are. So costs are the model's own. On and off alternate in one run; medians. --processor-time counts what the processor
+spent, for machines that others use too; with one thread only.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.engine_tools import KV_BYTES, ask, medians, table, text_tokens
+from benchmarks.speculation import Scripted
+from gguf_io import load_tokenizer, open_model
+from localllm.engine.drafter import SelfDrafter
+from localllm.engine.engine import Engine
+from localllm.engine.request import TokenEvent
+from models import NativeRunner
+
+
+class Guessing(Scripted):
+    """A scripted runner whose guesses are right with the chance `acceptance`."""
+
+    def __init__(self, runner: NativeRunner) -> None:
+        super().__init__(runner)
+        self.acceptance = 0.0
+        self._random = np.random.default_rng(1)
+
+    def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+        """Compute, then follow the script, or leave it."""
+        guesses = self._runner.draft(wanted)
+        for (sequence, _, _), guess in zip(wanted, guesses, strict=True):
+            first = self._runner.sequence_length(sequence) + 1
+            for at in range(len(guess)):
+                right = self._random.random() < self.acceptance and first + at < len(self.script)
+                guess[at] = self.script[first + at] if right else 0
+        return guesses
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.0, 0.5, 0.8])
+    parser.add_argument("--prompt", type=int, default=400)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--processor-time", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.processor_time and arguments.threads != 1:
+        parser.error("--processor-time needs --threads 1: threads that wait take time, too")
+    clock = time.process_time if arguments.processor_time else time.monotonic
+    with open_model(arguments.model) as file:
+        tokenizer = load_tokenizer(file)
+        opened = {
+            on: NativeRunner(file, kv_bytes=KV_BYTES, threads=arguments.threads, drafts=on) for on in (True, False)
+        }
+    runner, plain = Guessing(opened[True]), Scripted(opened[False])
+    engines = {
+        "on": Engine(runner, tokenizer, drafter=SelfDrafter(runner, clock), clock=clock),
+        "off": Engine(plain, tokenizer, clock=clock),
+    }
+    for engine in engines.values():
+        engine.start()
+    if not runner.info.can_draft:
+        parser.error(f"{arguments.model} has no layers of multi-token prediction that the native engine knows")
+    text = text_tokens(tokenizer, arguments.text.read_text(encoding="utf-8"), arguments.prompt + arguments.tokens)
+    prompt = text[: arguments.prompt]
+    runner.script = plain.script = [*text, 0]
+    last: dict[str, TokenEvent] = {}
+
+    def run(name: str) -> float:
+        last[name] = event = ask(engines[name], prompt, arguments.tokens)
+        return (event.counts.generated - 1) / event.timings.decode_s
+
+    subjects: dict[str, Callable[[], float]] = {"on": lambda: run("on"), "off": lambda: run("off")}
+    rows = []
+    for acceptance in arguments.acceptance:
+        runner.acceptance = acceptance
+        figures = medians(arguments.rounds, subjects)
+        on, off, counts = figures["on"], figures["off"], last["on"].counts
+        rows.append([acceptance, off, on, on / off, counts.drafted, counts.accepted / max(counts.drafted, 1)])
+    for engine in engines.values():
+        engine.close()
+    table(("right", "off tok/s", "on tok/s", "times", "drafted", "accepted"), rows)
+    sys.stdout.write("Goals: never below 0.98 times; 1.6 times where 0.8 of the guesses are right.\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Small models with a layer of multi-token prediction behind the others, for tests.models.synthetic to write."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import Synthetic, shapes, write
+
+
+def predicting(model: Synthetic, *, own_ends: bool = False) -> Synthetic:
+    """The model with one such layer. own_ends: with an embedding, a norm and an output of its own."""
+    prefix = f"blk.{model.layers}.nextn."
+    joins = {"eh_proj": f"{model.embedding}, {2 * model.embedding}", "enorm": "width", "hnorm": "width"}
+    ends = {
+        "embed_tokens": "vocabulary, width",
+        "shared_head_head": "vocabulary, width",
+        "shared_head_norm": "width",
+    }
+    further = joins | (ends if own_ends else {})
+    return replace(
+        model,
+        layers=model.layers + 1,
+        extra={**model.extra, "nextn_predict_layers": 1},
+        beside={**model.beside, **{f"{prefix}{name}.weight": shape for name, shape in further.items()}},
+    )
+
+
+PREDICTING = {
+    name: predicting(MODELS[name], own_ends=at % 2 == 0)
+    for at, name in enumerate(("qwen35", "qwen35moe", "qwen3next", "glm4moe", "glm4moe-355b", "deepseek2-groups"))
+}
+
+
+def counting(path: Path, seed: int = 3, vocabulary: int = 320, embedding: int = 256) -> Path:
+    """Write a model whose layers add nothing: the token after each is the next id, as its own layer says too."""
+    model = predicting(replace(MODELS["qwen35"], tied=False, vocabulary=vocabulary, embedding=embedding))
+    random = np.random.default_rng(seed)
+    values = {}
+    for name, shape in shapes(model).items():
+        values[name] = (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        if len(shape) == 1 and name.endswith("norm.weight"):
+            values[name] = np.ones(shape, np.float32)
+        if name.endswith(("attn_output.weight", "ffn_down.weight", "ssm_out.weight")):
+            values[name] = np.zeros(shape, np.float32)
+    width = model.embedding
+    joins = f"blk.{model.layers - 1}.nextn."
+    values[joins + "eh_proj.weight"] = np.eye(width, 2 * width, dtype=np.float32)
+    for name in ("enorm", "hnorm"):
+        values[f"{joins}{name}.weight"] = np.ones(width, np.float32)
+    values["output.weight"] = values["token_embd.weight"][np.roll(np.arange(model.vocabulary), 1)]
+    return write(model, path, values=values)
