@@ -1,11 +1,14 @@
 """How help reads: plain arguments, commands in the order in which people need them, examples to copy at the end."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from localllm.text import shortened
 
+_Command: Any = object  # for the type checker: whatever stands behind it in a class
 EXAMPLES = {
     "run": (
         'localllm run qwen3:0.6b "Why is the sky blue?"',
@@ -88,7 +91,23 @@ def examples(command: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])])
 
 
-class PlainCommand(TyperCommand):
+class _Converting(_Command):
+    """Converts what words of the command line need no library for, and leaves the rest to typer."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, --help among them."""
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if "process_value" not in vars(parameter):
+                parameter.process_value = partial(_converted, parameter, parameter.process_value)
+        return parameters
+
+
+class PlainGroup(_Converting, TyperGroup):
+    """All commands."""
+
+
+class PlainCommand(_Converting, TyperCommand):
     """A command whose help shows arguments by their names alone, without Python's types."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -111,3 +130,15 @@ class PlainCommand(TyperCommand):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _converted(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """What typer's own `convert` gives. Most values need none, and it imports pydantic, which takes 0.1 s."""
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if value is None and not parameter.required:
+        value = () if parameter.multiple or parameter.nargs == -1 else None
+    elif kind is int and isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value)
+    elif kind is not str or not isinstance(value, str):
+        return convert(context, value)
+    return parameter.callback(context, parameter, value) if parameter.callback else value

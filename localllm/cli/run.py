@@ -87,7 +87,6 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.answer.request import AnswerRequest
     from localllm.cli import generation, terminal
     from localllm.cli.prompt import check_text, read_image, read_prompt
-    from localllm.cli.tools import answer_with_tools, opened_tools
     from localllm.engine.request import FinishReason, SamplingParams
     from localllm.engine.sampling.validation import check_ranges
     from localllm.errors import RequestError
@@ -126,8 +125,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         persist_from=KEPT_PROMPT_TOKENS + 1,
     )
     with terminal.StatusLine() as status, contextlib.ExitStack() as stack:
-        allowed = stack.enter_context(opened_tools(tools)) if tools else None
-        if allowed:
+        allowed = None
+        if tools:
+            from localllm.cli.tools import answer_with_tools, opened_tools
+
+            allowed = stack.enter_context(opened_tools(tools))
             request = replace(request, tools=allowed.toolbox.offered())
         begin = (
             started_remotely(model, request, settings, flags)
