@@ -52,4 +52,3 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from tui.start import run_chat
 
     raise typer.Exit(run_chat(model, flags, sessions, host, resume, system, persona))
-

@@ -8,7 +8,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from localllm.text import shortened
 
-_Command: Any = object  # for the type checker: whatever stands behind it in a class
 EXAMPLES = {
     "run": (
         'localllm run qwen3:0.6b "Why is the sky blue?"',
@@ -91,24 +90,20 @@ def examples(command: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])])
 
 
-class _Converting(_Command):
-    """Converts what words of the command line need no library for, and leaves the rest to typer."""
+class PlainGroup(TyperGroup):
+    """All commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """All parameters, --help among them."""
-        parameters: list[Any] = super().get_params(ctx)
-        for parameter in parameters:
-            if "process_value" not in vars(parameter):
-                parameter.process_value = partial(_converted, parameter, parameter.process_value)
-        return parameters
+        return _without_pydantic(super().get_params(ctx))
 
 
-class PlainGroup(_Converting, TyperGroup):
-    """All commands."""
-
-
-class PlainCommand(_Converting, TyperCommand):
+class PlainCommand(TyperCommand):
     """A command whose help shows arguments by their names alone, without Python's types."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, --help among them."""
+        return _without_pydantic(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse arguments that are left over, with what to do about a prompt without quotes."""
@@ -132,8 +127,16 @@ class PlainCommand(_Converting, TyperCommand):
                     formatter.write_dl(rows)
 
 
+def _without_pydantic(parameters: list[Any]) -> list[Any]:
+    """The parameters, where texts, integers and what is not given are no affair of typer's converter."""
+    for parameter in parameters:
+        if "process_value" not in vars(parameter):
+            parameter.process_value = partial(_converted, parameter, parameter.process_value)
+    return parameters
+
+
 def _converted(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
-    """What typer's own `convert` gives. Most values need none, and it imports pydantic, which takes 0.1 s."""
+    """What `convert`, which is typer's, gives of a value. It imports pydantic, which takes a tenth of a second."""
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     if value is None and not parameter.required:
         value = () if parameter.multiple or parameter.nargs == -1 else None

@@ -16,9 +16,7 @@ ANSWERS = [row["answer"] for row in table("help")["help"]] + [
     row["answer"] for row in table("small_talk")["talk"] if "answer" in row
 ]
 CODE = re.compile(r"`([^`]+)`")
-CLI = typer.main.get_command(
-    command_line.application({"chat": "tui.command:chat", **command_line.COMMANDS})
-).commands  # type: ignore[attr-defined]
+CLI = typer.main.get_command(command_line.application({"chat": "tui.command:chat", **command_line.COMMANDS})).commands  # type: ignore[attr-defined]
 
 
 def spans() -> list[str]:
