@@ -44,6 +44,7 @@ class CachedKernel:
     portable: bool = False
 
 
+@functools.cache
 def _fingerprint() -> str:
     """Hash of everything that compiled code depends on: our sources, the compilers and their options, the target."""
     digest = hashlib.sha256()

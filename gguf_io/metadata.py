@@ -2,9 +2,10 @@
 
 import math
 import struct
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from gguf_io.errors import DAMAGED, ModelFileError, shortened
 
@@ -27,6 +28,7 @@ class MetadataArray(Sequence[Scalar]):
         self._code = code
         self._where = where
         self._items: tuple[Scalar, ...] | None = None
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._count
@@ -68,22 +70,22 @@ class MetadataArray(Sequence[Scalar]):
 
     def raw(self) -> bytes:
         """The items as a file has them, one behind the other."""
-        data = self._data
-        if self._items is None:
-            return data
+        with self._lock:
+            if self._items is None:
+                return self._data
         if self._code != "s":
             return struct.pack(f"<{self._count}{self._code}", *self._items)
         texts = (str(item).encode() for item in self._items)
         return b"".join(_LENGTH.pack(len(text)) + text for text in texts)
 
     def _decoded(self) -> tuple[Scalar, ...]:
-        data = self._data  # before the question: another thread sets the items first, then drops the data
-        if self._items is None:
-            self._items = (
-                self._strings(data) if self._code == "s" else struct.unpack(f"<{self._count}{self._code}", data)
-            )
-            self._data = b""
-        return self._items
+        with self._lock:
+            if self._items is None:
+                data = self._data
+                strings = self._code == "s"
+                self._items = self._strings(data) if strings else struct.unpack(f"<{self._count}{self._code}", data)
+                self._data = b""
+            return self._items
 
     def _strings(self, data: bytes) -> tuple[str, ...]:
         length_at = _LENGTH.unpack_from
@@ -165,11 +167,10 @@ class Metadata(Mapping[str, Value]):
             self._fail(key, f"should be an array and is {_kind(value)}")
         if length is not None and len(value) != length:
             self._fail(key, f"should have {length} items and has {len(value)}")
-        items: list[ItemT] = []
-        for entry in value:
-            if type(entry) is not item:
-                self._fail(key, f"should be an array of {item.__name__} and holds {_kind(entry)}")
-            items.append(entry)
+        items: list[Any] = list(value)
+        if wrong := set(map(type, items)) - {item}:
+            entry = next(entry for entry in items if type(entry) in wrong)
+            self._fail(key, f"should be an array of {item.__name__} and holds {_kind(entry)}")
         return items
 
     def _value(self, key: str, default: Scalar | None) -> Value:

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +72,8 @@ def llama() -> Any:
         raise LlamaCppMissingError(f"its library does not load: {error}") from error
     # Older ones lack the field, and restore states only into cells side by side (ggml-org/llama.cpp#17982).
     if not hasattr(llama_cpp.llama_context_params, "n_outputs_max"):
+        from importlib.metadata import version
+
         raise LlamaCppMissingError(f"llama-cpp-python {version('llama_cpp_python')} is too old, 0.3.36 is needed")
     llama_cpp.llama_log_set(log_callback(), ctypes.c_void_p(0))
     ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(_abort_callback())

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import platformdirs
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores
@@ -295,6 +294,8 @@ def _place_for(path: Path, files: list[str], size: int, limit_mib: int | None) -
 
     Raises _GivenUpError where there is no room, or another process is writing; OSError.
     """
+    from filelock import FileLock, Timeout  # not above: most loads find what they need
+
     folder = path.parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(os.stat(folder)):

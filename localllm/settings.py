@@ -7,7 +7,6 @@ An unknown name is an error that suggests the nearest known one, so that a typo 
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
@@ -225,7 +224,10 @@ def _merged(*sources: Iterable[Entry], report: Report) -> dict[str, tuple[Any, s
 
 def _from_file(path: Path, report: Report) -> Iterator[Entry]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        import tomllib  # most people have no such file
+
+        content = tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):  # HOME may be no folder at all
         return
     except OSError as error:

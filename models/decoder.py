@@ -86,7 +86,7 @@ class DecoderRecorder:
         for layer in range(config.layers):
             self.record_layer(layer)
             recording.loader.check_all_used(config.layers, layer)
-            if layer == 0:  # what packs the other layers has been loaded
+            if layer == 0 and recording.loader.packs:  # the kernels that pack the other layers have been loaded
                 release_linker()
             if narrows and layer == config.last_stored:
                 self._narrow(layer + 1)

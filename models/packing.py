@@ -3,7 +3,7 @@
 The program is recorded as for computing and thrown away: it decides which rows of which tensors are packed, and how.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,7 @@ from models.recording import Recording
 from models.registry import find_architecture
 from models.rope_tables import Ropes
 from models.steps import LoadProgress
-from models.weights import WeightLoader
-
-_PIECE_BYTES = 4 << 20
+from models.weights import PORTION_BYTES, ReadRows, WeightLoader
 
 
 def pack_to(file: ModelFile, writer: PackedWriter, progress: LoadProgress | None, threads: int | None = None) -> None:
@@ -69,20 +67,10 @@ class _WritingLoader(WeightLoader):
         self,
         identity: str,
         packed: NDArray[np.generic],
-        read: Callable[[int, int], NDArray[np.uint8]],
-        row_map: NDArray[np.int32],
+        read: ReadRows,
+        portions: Iterator[NDArray[np.int32]],
         form: NativeForm,
         k: int,
     ) -> None:
-        self._writer.put(identity, self._pieces(read, row_map, form, k))
-
-    def _pieces(
-        self, read: Callable[[int, int], NDArray[np.uint8]], row_map: NDArray[np.int32], form: NativeForm, k: int
-    ) -> Iterator[NDArray[np.uint8]]:
-        group_bytes, group_rows = form[0].group_bytes(k), form[0].group_rows
-        together = max(1, _PIECE_BYTES // group_bytes)
-        room = np.empty(together * group_bytes, np.uint8)
-        for first in range(0, len(row_map), together * group_rows):
-            rows = row_map[first : first + together * group_rows]
-            self._pack_groups(room, read, rows, form, k)
-            yield room[: len(rows) // group_rows * group_bytes]
+        room = np.empty(max(PORTION_BYTES, form[0].group_bytes(k)), np.uint8)
+        self._writer.put(identity, (room[: self._pack_groups(room, read, rows, form, k)] for rows in portions))

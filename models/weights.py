@@ -1,7 +1,7 @@
 """Tensors of a file on their way into packed matrices and padded vectors."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NoReturn
@@ -20,7 +20,10 @@ from gguf_io.model_file import SLACK_BYTES, TensorRows
 from models.errors import UnsupportedModelError, refuse_unused
 from models.packed_file import PackedWeights
 
-_BYTES_PACKED_TOGETHER = 4 << 20
+PORTION_BYTES = 4 << 20
+"""Packed bytes of a matrix that are made at once, if a group has no more."""
+ReadRows = Callable[[int, int], NDArray[np.uint8]]
+"""Gives the bytes of so many rows from a first one on, [row][byte]."""
 ROW_MULTIPLE = 32
 """Outputs are padded to this many values, so that any format's groups fit."""
 
@@ -105,6 +108,11 @@ class WeightLoader:
         self.packed: dict[str, NDArray[np.generic]] = {}
         """The packed bytes by what they are: tensor, rows and format. See models.packed_file."""
 
+    @property
+    def packs(self) -> bool:
+        """Whether matrices are packed, and not mapped or only counted."""
+        return self._team is not None and self._ready is None
+
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of that name."""
         return name in self._file.tensors
@@ -163,7 +171,7 @@ class WeightLoader:
             return self._matrices[name]
         shape = (experts, rows, k) if experts else (rows, k)
         tensor = self._tensor(name, shape[1:] if rows == 1 and self.shape(name) == (k,) else shape)
-        matrix = self._pack(tensor, np.arange(rows) if order is None else order, rows, k, experts)
+        matrix = self._pack(tensor, order, rows, k, experts)
         if order is None:
             self._matrices[name] = matrix
         return matrix
@@ -196,10 +204,8 @@ class WeightLoader:
             return np.ascontiguousarray(values, dtype).reshape(heads * k, count).view(np.uint8)
 
         form = native_form("F32" if dtype is np.float32 else "F16")
-        one = np.arange(k)
-        matrix = self._pack_rows(
-            f"{name} turned", form, lambda low, rows: raw()[low : low + rows], one, k, count, heads
-        )
+        read = lambda low, rows: raw()[low : low + rows]  # noqa: E731 - typed by whom it is given to
+        matrix = self._pack_rows(f"{name} turned", form, read, None, k, count, heads)
         self._report(tensor)
         return matrix
 
@@ -214,7 +220,7 @@ class WeightLoader:
         self._used.add(name)
         return tensor
 
-    def _pack(self, tensor: TensorInfo, order: NDArray[np.int64], rows: int, k: int, experts: int) -> Matrix:
+    def _pack(self, tensor: TensorInfo, order: NDArray[np.int64] | None, rows: int, k: int, experts: int) -> Matrix:
         def read(low: int, count: int) -> NDArray[np.uint8]:
             room = count * tensor.type.row_bytes(k) + SLACK_BYTES
             if len(self._buffer) < room:
@@ -229,29 +235,26 @@ class WeightLoader:
         self,
         name: str,
         form: NativeForm,
-        read: Callable[[int, int], NDArray[np.uint8]],
-        order: NDArray[np.int64],
+        read: ReadRows,
+        order: NDArray[np.int64] | None,
         rows: int,
         k: int,
         experts: int,
     ) -> Matrix:
-        """Pack rows of k values, of which read(first, count) gives the bytes, [row][byte]. name: what they are."""
+        """Pack rows of k values, of which `read` gives the bytes. name: what they are. order: as `matrix` has it."""
         weight_format = form[0]
-        length = padded(len(order))
-        one = np.full(length, -1, np.int64)
-        one[: len(order)] = order
-        offsets = np.arange(max(experts, 1))[:, None] * rows
-        row_map = np.where(one >= 0, one + offsets, -1).astype(np.int32).reshape(-1)
-        group_bytes, group_rows = weight_format.group_bytes(k), weight_format.group_rows
-        groups = len(row_map) // group_rows
-        identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{hashlib.sha256(one.data).hexdigest()[:32]}"
-        ready = self._ready.find(identity, groups * group_bytes) if self._ready else None
-        packed = self._room(groups * group_bytes) if ready is None else ready
+        count = rows if order is None else len(order)
+        groups = padded(count) * max(experts, 1) // weight_format.group_rows
+        size = groups * weight_format.group_bytes(k)
+        placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
+        identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
+        ready = self._ready.find(identity, size) if self._ready else None
+        packed = self._room(size) if ready is None else ready
         self._builder.keep(packed)
         self.packed[identity] = packed
         if ready is None:
-            self._fill(identity, packed, read, row_map, form, k)
-        return Matrix(weight_format, packed, length, k, experts)
+            self._fill(identity, packed, read, _portions(order, rows, k, experts, weight_format), form, k)
+        return Matrix(weight_format, packed, padded(count), k, experts)
 
     def _values(self, name: str) -> NDArray[np.float32]:
         """A tensor's values."""
@@ -265,29 +268,27 @@ class WeightLoader:
         self,
         identity: str,
         packed: NDArray[np.generic],
-        read: Callable[[int, int], NDArray[np.uint8]],
-        row_map: NDArray[np.int32],
+        read: ReadRows,
+        portions: Iterator[NDArray[np.int32]],
         form: NativeForm,
         k: int,
     ) -> None:
-        """Pack rows, read as _pack_rows has it. row_map: the source row of each packed row, -1 for zeros."""
-        group_bytes, group_rows = form[0].group_bytes(k), form[0].group_rows
-        # Piece by piece, so that little of the file is in memory beside its packed copy.
-        together = max(1, _BYTES_PACKED_TOGETHER // group_bytes) * group_rows
-        for first in range(0, len(row_map), together):
-            target = packed[first // group_rows * group_bytes :]
-            self._pack_groups(target, read, row_map[first : first + together], form, k)
+        """Pack all portions, one after the other."""
+        position = 0
+        for source_rows in portions:
+            position += self._pack_groups(packed[position:], read, source_rows, form, k)
 
     def _pack_groups(
         self,
         target: NDArray[np.generic],
-        read: Callable[[int, int], NDArray[np.uint8]],
+        read: ReadRows,
         source_rows: NDArray[np.int32],
         form: NativeForm,
         k: int,
-    ) -> None:
-        """Pack a few groups of rows into the beginning of `target`."""
+    ) -> int:
+        """Pack a few groups of rows into the beginning of `target`, and return their bytes."""
         weight_format, convert = form
+        groups = len(source_rows) // weight_format.group_rows
         present = source_rows[source_rows >= 0]
         low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
         source = convert(read(low, high - low))
@@ -301,10 +302,11 @@ class WeightLoader:
             weight_format.group_rows,
             k,
             places.ctypes.data,
-            len(places) // weight_format.group_rows,
+            groups,
         )
         assert self._team is not None
         self._team.run_kernel(weight_format.repack, op)
+        return groups * weight_format.group_bytes(k)
 
     def _native_form(self, tensor: TensorInfo) -> NativeForm:
         """The format that a tensor is packed in, and the conversion of its rows where it has no kernels of its own."""
@@ -319,3 +321,20 @@ class WeightLoader:
         self._loaded_bytes += tensor.nbytes
         if self._progress is not None:
             self._progress("loading weights", min(1.0, self._loaded_bytes / self._file.weights_bytes))
+
+
+def _portions(
+    order: NDArray[np.int64] | None, rows: int, k: int, experts: int, weight_format: WeightFormat
+) -> Iterator[NDArray[np.int32]]:
+    """The source row of each packed row, -1 for zeros, of whole groups and about PORTION_BYTES at a time.
+
+    Little of the file is then in memory beside its packed copy.
+    """
+    count = rows if order is None else len(order)
+    one = np.full(padded(count), -1, np.int64)
+    one[:count] = np.arange(rows) if order is None else order
+    offsets = np.arange(max(experts, 1))[:, None] * rows
+    row_map = np.where(one >= 0, one + offsets, -1).astype(np.int32).reshape(-1)
+    together = max(1, PORTION_BYTES // weight_format.group_bytes(k)) * weight_format.group_rows
+    for first in range(0, len(row_map), together):
+        yield row_map[first : first + together]

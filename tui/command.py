@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli import main as command_line
-from localllm.cli.help import PlainCommand, examples
 from localllm.cli.options import (
     Debug,
     Remote,
@@ -54,8 +52,3 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from tui.start import run_chat
 
     raise typer.Exit(run_chat(model, flags, sessions, host, resume, system, persona))
-
-
-command_line.app.command(cls=PlainCommand, epilog=examples("chat"))(chat)
-# What people come for stands first in the help.
-command_line.app.registered_commands.insert(0, command_line.app.registered_commands.pop())

@@ -26,10 +26,9 @@ def _run() -> None:
         case ["chat", model] if in_terminal and not model.startswith("-"):
             _chat(model)
         case _:
-            import tui.command  # noqa: F401 - it is one of the commands
             from localllm.cli import main as command_line
 
-            command_line.main()
+            command_line.main({"chat": "tui.command:chat", **command_line.COMMANDS})  # first in the help
 
 
 def _open_closed_streams() -> None:

@@ -38,7 +38,7 @@ class Source:
     halves: tuple[int, ...] = ()
     exponents: tuple[int, ...] = ()
 
-    def random(self, random: np.random.Generator, blocks: int) -> NDArray[np.uint8]:
+    def random(self, random: "np.random.Generator", blocks: int) -> NDArray[np.uint8]:
         """Blocks of random bits with factors, or floats, of a sensible size: uint8[blocks, nbytes]."""
         if self.values == 1:
             # The upper half of single precision is an ordinary number in the shorter types too.

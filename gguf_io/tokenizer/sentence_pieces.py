@@ -7,6 +7,7 @@ sentencepiece_model.proto.
 
 import re
 import struct
+from functools import cached_property
 
 from sentencepiece import SentencePieceProcessor
 
@@ -16,6 +17,8 @@ from gguf_io.tokenizer.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNU
 from gguf_io.tokenizer.vocabulary import Vocabulary
 
 _UNIGRAM, _BPE = 1, 2
+_ONE_BYTE = 0x7F  # the most that a variable-length integer holds in one byte
+_FLOAT = struct.Struct("<f")
 _ACROSS_WORDS = re.compile(f"[A-Za-z]\u2581|\n[{LETTERS}]")
 _CHARACTER_MAP = "tokenizer.ggml.precompiled_charsmap"
 
@@ -24,14 +27,26 @@ class SentencePieces:
     """Encodes text without special tokens in it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._unk_id = vocabulary.need_unk_id()
         self._outside = len(vocabulary.tokens)
-        self.cuts = _cuts(vocabulary)
         self._processor = SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(_model(vocabulary))
         except RuntimeError as error:
             raise TokenizerError(f"tokenizer.ggml.tokens: {shortened(error)}. {DAMAGED}") from error
+
+    @cached_property
+    def cuts(self) -> re.Pattern[str] | None:
+        """Between words, where no token has the end of one and the beginning of another."""
+        vocabulary = self._vocabulary
+        if "\u2581" not in vocabulary.ids or any(map(_ACROSS_WORDS.search, vocabulary.tokens)):
+            return None
+        if vocabulary.model != "t5":
+            return BETWEEN_WORDS
+        # Each piece is normalised by itself: the space that may come in front of it must be no second one.
+        prefix, merged = _spaces(vocabulary)
+        return BEFORE_SPACES if merged or not prefix else None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of the text. A run of characters that are neither tokens nor bytes here is one unknown token."""
@@ -48,24 +63,13 @@ def _model(vocabulary: Vocabulary) -> bytes:
     unigram = vocabulary.model == "t5"
     types, has_bytes = _unigram_types(vocabulary) if unigram else _merged_types(vocabulary)
     pieces = [
-        _field(1, _piece(token, score, types.get(index, NORMAL)))
+        _piece(token.encode(), score, types.get(index, NORMAL))
         for index, (token, score) in enumerate(zip(vocabulary.tokens, vocabulary.scores(), strict=True))
     ]
-    pieces.append(_field(1, _piece(f"[outside {len(pieces)}]", 0.0, UNKNOWN)))
+    pieces.append(_piece(f"[outside {len(pieces)}]".encode(), 0.0, UNKNOWN))
     trainer = _number(3, _UNIGRAM if unigram else _BPE) + _number(35, has_bytes)
     normalizer = _normalizer(vocabulary) if unigram else _number(3, False) + _number(4, False) + _number(5, True)
     return b"".join(pieces) + _field(2, trainer) + _field(3, normalizer)
-
-
-def _cuts(vocabulary: Vocabulary) -> re.Pattern[str] | None:
-    """Between words, where no token has the end of one and the beginning of another."""
-    if "\u2581" not in vocabulary.ids or any(map(_ACROSS_WORDS.search, vocabulary.tokens)):
-        return None
-    if vocabulary.model != "t5":
-        return BETWEEN_WORDS
-    # Each piece is normalised by itself: the space that may come in front of it must be no second one.
-    prefix, merged = _spaces(vocabulary)
-    return BEFORE_SPACES if merged or not prefix else None
 
 
 def _merged_types(vocabulary: Vocabulary) -> tuple[dict[int, int], bool]:
@@ -103,8 +107,12 @@ def _spaces(vocabulary: Vocabulary) -> tuple[bool, bool]:
     return prefix or merged, merged  # llama.cpp puts the space in front wherever it makes runs one
 
 
-def _piece(token: str, score: float, kind: int) -> bytes:
-    return _field(1, token.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind)
+def _piece(token: bytes, score: float, kind: int) -> bytes:
+    """A piece as a field of the model."""
+    size = len(token) + 9
+    if size <= _ONE_BYTE:  # nearly all, and there are many
+        return b"\n%c\n%c%b\x15%b\x18%c" % (size, len(token), token, _FLOAT.pack(score), kind)
+    return _field(1, _field(1, token) + b"\x15" + _FLOAT.pack(score) + _number(3, kind))
 
 
 def _field(number: int, data: bytes) -> bytes:
@@ -118,7 +126,7 @@ def _number(number: int, value: int) -> bytes:
 
 def _varint(value: int) -> bytes:
     data = bytearray()
-    while value > 0x7F:
+    while value > _ONE_BYTE:
         data.append(value & 0x7F | 0x80)
         value >>= 7
     data.append(value)

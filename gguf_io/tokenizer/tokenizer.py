@@ -97,8 +97,8 @@ class Tokenizer:
     def _pieces(self, text: str) -> Iterator[str]:
         """The text in pieces of about _PIECE characters: the libraries that encode one cannot be interrupted."""
         start = 0
-        cuts = self._encoder.cuts
         while len(text) - start > _PIECE:
+            cuts = self._encoder.cuts
             found = cuts.search(text, start + _PIECE) if cuts else None
             end = found.end() if found else len(text)
             if end - start > _LONGEST_PIECE:

@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import Debug
+from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM, Debug
 from localllm.cli.terminal import answer
-
-PROGRAM, VARIABLE = "localllm", "_LOCALLLM_COMPLETE"
 
 # Bash splits words at the colons that names of models have, and replaces only what follows the last one; typer's own
 # script knows nothing of that. This one hands over the line, where typer finds the words itself: the last one is the
@@ -51,5 +49,5 @@ def completion(
 
     script = BASH
     if shell is not Shell.BASH:
-        script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
+        script = get_completion_script(prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE, shell=shell)
     answer(script + "\n")

@@ -1,8 +1,10 @@
 """How help reads: plain arguments, commands in the order in which people need them, examples to copy at the end."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from localllm.text import shortened
 
@@ -88,8 +90,20 @@ def examples(command: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])])
 
 
+class PlainGroup(TyperGroup):
+    """All commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, --help among them."""
+        return _without_pydantic(super().get_params(ctx))
+
+
 class PlainCommand(TyperCommand):
     """A command whose help shows arguments by their names alone, without Python's types."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, --help among them."""
+        return _without_pydantic(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse arguments that are left over, with what to do about a prompt without quotes."""
@@ -111,3 +125,23 @@ class PlainCommand(TyperCommand):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _without_pydantic(parameters: list[Any]) -> list[Any]:
+    """The parameters, where texts, integers and what is not given are no affair of typer's converter."""
+    for parameter in parameters:
+        if "process_value" not in vars(parameter):
+            parameter.process_value = partial(_converted, parameter, parameter.process_value)
+    return parameters
+
+
+def _converted(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """What `convert`, which is typer's, gives of a value. It imports pydantic, which takes a tenth of a second."""
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if value is None and not parameter.required:
+        value = () if parameter.multiple or parameter.nargs == -1 else None
+    elif kind is int and isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value)
+    elif kind is not str or not isinstance(value, str):
+        return convert(context, value)
+    return parameter.callback(context, parameter, value) if parameter.callback else value

@@ -2,75 +2,49 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined] # the place where all of its versions have it
 
 from localllm.cli import terminal
-from localllm.cli.ask import ask
-from localllm.cli.bench import bench
-from localllm.cli.completion import PROGRAM, VARIABLE, completion
-from localllm.cli.cost import cost
-from localllm.cli.create import create
-from localllm.cli.help import FIRST_STEPS, PlainCommand, examples
-from localllm.cli.launch import launch
-from localllm.cli.list import list_models
-from localllm.cli.loadtest import loadtest
-from localllm.cli.machine import cache, config, doctor
-from localllm.cli.manage import copy, remove, verify
-from localllm.cli.plan import plan
-from localllm.cli.pull import pull
-from localllm.cli.quality import perplexity, quantize
-from localllm.cli.resident import ps, stop
-from localllm.cli.run import run
-from localllm.cli.serve import serve
-from localllm.cli.show import show
-from localllm.cli.simulate import simulate
+from localllm.cli.help import FIRST_STEPS, PlainCommand, PlainGroup, examples
+from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM
 from localllm.cli.terminal import ExitCode, errors_told
-from localllm.cli.warm import warm
 from localllm.errors import RequestError
 
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it by name
 
-app = typer.Typer(
-    name="localllm",
-    epilog=FIRST_STEPS,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,  # `completion` prints the scripts
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run,
-    "ask": ask,
-    "serve": serve,
-    "launch": launch,
-    "warm": warm,
-    "show": show,
-    "plan": plan,
-    "list": list_models,
-    "pull": pull,
-    "rm": remove,
-    "cp": copy,
-    "verify": verify,
-    "create": create,
-    "cache": cache,
-    "bench": bench,
-    "loadtest": loadtest,
-    "simulate": simulate,
-    "cost": cost,
-    "perplexity": perplexity,
-    "quantize": quantize,
-    "ps": ps,
-    "stop": stop,
-    "config": config,
-    "completion": completion,
-    "doctor": doctor,
+COMMANDS = {
+    "run": "localllm.cli.run:run",
+    "ask": "localllm.cli.ask:ask",
+    "serve": "localllm.cli.serve:serve",
+    "launch": "localllm.cli.launch:launch",
+    "warm": "localllm.cli.warm:warm",
+    "show": "localllm.cli.show:show",
+    "plan": "localllm.cli.plan:plan",
+    "list": "localllm.cli.list:list_models",
+    "pull": "localllm.cli.pull:pull",
+    "rm": "localllm.cli.manage:remove",
+    "cp": "localllm.cli.manage:copy",
+    "verify": "localllm.cli.manage:verify",
+    "create": "localllm.cli.create:create",
+    "cache": "localllm.cli.machine:cache",
+    "bench": "localllm.cli.bench:bench",
+    "loadtest": "localllm.cli.loadtest:loadtest",
+    "simulate": "localllm.cli.simulate:simulate",
+    "cost": "localllm.cli.cost:cost",
+    "perplexity": "localllm.cli.quality:perplexity",
+    "quantize": "localllm.cli.quality:quantize",
+    "ps": "localllm.cli.resident:ps",
+    "stop": "localllm.cli.resident:stop",
+    "config": "localllm.cli.machine:config",
+    "completion": "localllm.cli.completion:completion",
+    "doctor": "localllm.cli.machine:doctor",
 }
-for _name, _command in COMMANDS.items():
-    app.command(_name, cls=PlainCommand, epilog=examples(_name))(_command)
+"""Each command's function, in the order of the help."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -81,8 +55,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def root(
+def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
@@ -90,13 +63,36 @@ def root(
     """Runs language models on the machine in front of you. Without a command it opens the chat."""
 
 
-def main() -> None:
-    """Run the command line. Every error ends in one sentence on stderr and an exit code."""
+def application(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands, whose functions are imported now."""
+    app = typer.Typer(
+        name=PROGRAM,
+        cls=PlainGroup,
+        epilog=FIRST_STEPS,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        add_completion=False,  # `completion` prints the scripts
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for name, function in commands.items():
+        app.command(name, cls=PlainCommand, epilog=examples(name))(resolve_name(function))
+    return app
+
+
+def main(commands: Mapping[str, str] = COMMANDS) -> None:
+    """Run the command line. Every error ends in one sentence on stderr and an exit code.
+
+    Where the first word is a command, the others are not imported.
+    """
     with errors_told():
-        if VARIABLE in os.environ:
+        words = sys.argv[1:] or ["--help"]
+        if COMPLETION_VARIABLE in os.environ:
             completion_init()
+        elif words[0] in commands:
+            commands = {words[0]: commands[words[0]]}
         try:
-            sys.exit(app(sys.argv[1:] or ["--help"], prog_name=PROGRAM, standalone_mode=False) or ExitCode.DONE)
+            sys.exit(application(commands)(words, prog_name=PROGRAM, standalone_mode=False) or ExitCode.DONE)
         except _UsageError as error:
             command = error.ctx.command_path if error.ctx else PROGRAM
             message = error.format_message()

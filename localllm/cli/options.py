@@ -10,6 +10,8 @@ import typer
 
 from localllm.cli.terminal import log_to_stderr
 
+PROGRAM, COMPLETION_VARIABLE = "localllm", "_LOCALLLM_COMPLETE"
+
 
 def model_names(incomplete: str) -> list[str]:
     """Names of models on this machine for the shell's completion; it completes paths by itself where there is none."""

@@ -222,7 +222,7 @@ def _where_it_fits(choice: BackendChoice, file: ModelFile, settings: Settings, r
     """llama.cpp where the native engine was chosen, does not fit, and llama.cpp does."""
     from models.errors import UnsupportedModelError
 
-    if choice.backend != "native" or not llama_is_here():
+    if choice.backend != "native":
         return choice
     room = available_memory() if room is None else room
     try:
@@ -230,6 +230,8 @@ def _where_it_fits(choice: BackendChoice, file: ModelFile, settings: Settings, r
     except UnsupportedModelError:  # told by who opens it
         return choice
     except OutOfMemoryError:
+        if not llama_is_here():
+            return choice
         needed = _llama_needs(file, settings, room)
         if needed + RESERVE_BYTES <= room:
             return BackendChoice("llama", f"only llama.cpp fits into memory: it needs {needed >> 20:,} MiB")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from localllm.cli.main import app
+from localllm.cli.main import application
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def kept(path: Path) -> Path:
 
 
 def shown() -> dict[str, int]:
-    rows = json.loads(CliRunner().invoke(app, ["cache", "--json"]).stdout)
+    rows = json.loads(CliRunner().invoke(application(), ["cache", "--json"]).stdout)
     assert all(row["bound"] and row["path"] for row in rows)
     return {row["what"]: row["bytes"] for row in rows}
 
@@ -60,7 +60,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     before = shown()
     assert before.keys() == places.keys() and min(before.values()) > 0
     told = CliRunner().invoke(
-        app, ["cache", "--free", "kernels", "--free", "kv", "--free", "packed", "--free", "documents"]
+        application(), ["cache", "--free", "kernels", "--free", "kv", "--free", "packed", "--free", "documents"]
     )
     assert told.exit_code == 0 and "KiB" in told.stderr and "kernels: freed" in told.stderr
     gone = {what for what, path in places.items() if not path.exists()}
@@ -69,5 +69,5 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
 
 
 def test_nothing_else_is_freed(home: Path) -> None:
-    told = CliRunner().invoke(app, ["cache", "--free", "models"])
+    told = CliRunner().invoke(application(), ["cache", "--free", "models"])
     assert "choose kernels, kv, packed or documents" in str(told.exception)

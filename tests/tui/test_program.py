@@ -100,7 +100,7 @@ def test_what_the_first_picture_does_not_need_is_not_imported() -> None:
 
 
 def test_ctrl_c_while_it_starts_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
+    def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "argv", ["localllm", "list"])

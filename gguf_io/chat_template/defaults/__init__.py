@@ -9,7 +9,7 @@ among them, get lines of "Role: text".
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Family:
     stop_strings: tuple[str, ...] = ()
 
     def source(self) -> str:
-        return (files(__name__) / f"{self.name}.jinja").read_text("utf-8")
+        return Path(__file__).with_name(f"{self.name}.jinja").read_text("utf-8")
 
 
 FAMILIES = (

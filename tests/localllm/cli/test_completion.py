@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli.completion import BASH, PROGRAM, VARIABLE, Shell, completion
+from localllm.cli.completion import BASH, Shell, completion
+from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM
 from tests.waiting import PATIENCE_S
 
 NEEDS_BASH = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
@@ -93,11 +94,11 @@ def test_bash_that_does_not_split_at_colons_completes_them_too(home: Path) -> No
 def test_every_shell_has_a_script_that_asks_us(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     completion(shell)
     script = capsys.readouterr().out
-    assert f"complete_{shell}" in script and VARIABLE in script and PROGRAM in script
+    assert f"complete_{shell}" in script and COMPLETION_VARIABLE in script and PROGRAM in script
 
 
 def test_another_shell_is_answered(home: Path) -> None:
-    asked = {VARIABLE: "complete_zsh", "_TYPER_COMPLETE_ARGS": "localllm run qwen3:0"}
+    asked = {COMPLETION_VARIABLE: "complete_zsh", "_TYPER_COMPLETE_ARGS": "localllm run qwen3:0"}
     environment = {**os.environ, **asked, "HOME": str(home), "LOCALLLM_MODEL_FOLDERS": str(home / "models")}
     call = [sys.executable, "-c", "import sys; sys.argv = ['localllm']; from tui.main import main; main()"]
     told = subprocess.run(call, env=environment, capture_output=True, check=True, timeout=PATIENCE_S, text=True).stdout

@@ -7,11 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import tui.command  # noqa: F401 - the chat is one of the commands
 from localllm.cli.help import EXAMPLES
-from localllm.cli.main import app
+from localllm.cli.main import COMMANDS, application
 
-PROGRAM: Any = typer.main.get_command(app)
+ALL = application({"chat": "tui.command:chat", **COMMANDS})
+PROGRAM: Any = typer.main.get_command(ALL)
 
 
 def test_every_command_has_examples() -> None:
@@ -20,7 +20,7 @@ def test_every_command_has_examples() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_shown_and_can_be_called(name: str) -> None:
-    told = CliRunner().invoke(app, [name, "--help"]).stdout
+    told = CliRunner().invoke(ALL, [name, "--help"]).stdout
     for line in EXAMPLES[name]:
         assert f"\n    {line}\n" in told + "\n"
         program, command, *arguments = shlex.split(line.rpartition("| ")[2])
@@ -30,11 +30,11 @@ def test_examples_are_shown_and_can_be_called(name: str) -> None:
 
 
 def test_the_help_of_all_begins_with_the_chat_and_needs_no_long_flag() -> None:
-    told = CliRunner().invoke(app, ["-h"]).stdout
+    told = CliRunner().invoke(ALL, ["-h"]).stdout
     assert told.index("  chat ") < told.index("  run ")
     assert "Without a command it opens the chat" in " ".join(told.split())
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_help_tells_types_of_pythons(name: str) -> None:
-    assert "<" not in CliRunner().invoke(app, [name, "-h"]).stdout
+    assert "<" not in CliRunner().invoke(ALL, [name, "-h"]).stdout

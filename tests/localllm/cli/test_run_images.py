@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from localllm.cli.main import app
+from localllm.cli.main import application
 from localllm.cli.prompt import read_image
 from localllm.errors import RequestError
 from tests.gpu_offload.projector_files import png, write_projector
@@ -19,7 +19,7 @@ def test_images_are_read_and_have_no_place_in_raw_prompts(tmp_path: Path) -> Non
     assert read_image(tmp_path / "a.png") == png(1)
     with pytest.raises(RequestError, match="cannot be read"):
         read_image(tmp_path / "missing.png")
-    refused = CliRunner().invoke(app, ["run", "m.gguf", "Hi", "--raw", "--image", str(tmp_path / "a.png")])
+    refused = CliRunner().invoke(application(), ["run", "m.gguf", "Hi", "--raw", "--image", str(tmp_path / "a.png")])
     assert isinstance(refused.exception, RequestError) and "--image cannot be used with --raw" in str(refused.exception)
 
 
@@ -30,7 +30,7 @@ def test_text_alone_needs_no_projector(data_dir: Path, tmp_path: Path) -> None:
     chosen = []
     for more in ([], ["--mmproj", projector]):
         command = ["run", str(model), "Once", "--max-tokens", "2", "--no-cache", "--json", *more]
-        chosen.append(json.loads(CliRunner().invoke(app, command).stdout)["backend"])
+        chosen.append(json.loads(CliRunner().invoke(application(), command).stdout)["backend"])
     assert chosen == ["native", "llama.cpp"]
 
 
@@ -53,7 +53,7 @@ def test_an_image_changes_the_answer(data_dir: Path, tmp_path: Path) -> None:
             "8",
             "--no-cache",
         ]
-        told = CliRunner().invoke(app, ["run", model, "Once upon a time", "--no-cache", *flags])
+        told = CliRunner().invoke(application(), ["run", model, "Once upon a time", "--no-cache", *flags])
         assert told.exit_code == 0, told.output
         answers.append(told.stdout)
     assert answers[0] and answers[0] != answers[1]

@@ -5,7 +5,6 @@ import re
 import pytest
 import typer.main
 
-import tui.command  # noqa: F401 - it is one of the commands
 from localllm.cli import main as command_line
 from localllm.settings import Settings
 from models.builtin.training.corpus import TITLE_PROMPT
@@ -17,7 +16,7 @@ ANSWERS = [row["answer"] for row in table("help")["help"]] + [
     row["answer"] for row in table("small_talk")["talk"] if "answer" in row
 ]
 CODE = re.compile(r"`([^`]+)`")
-CLI = typer.main.get_command(command_line.app).commands  # type: ignore[attr-defined]
+CLI = typer.main.get_command(command_line.application({"chat": "tui.command:chat", **command_line.COMMANDS})).commands  # type: ignore[attr-defined]
 
 
 def spans() -> list[str]:
