@@ -1,12 +1,17 @@
-"""How many threads are worth starting: cores of this process, not hyper-threads, less what its control groups allow."""
+"""The processor's name, and how many threads are worth starting on it.
+
+That is as many as this process has cores, not hyper-threads, less what its control groups allow.
+"""
 
 import math
 import os
+import platform
 from pathlib import Path
 
 from cpu_kernels.limits import processor_quota
 
 _CPUS = Path("/sys/devices/system/cpu")
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def usable_cores() -> int:
@@ -20,6 +25,15 @@ def usable_cores() -> int:
 def usable_processors() -> int:
     """Threads that can run at the same time at all: hyper-threads count. More would wait for each other's turn."""
     return min(len(_affinity()), _allowed())
+
+
+def processor_name(cpu_info: Path = _CPU_INFO) -> str:
+    """The processor's model, as the system calls it."""
+    if cpu_info.is_file():
+        for line in cpu_info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _affinity() -> set[int]:

@@ -46,8 +46,8 @@ class Policy:
     interleaved_tiles: tiles that take turns at each 256 values of the weights, so that memory works meanwhile.
     sums_in_registers: whether there is room for the floats that a tile of blocks of 32 is added up in.
 
-    prefetch: how many bytes ahead of its use weights are asked for: by one token in blocks of 32 and in super-blocks,
-    and by tiles of several tokens.
+    prefetch: how many bytes ahead of their use weights are asked for, by kind of cpu_kernels.records.Ahead, where
+    nothing better was measured (cpu_kernels.tuning).
     """
 
     requires: frozenset[str]
@@ -67,7 +67,7 @@ class Policy:
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
 _WIDE, _NARROW = (1, 4, 8, 12), (1, 2, 4)
-_FAR = (8192, 8192, 8192)
+_FAR = (6144, 8192, 12288)
 
 POLICIES: Mapping[Isa, Policy] = {
     Isa.AVX512_VNNI: Policy(

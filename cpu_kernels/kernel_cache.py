@@ -1,7 +1,8 @@
 """Compiled kernels on disk: where they are, who is trusted, and how damage is noticed.
 
 A kernel is a file: SHA-256 of what follows, and an object file. Its folder is named by everything that its code depends
-on, so that nothing in it can be out of date; `portable` ones replace kernels that this processor computes wrong.
+on, so that nothing in it can be out of date; `portable` ones replace kernels that this processor computes wrong. Beside
+them is what was measured of them (cpu_kernels.tuning), in a file of the same kind.
 
 The folders are ours alone: below the user's cache folder, or in one of our own inside the folder that a variable names.
 Only what is recognised there is ever removed.
@@ -26,7 +27,7 @@ from llvmlite import binding
 from cpu_kernels.isa import TARGET
 
 CACHE_VARIABLE = "LOCALLLM_KERNEL_CACHE"
-SUFFIX = ".kernel"
+SUFFIX, _MEASURED_SUFFIX = ".kernel", ".measured"
 _PORTABLE, _UNFINISHED = ".portable", ".unfinished"
 _OWN_FOLDER = "localllm-kernels"
 _FOLDER_NAME = re.compile("[0-9a-f]{24}")
@@ -104,7 +105,9 @@ def _remove_unused() -> None:
 
 
 def _is_ours(folder: int, name: str) -> bool:
-    return name.endswith((SUFFIX, _UNFINISHED)) and stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode)
+    return name.endswith((SUFFIX, _MEASURED_SUFFIX, _UNFINISHED)) and stat.S_ISREG(
+        os.lstat(name, dir_fd=folder).st_mode
+    )
 
 
 @functools.cache
@@ -136,36 +139,59 @@ def _usable_folder() -> int | None:
 
 def read_kernel(name: str) -> CachedKernel | None:
     """A kernel from the cache, None where it was never compiled or is damaged."""
-    folder = _usable_folder()
-    for middle in ("", _PORTABLE) if folder is not None else ():
-        file = name + middle + SUFFIX
-        try:
-            with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as opened:
-                data = opened.read()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            log.warning("kernel %s cannot be read (%s); it is compiled anew", file, error.strerror)
-            return None
-        code = data[_DIGEST_BYTES:]
-        if hashlib.sha256(code).digest() == data[:_DIGEST_BYTES]:
+    for middle in ("", _PORTABLE):
+        code = _read(name + middle + SUFFIX, "it is compiled anew")
+        if code is not None:
             return CachedKernel(code, portable=middle == _PORTABLE)
-        log.warning("kernel %s is damaged; it is compiled anew", file)
     return None
 
 
 def write_kernel(name: str, kernel: CachedKernel) -> None:
     """Keep a kernel; another process sees all of it or nothing."""
+    _write(name + (_PORTABLE if kernel.portable else "") + SUFFIX, kernel.code, "it is compiled again")
+
+
+def read_measured(name: str) -> bytes | None:
+    """What write_measured has kept under this name, None where there is nothing or it is damaged."""
+    return _read(name + _MEASURED_SUFFIX, "it counts as not measured")
+
+
+def write_measured(name: str, data: bytes) -> None:
+    """Keep what was measured of these kernels on this machine."""
+    _write(name + _MEASURED_SUFFIX, data, "it has to be measured again")
+
+
+def _read(file: str, otherwise: str) -> bytes | None:
+    """A file's content behind its digest; otherwise: what follows where it cannot be used."""
+    folder = _usable_folder()
+    if folder is None:
+        return None
+    try:
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb") as opened:
+            data = opened.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("kernel cache: %s cannot be read (%s); %s", file, error.strerror, otherwise)
+        return None
+    content = data[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() == data[:_DIGEST_BYTES]:
+        return content
+    log.warning("kernel cache: %s is damaged; %s", file, otherwise)
+    return None
+
+
+def _write(file: str, content: bytes, otherwise: str) -> None:
     folder = _usable_folder()
     if folder is None:
         return
-    unfinished, file = f"{secrets.token_hex(8)}{_UNFINISHED}", name + (_PORTABLE if kernel.portable else "") + SUFFIX
+    unfinished = f"{secrets.token_hex(8)}{_UNFINISHED}"
     try:
         created = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
         with os.fdopen(created, "wb") as opened:
-            opened.write(hashlib.sha256(kernel.code).digest() + kernel.code)
+            opened.write(hashlib.sha256(content).digest() + content)
         os.replace(unfinished, file, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
-        log.warning("kernel %s cannot be kept (%s); it is compiled again", file, error.strerror)
+        log.warning("kernel cache: %s cannot be kept (%s); %s", file, error.strerror, otherwise)
         with contextlib.suppress(OSError):
             os.unlink(unfinished, dir_fd=folder)

@@ -1,11 +1,11 @@
 """Matrix products: how rows of weights and tiles of tokens are walked. What a block holds is a format's own affair.
 
 Weights are packed so that a vector lane is an output row (see cpu_kernels.formats). A format brings one function,
-tile(zero, group, k, act, tile, sums, start, end, fresh) for a register tile of tokens: it adds the products of values
+tile(zero, group, k, act, tile, sums, start, end, ahead) for a register tile of tokens: it adds the products of values
 start..end-1 to sums in memory (64 bytes a token, those of a group's next sixteen rows behind them). zero is a tile of
-zeros; fresh says that the group is still in memory: the first tile asks for it ahead. Tiles of all widths add the same
-products in the same order, so a token's result does not depend on the rest of the batch. Where that is faster,
-super-blocks are unpacked once for many tiles (cpu_kernels.formats.panels).
+zeros; ahead is how many bytes ahead of their use it asks for weights: 0 where an earlier tile has read the group. Tiles
+of all widths add the same products in the same order, so a token's result does not depend on the rest of the batch.
+Where that is faster, super-blocks are unpacked once for many tiles (cpu_kernels.formats.panels).
 
 Arguments of a product: 0 weights, 1 groups of rows, 2 bytes of a group, 3 rows of a group, 4 k, 5 y, 6 y stride,
 7 addend or 0 (a residual or a bias), 8 addend stride, 9 descriptors, 10 packed privately, 11 expert segments or 0,
@@ -18,7 +18,7 @@ from typing import Any
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Kernel, Samples
-from cpu_kernels.records import activation, argument, field, scratch, share, stage_rows
+from cpu_kernels.records import Ahead, Step, activation, argument, field, scratch, share, stage_rows
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32
 from cpu_kernels.simd.tiles import zero_tile_i32
@@ -44,10 +44,10 @@ def put_sum(total: Any, y: int, addends: int, offset: int) -> None:
 class Tiles:
     """How a group of rows is multiplied with tiles of `width` tokens.
 
-    compute(group, k, act, first, tiles, out, memory) leaves tiles first..first+tiles-1's results in out, which is (y of
-    the first tile, its stride, addends or 0, offset of the first tile's, their stride). most_tokens and most_bytes
-    bound a round: the tokens, and their values of a byte each, that compute is given at once, so that they stay in
-    cache while weights stream past.
+    compute(group, k, act, first, tiles, out, memory, ahead) leaves tiles first..first+tiles-1's results in out, which
+    is (y of the first tile, its stride, addends or 0, offset of the first tile's, their stride). ahead: as tiles have
+    it. most_tokens and most_bytes bound a round: the tokens, and their values of a byte each, that compute is given at
+    once, so that they stay in cache while weights stream past.
     """
 
     compute: Any
@@ -69,7 +69,7 @@ def plain_tiles(tile: Any, width: int, parts: int) -> Tiles:
                 put_sum(load_f32(place), y + t * y_stride + part * 64, addends, offset + t * addend_stride + part * 64)
 
     @inner
-    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int) -> None:
+    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int, ahead: int) -> None:
         y, y_stride, addends, offset, addend_stride = out
         for m in range(0, tiles, _TOGETHER):
             count = min(_TOGETHER, tiles - m)
@@ -79,15 +79,17 @@ def plain_tiles(tile: Any, width: int, parts: int) -> Tiles:
                 end = min(k, start + _SPAN)
                 for i in range(count):
                     sums = memory + i * tile_bytes
-                    tile(zero_tile_i32(width), group, k, act, first + m + i, sums, start, end, m + i == 0)
+                    distance = ahead if m + i == 0 else 0
+                    tile(zero_tile_i32(width), group, k, act, first + m + i, sums, start, end, distance)
             at = offset + m * width * addend_stride
             put(memory, count * width, (y + m * width * y_stride, y_stride, addends, at, addend_stride))
 
     return Tiles(compute, width, _CACHED_TOKENS, _CACHED_TOKENS)
 
 
-def tiles_kernel(tiles: Tiles, name: str, samples: Samples) -> Kernel:
-    """The kernel for tiles of several tokens; threads share out the groups of rows of all rounds of all experts."""
+def tiles_kernel(tiles: Tiles, name: str, samples: Samples, kind: Ahead) -> Kernel:
+    """The kernel for tiles of a width; threads share out the groups of rows of all rounds of all experts."""
+    distance = int(Step.AHEAD) + int(kind)
     compute, width, most_tokens, most_bytes = tiles.compute, tiles.width, tiles.most_tokens, tiles.most_bytes
 
     @inner
@@ -96,8 +98,12 @@ def tiles_kernel(tiles: Tiles, name: str, samples: Samples) -> Kernel:
         return (count + most - 1) // most
 
     @inner
-    def run(op: int, act: int, weights: int, tile: int, count: int, first: int, last: int, memory: int) -> None:
-        """Groups first..last-1 of all rounds', one round's after the other's, of `count` tiles from `tile` on."""
+    def run(op: int, act: int, weights: int, tile: int, count: int, first: int, last: int, own: Any) -> None:
+        """Groups first..last-1 of all rounds', one round's after the other's, of `count` tiles from `tile` on.
+
+        own: the thread's memory, and how far ahead it asks for weights.
+        """
+        memory, ahead = own
         groups, group_bytes, group_rows, k = argument(op, 1), argument(op, 2), argument(op, 3), argument(op, 4)
         y_stride, addend_stride = argument(op, 6), argument(op, 8)
         rounds = rounds_of(count, k)
@@ -108,10 +114,10 @@ def tiles_kernel(tiles: Tiles, name: str, samples: Samples) -> Kernel:
                 column, row = g * group_rows * 4, begin * width
                 place, offset = argument(op, 5) + row * y_stride + column, row * addend_stride + column
                 out = (place, y_stride, argument(op, 7), offset, addend_stride)
-                compute(weights + g * group_bytes, k, act, begin, some, out, memory)
+                compute(weights + g * group_bytes, k, act, begin, some, out, memory, ahead)
 
     @inner
-    def run_segments(op: int, act: int, rows: int, first: int, last: int, memory: int) -> int:
+    def run_segments(op: int, act: int, rows: int, first: int, last: int, own: Any) -> int:
         """Run the groups first..last-1 of those of all segments; return how many there are."""
         groups, k, segments = argument(op, 1), argument(op, 4), argument(op, 11)
         done = 0
@@ -123,18 +129,18 @@ def tiles_kernel(tiles: Tiles, name: str, samples: Samples) -> Kernel:
             items = rounds_of(count, k) * groups
             low, high = max(first - done, 0), min(last - done, items)
             if low < high:
-                run(op, act, weights, start, count, low, high, memory)
+                run(op, act, weights, start, count, low, high, own)
             done += items
         return done
 
     def matmul(op: int, step: int, thread: int, threads: int) -> None:
         rows = stage_rows(op, step)
         act = activation(argument(op, 9), argument(op, 10), rows, thread)
-        memory = scratch(step, thread)
-        items = run_segments(op, act, rows, 0, 0, memory)
+        own = (scratch(step, thread), field(step, distance))
+        items = run_segments(op, act, rows, 0, 0, own)
         first, last = first_share(items, thread, threads)
         while first >= 0:
-            run_segments(op, act, rows, first, last, memory)
+            run_segments(op, act, rows, first, last, own)
             first, last = next_share(op, items, threads)
 
     return Kernel(matmul, f"{name}.matmul_{width}", samples)

@@ -20,6 +20,7 @@ class Step(IntEnum):
     """Indices into the step record. ROWS and WIDTH repeat per stage, WIDTH_INDEX picks a column of the op's kernels.
 
     SEGMENTS, SEGMENT_COUNT and PARTS are those of all rows; the fields 16 behind them are those of the wanted rows.
+    AHEAD: bytes ahead of their use that products ask for weights, one field for each kind of `Ahead`.
     """
 
     ROWS = 0
@@ -36,10 +37,19 @@ class Step(IntEnum):
     SCRATCH_STRIDE = 20
     PARKED = 21
     PARTS = 22
+    AHEAD = 23
     WANTED_SEGMENTS = 28
     WANTED_SEGMENT_COUNT = 29
     WANTED_PARTS = 38
     SIZE = 40
+
+
+class Ahead(IntEnum):
+    """Kinds of products by how far ahead they ask for weights: of one token by the form of activations, and others."""
+
+    BLOCKS_32 = 0
+    BLOCKS_256 = 1
+    TILES = 2
 
 
 class Stage(IntEnum):

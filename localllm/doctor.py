@@ -119,11 +119,12 @@ def check_python() -> Check:
 
 
 def check_processor() -> Check:
-    """Cores and the instruction set that the kernels are compiled for."""
+    """Cores, the instruction set that the kernels are compiled for, and how far ahead they ask for weights."""
     from cpu_kernels.cores import usable_cores
     from cpu_kernels.isa import ISA, Isa
+    from cpu_kernels.tuning import prefetch
 
-    found = f"{usable_cores()} cores, kernels for {ISA}"
+    found = f"{usable_cores()} cores, kernels for {ISA}, weights asked for {prefetch()}"
     if ISA is Isa.PORTABLE:
         return Check("processor", State.ADVICE, found, "No known instruction set: the CPU engine works, but slowly.")
     return Check("processor", State.GOOD, found)
@@ -184,14 +185,14 @@ def check_folder(written: WrittenFolder) -> Check:
 
 def check_kernels() -> Check:
     """Whether there are kernels for this processor and version, and whether all of them compute what they should."""
-    from cpu_kernels.kernel_cache import cache_directory, portable_kernels
+    from cpu_kernels.kernel_cache import SUFFIX, cache_directory, portable_kernels
 
     folder, portable = cache_directory(), portable_kernels()
     if portable:
         advice = "They are slow. Please report it with this processor's name; --backend llama may be faster."
         found = f"portable builds of {', '.join(portable)}: compiled for this processor, their results were wrong"
         return Check("compiled kernels", State.BAD, found, advice)
-    count = sum(1 for _ in folder.glob("*")) if folder.is_dir() else 0
+    count = sum(1 for _ in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else 0
     advice = "" if count else "The first answer waits, once, while those that its model needs are compiled."
     return Check("compiled kernels", State.GOOD, f"{count} for this processor and version" if count else "none", advice)
 

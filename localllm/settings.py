@@ -24,7 +24,7 @@ from localllm.text import shortened
 PREFIX = "LOCALLLM_"
 
 # Variables that must act before settings exist, so that they are read where they act.
-OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE"})
+OTHER_VARIABLES = frozenset({"LOCALLLM_ISA", "LOCALLLM_KERNEL_CACHE", "LOCALLLM_PREFETCH"})
 
 SECRETS = frozenset({"api_key", "remote_key"})  # never shown
 

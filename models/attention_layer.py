@@ -239,7 +239,7 @@ class AttentionLayers:
             kind, form = activations.GATE_SIGMOID, matrix.format.form
             recording.gate_pack(kind, self._gates, rows.attended, matrix.k, form, up_stride=4 * matrix.k)
         else:
-            recording.pack(rows.attended, matrix.k, matrix.format.form)
+            recording.pack(rows.attended, matrix.k, matrix.format.form, stride=4 * matrix.k)
         private = self._gates is None
         bias = prefix + "attn_output.bias"
         if recording.architecture.parallel:

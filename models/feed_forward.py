@@ -26,7 +26,7 @@ class FeedForwardLayers:
     def __init__(self, recording: Recording, width: int) -> None:
         """width: of the activations between its products."""
         self._recording, self._width = recording, width
-        self._gate, self._up = recording.rows(width), recording.rows(width)
+        self._gate, self._up = recording.rows(width, spread=True), recording.rows(width, spread=True)
         self._scores = recording.rows(1)
 
     def record(self, layer: int) -> None:

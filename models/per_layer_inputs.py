@@ -42,7 +42,8 @@ class PerLayerInputs:
         for array in (self._source, self._places, self._inputs):
             builder.keep(array)
         self._table, self._projected = recording.rows(self._values), recording.rows(self._layers * self._padded)
-        self._kept, self._gate = recording.rows(config.embedding), recording.rows(self._width)
+        self._kept = recording.rows(config.embedding, spread=True)
+        self._gate = recording.rows(self._width)
         self._repack = self._fetched = 0
 
     def fetch(self, tokens: Sequence[int], program: Program) -> None:

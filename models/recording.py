@@ -17,6 +17,8 @@ from models.config import ModelConfig
 from models.weights import Matrix, WeightLoader, padded
 
 _TILE_ROOM = max(TILE_WIDTHS)
+_LINE = 16
+"""Floats of a cache line."""
 
 
 class Place(Protocol):
@@ -38,13 +40,19 @@ class FixedPlace:
 
 
 class Rows:
-    """A float32 buffer of rows x width, rows and width padded for whole tiles and groups: `values`."""
+    """A float32 buffer of rows x width, rows and width padded for whole tiles and groups: `values`.
 
-    def __init__(self, builder: ProgramBuilder, rows: int, width: int) -> None:
+    spread: rows begin in all sets of a cache. Products write to many rows in turn, and at distances of a power of two
+    they would evict each other's lines, and packed activations with them. For kernels that are given the stride.
+    """
+
+    def __init__(self, builder: ProgramBuilder, rows: int, width: int, *, spread: bool = False) -> None:
         self.width = padded(width)
-        self.stride = 4 * self.width
-        self.values = aligned_zeros((rows + _TILE_ROOM, self.width), np.float32)
-        self.address = builder.keep(self.values)
+        lines = self.width // _LINE
+        memory = aligned_zeros((rows + _TILE_ROOM, (lines | 1 if spread else lines) * _LINE), np.float32)
+        self.stride = memory.strides[0]
+        self.values = memory[:, : self.width]
+        self.address = builder.keep(memory)
 
 
 def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads: int) -> int:
@@ -87,7 +95,7 @@ class Recording:
     ) -> None:
         self.builder, self.loader, self.config, self.architecture = builder, loader, config, architecture
         self.max_rows, self.threads = max_rows, threads
-        self.x = self.rows(config.embedding)
+        self.x = self.rows(config.embedding, spread=True)
         self.packed = packed_activations(builder, max_rows, config.longest, threads)
         residual = architecture.scales.residual(config)
         self.epsilon = builder.scalar(config.epsilon / residual**2)
@@ -98,16 +106,16 @@ class Recording:
     @cached_property
     def sublayer(self) -> Rows:
         """Room for what a sub-layer gives, where it is not added at once."""
-        return self.rows(self.config.embedding)
+        return self.rows(self.config.embedding, spread=True)
 
     @cached_property
     def aside(self) -> Rows:
         """What is kept from x for a while."""
-        return self.rows(self.config.embedding)
+        return self.rows(self.config.embedding, spread=True)
 
-    def rows(self, width: int) -> Rows:
-        """A buffer of rows of this width."""
-        return Rows(self.builder, self.max_rows, width)
+    def rows(self, width: int, *, spread: bool = False) -> Rows:
+        """A buffer of rows of this width. spread: see Rows."""
+        return Rows(self.builder, self.max_rows, width, spread=spread)
 
     def vector(self, name: str, size: int) -> int:
         """Address of a vector."""
@@ -149,8 +157,9 @@ class Recording:
         )
 
     def pack(self, rows: Place, k: int, form: Form, *, stride: int | None = None) -> None:
-        """Pack rows of k values as they are. stride: bytes from row to row, those of k values unless stated."""
-        arguments = (rows.address, 4 * k if stride is None else stride, 0, k, int(form), self.packed, self.epsilon, 0)
+        """Pack rows of k values as they are. stride: bytes from row to row, where they are not the place's."""
+        stride = rows.stride if stride is None else stride
+        arguments = (rows.address, stride, 0, k, int(form), self.packed, self.epsilon, 0)
         self.builder.add(activations.norm_pack, *arguments, barrier=Barrier.MANY_ROWS)
 
     def gate_pack(self, kind: int, gate: Rows, up: Rows, k: int, form: Form, *, up_stride: int = 0) -> None:

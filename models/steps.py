@@ -12,8 +12,9 @@ from cpu_kernels.loader import release_linker
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder, choose_width, set_stage
 from cpu_kernels.recorded_step import RecordedStep
-from cpu_kernels.records import TILE_WIDTHS, Stage, Step
+from cpu_kernels.records import TILE_WIDTHS, Ahead, Stage, Step
 from cpu_kernels.threads import ThreadTeam
+from cpu_kernels.tuning import prefetch
 from models.config import ModelConfig
 from models.kv_pages import Sequence
 from models.per_layer_inputs import PerLayerInputs
@@ -79,6 +80,7 @@ class Steps:
         self._address = self._step.ctypes.data
         for index, array in fields.items():
             self._step[index] = array.ctypes.data
+        self._step[Step.AHEAD : Step.AHEAD + len(Ahead)] = prefetch().distances
         self._tokens, self._positions = fields[Step.TOKENS], fields[Step.POSITIONS]
         self._row_tables, self._segments = fields[Step.ROW_TABLES], fields[Step.SEGMENTS]
         self._wanted, self._wanted_segments = fields[Step.WANTED], fields[Step.WANTED_SEGMENTS]

@@ -39,8 +39,6 @@ from cpu_kernels.simd.vectors import (
     splat_f32,
 )
 
-# Bytes ahead of their use that weights are asked for by one token, and by several; see docs/speed.md.
-_AHEAD, _, _TILES_AHEAD = POLICY.prefetch
 _IN_REGISTERS = POLICY.sums_in_registers
 _Q, _SCALE, _SUM = int(Act.Q32), int(Act.SCALE32), int(Act.SUM32)
 # Undoes the factor in the packed activations' -128 * sum.
@@ -175,11 +173,11 @@ def tile_adder(layout: Blocks32) -> Any:
         return sums
 
     @inner
-    def one_token(zero: Any, p: int, blocks: int, x: int, scale: int, total: int, sums: int) -> None:
+    def one_token(zero: Any, p: int, blocks: int, x: int, scale: int, total: int, sums: int, ahead: int) -> None:
         """Both halves of a block at a time, so that operands are loaded once for both."""
         first, second = tile_load_f32(zero, sums), tile_load_f32(zero, sums + 64)
         for b in range(blocks):
-            prefetch_lines(p + _AHEAD, lines)
+            prefetch_lines(p + ahead, lines)
             low = dot(start_sums(zero, total + 4 * b), p, x + 32 * b)
             high = dot(start_sums(zero, total + 4 * b), p + half_bytes, x + 32 * b)
             first = add(first, low, p, 0, scale + 4 * b, total + 4 * b, sums)
@@ -189,20 +187,20 @@ def tile_adder(layout: Blocks32) -> Any:
         tile_store(second, sums + 64)
 
     @inner
-    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, fresh: bool) -> None:
+    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
         width = tile_width(zero)
         first, step = index * (k // 32) + start // 32, 4 * width
         x, scale = field(act, _Q) + first * 8 * step, field(act, _SCALE) + first * step
         total, p = field(act, _SUM) + first * step, group + start // 32 * block_bytes
         if width == 1:
-            one_token(zero, p, (end - start) // 32, x, scale, total, sums)
+            one_token(zero, p, (end - start) // 32, x, scale, total, sums, ahead)
         else:
             for half in range(2):
                 out, q = sums + half * 64 * width, p
                 added = tile_load_f32(zero, out)
                 for b in range((end - start) // 32):
-                    if fresh and half == 0:
-                        prefetch_lines(q + _TILES_AHEAD, lines)
+                    if ahead > 0 and half == 0:
+                        prefetch_lines(q + ahead, lines)
                     products = dot(start_sums(zero, total + b * step), q + half * half_bytes, x + b * 8 * step)
                     added = add(added, products, q, half, scale + b * step, total + b * step, out)
                     q += block_bytes

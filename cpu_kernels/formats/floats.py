@@ -27,7 +27,6 @@ from cpu_kernels.simd.vectors import (
 )
 
 _FLOATS = int(Act.FLOATS)
-_AHEAD = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,7 @@ def tile_adder(layout: Floats) -> Any:
     steps_of_line = 64 // step_bytes
 
     @inner
-    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, fresh: bool) -> None:
+    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
         width = tile_width(zero)
         x = field(act, _FLOATS) + index * width * k * 4
         if width == 1:
@@ -116,8 +115,8 @@ def tile_adder(layout: Floats) -> Any:
             for i in range(start, end):
                 p, q = group + i * step_bytes, group + (k + i) * step_bytes
                 if i % steps_of_line == 0:
-                    prefetch_lines(p + _AHEAD, 1)
-                    prefetch_lines(q + _AHEAD, 1)
+                    prefetch_lines(p + ahead, 1)
+                    prefetch_lines(q + ahead, 1)
                 first = tile_fma(first, load(p), x + i * 4)
                 second = tile_fma(second, load(q), x + i * 4)
             tile_store(first, sums)
@@ -127,8 +126,8 @@ def tile_adder(layout: Floats) -> Any:
                 total = tile_load_f32(zero, sums + half * 64 * width)
                 for i in range(start, end):
                     p = group + (half * k + i) * step_bytes
-                    if fresh:
-                        prefetch_lines(p + _AHEAD, 1)
+                    if ahead > 0:
+                        prefetch_lines(p + ahead, 1)
                     total = tile_fma(total, load(p), x + i * 4 * width)
                 tile_store(total, sums + half * 64 * width)
 

@@ -22,7 +22,6 @@ from cpu_kernels.formats.super_blocks import (
     start_getter,
     values_factor,
 )
-from cpu_kernels.isa import POLICY
 from cpu_kernels.matmul import Tiles, put_sum
 from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import mask_bits, prefetch_lines, shift_right
@@ -42,7 +41,6 @@ _PANEL_BYTES = 6272
 # A round: tokens whose sums stay in first-level cache, and bytes of packed tokens that stay in half of a second-level
 # cache, while weights stream past.
 ROUND_TOKENS, ROUND_BYTES = 96, 256 << 10
-_AHEAD = POLICY.prefetch[2]
 SCRATCH_BYTES = _PANEL_BYTES + 64 * ROUND_TOKENS
 """Memory that a thread needs for a panel and a round's sums."""
 
@@ -55,11 +53,11 @@ def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
     compute_many = round_of(_unpack(layout), _add(layout, width), width, layout.nbytes, _PANEL_BYTES)
 
     @inner
-    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int) -> None:
+    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, memory: int, ahead: int) -> None:
         if tiles < fewest:
-            compute_few(group, k, act, first, tiles, out, memory)
+            compute_few(group, k, act, first, tiles, out, memory, ahead)
         else:
-            compute_many(group, k, act, first, tiles, out, memory)
+            compute_many(group, k, act, first, tiles, out, memory, ahead)
 
     return Tiles(compute, width, ROUND_TOKENS, ROUND_BYTES)
 
@@ -67,18 +65,18 @@ def panel_tiles(layout: SuperBlock, few: Tiles, fewest: int) -> Tiles:
 def round_of(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes: int) -> Any:
     """A `compute` of Tiles whose tiles share panels. Behind a panel of panel_bytes are the tokens' sums, 64 bytes each.
 
-    unpack(p, panel): make a packed super-block's panel.
+    unpack(p, panel, ahead): make a packed super-block's panel, and ask for one that many bytes ahead.
     add(panel, act, first, tiles, k, block, sums): add its products.
     """
 
     @inner
-    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int) -> None:
+    def compute(group: int, k: int, act: int, first: int, tiles: int, out: Any, panel: int, ahead: int) -> None:
         y, y_stride, addends, offset, addend_stride = out
         sums = panel + panel_bytes
         for t in range(tiles * width):
             store_f32(sums + 64 * t, zero_f32())
         for b in range(k // 256):
-            unpack(group + b * block_bytes, panel)
+            unpack(group + b * block_bytes, panel, ahead)
             add(panel, act, first, tiles, k, b, sums)
         for t in range(tiles * width):
             put_sum(load_f32(sums + 64 * t), y + t * y_stride, addends, offset + t * addend_stride)
@@ -87,7 +85,7 @@ def round_of(unpack: Any, add: Any, width: int, block_bytes: int, panel_bytes: i
 
 
 def _unpack(layout: SuperBlock) -> Any:
-    """Function unpack(p, panel) of a packed super-block."""
+    """Function unpack(p, panel, ahead) of a packed super-block."""
     values = layout.codec.unpacker()
     unit_bytes, unit_steps, units = layout.codec.nbytes, layout.unit_steps, layout.units
     values_at, d_at, minima_at, scale_vectors = layout.values_at, layout.d_at, layout.minima_at, layout.scale_vectors
@@ -96,11 +94,11 @@ def _unpack(layout: SuperBlock) -> Any:
     of_bytes, of_nibbles = layout.minima is Minima.BYTES, layout.minima is Minima.NIBBLES
 
     @inner
-    def unpack(p: int, panel: int) -> None:
-        prefetch_lines(p + _AHEAD, header_lines)
+    def unpack(p: int, panel: int, ahead: int) -> None:
+        prefetch_lines(p + ahead, header_lines)
         for unit in range(units):
             place = p + values_at + unit * unit_bytes
-            prefetch_lines(place + _AHEAD, lines)
+            prefetch_lines(place + ahead, lines)
             values(place, panel + unit * unit_steps * 64)
         for v in range(scale_vectors):
             scales = load_i32(p + v * 64)

@@ -48,8 +48,6 @@ from cpu_kernels.simd.vectors import (
     splat_f32,
 )
 
-# Bytes ahead of their use that weights are asked for by one token, and by several; see docs/speed.md.
-_, _AHEAD, _TILES_AHEAD = POLICY.prefetch
 _WORDS = 0x00FF00FF
 _Q, _SCALE, _PAIRS, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.PAIRS256), int(Act.SUM16)
 # Undoes the factor in the packed activations' -32 * sum, and the minima are subtracted.
@@ -326,13 +324,12 @@ def tile_adder(layout: SuperBlock) -> Any:
     block_bytes, d_at, minima = layout.nbytes, layout.d_at, layout.minima is not Minima.NONE
 
     @inner
-    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, fresh: bool) -> None:
+    def tile(zero: Any, group: int, k: int, act: int, index: int, sums: int, start: int, end: int, ahead: int) -> None:
         width = tile_width(zero)
         first, step = index * (k // 256) + start // 256, 4 * width
         x, scale = field(act, _Q) + first * 64 * step, field(act, _SCALE) + first * step
         pairs, sums16 = field(act, _PAIRS) + first * 4 * step, field(act, _SUM16) + first * 16 * step
         p = group + start // 256 * block_bytes
-        ahead = _AHEAD if width == 1 else (_TILES_AHEAD if fresh else 0)
         for _ in range(start, end, 256):
             products = add_products(zero, p, x, sums16, ahead)
             tile_add_scaled_in_memory(products, factor(p + d_at), scale, sums)

@@ -17,7 +17,6 @@ from cpu_kernels.declarations import inner
 from cpu_kernels.formats.codec import BYTES
 from cpu_kernels.formats.panels import ROUND_BYTES, ROUND_TOKENS, round_of
 from cpu_kernels.formats.source import Source
-from cpu_kernels.isa import POLICY
 from cpu_kernels.matmul import Tiles
 from cpu_kernels.records import Act, field
 from cpu_kernels.simd.arithmetic import mul_f32, prefetch_lines
@@ -42,7 +41,6 @@ SCALES_AT = 4096
 """Offset of the scales in a panel."""
 _D_AT = SCALES_AT + 16 * 64
 _PANEL_BYTES = _D_AT + 64
-_AHEAD = POLICY.prefetch[1]
 _Q, _SCALE, _SUM16 = int(Act.Q256), int(Act.SCALE256), int(Act.SUM16)
 
 
@@ -120,8 +118,8 @@ def tiles(layout: Transposed, width: int) -> Tiles:
     per_unit = np.float32(1 / layout.unit)
 
     @inner
-    def unpack_all(p: int, panel: int) -> None:
-        prefetch_lines(p + _AHEAD, lines)
+    def unpack_all(p: int, panel: int, ahead: int) -> None:
+        prefetch_lines(p + ahead, lines)
         unpack(p, panel)
         store_f32(panel + _D_AT, mul_f32(load_f16(p + d_at), splat_f32(per_unit)))
 

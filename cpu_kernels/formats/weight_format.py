@@ -18,7 +18,7 @@ from cpu_kernels.formats.source import Source
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Kernel, Samples
 from cpu_kernels.matmul import Tiles, tiles_kernel
-from cpu_kernels.records import Form, Step, argument, field, scratch, share, stage_rows
+from cpu_kernels.records import Ahead, Form, Step, argument, field, scratch, share, stage_rows
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.vectors import get_f32, get_i32, put_f32, put_u8
 
@@ -57,7 +57,10 @@ class WeightFormat:
         self.repack = _repack_kernel(pack_row, name, self._repack_samples)
         self.embed = _embed_kernel(unpack_row, name, self._embed_samples)
         self.matmul = {
-            each.width: tiles_kernel(each, name, functools.partial(self._matmul_samples, each.width)) for each in tiles
+            each.width: tiles_kernel(
+                each, name, functools.partial(self._matmul_samples, each.width), _asks(form, each.width)
+            )
+            for each in tiles
         }
 
     def group_bytes(self, k: int) -> int:
@@ -111,6 +114,13 @@ class WeightFormat:
                 matrix, half, addend = (groups // 2, *matrix[1:5], 2 * out), groups // 2 * size, 0
                 segments = s.array([2, 1, 0, 1, 0, 1, 1], np.int64)
             yield s.arguments(weights, *matrix, addend, 4 * out, act, 0 if experts else 1, segments, half)
+
+
+def _asks(form: Form, width: int) -> Ahead:
+    """At which distance tiles of a width ask for weights."""
+    if width > 1:
+        return Ahead.TILES
+    return Ahead.BLOCKS_256 if form is Form.BLOCKS_256 else Ahead.BLOCKS_32
 
 
 def _repack_kernel(pack_row: Any, name: str, samples: Samples) -> Kernel:

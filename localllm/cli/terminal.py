@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Self
 
-from cpu_kernels import UnusableIsaError
+from cpu_kernels import VariableError
 from localllm.errors import LocalLLMError
 from localllm.text import harmless, shortened
 
@@ -143,7 +143,7 @@ def errors_told() -> Iterator[None]:
         yield
     except (UnreadError, io.UnsupportedOperation):  # the latter where stdout was closed from the start
         sys.exit(ExitCode.UNREAD)
-    except (LocalLLMError, UnusableIsaError) as error:
+    except (LocalLLMError, VariableError) as error:
         fail(str(error), error)
         sys.exit(ExitCode.REFUSED)
     except Exception as error:

@@ -1,5 +1,6 @@
 """The benchmark of one model: limits and speeds in turn, for each number of threads."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -8,10 +9,12 @@ from typing import cast
 
 import psutil
 
+from cpu_kernels import tuning
+from cpu_kernels.compile_children import KernelError
 from cpu_kernels.cores import usable_cores, usable_processors
 from cpu_kernels.isa import ISA
 from gguf_io import ModelFile, load_tokenizer
-from localllm.engine.backends import native_kv_types, open_runner
+from localllm.engine.backends import choose_backend, native_kv_types, open_runner
 from localllm.engine.runner import Runner
 from localllm.errors import RequestError
 from localllm.roofline.decode_step import DecodeStep, MeasuredRunner, measure_steps
@@ -21,6 +24,7 @@ from localllm.roofline.report import Measure, Report, ThreadReport
 from localllm.roofline.speeds import Seconds, SpeedTest, Wish
 from localllm.roofline.work import ModelWork, looks
 from localllm.settings import Settings
+from models.errors import kernels_needed
 from models.needs import native_needs
 
 # Steps of which the parts are told: enough for a median.
@@ -49,6 +53,9 @@ def bench(
             "Choose a smaller --prompt, --depth or --tokens."
         )
     others = OthersTime(clock)
+    if not tuning.is_measured() and choose_backend(file, settings).backend == "native":
+        with contextlib.suppress(KernelError):  # the model's own kernels decide whether it loads
+            _tune(tell)
     reports, backend = [], ""
     for count in threads:
         report, backend = _bench_threads(file, replace(settings, threads=count), wish, tell, clock)
@@ -67,6 +74,8 @@ def bench(
 def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell, clock: Clock = time.perf_counter) -> Report:
     """Measure this machine's limits with each number of threads (None: as many as a model gets), and no model."""
     others, reports = OthersTime(clock), []
+    with kernels_needed():
+        _tune(tell)
     for count in threads:
         with closing(LimitProbes(min(count or usable_cores(), usable_processors()), clock)) as probes:
             for number in range(rounds + 1):
@@ -76,6 +85,11 @@ def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell, clock: 
                     probes.forget()
             reports.append(ThreadReport(probes.threads, probes.limits(), (), ()))
     return Report("", "", "native", str(ISA), rounds, others.cores(), tuple(reports))
+
+
+def _tune(tell: Tell) -> None:
+    tell("how far ahead to ask for weights")
+    tuning.measure()
 
 
 class OthersTime:

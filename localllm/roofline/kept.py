@@ -6,14 +6,13 @@ compiled for, and a number of threads.
 
 import json
 import logging
-import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.cores import processor_name, usable_cores, usable_processors
 from cpu_kernels.isa import ISA
 from localllm.files import write_whole
 from localllm.roofline.formats import FormatRates
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 
 MOST_MODELS = 32  # of an entry; the oldest go
 MOST_BYTES = 1 << 20
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +101,6 @@ def keep(report: "Report", name: str, weights: str) -> None:
     path = kept_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"machines": [asdict(kept) for kept in entries.values()]}, indent=1).encode())
-
-
-def processor_name(cpu_info: Path = _CPU_INFO) -> str:
-    """The processor's model, as the system calls it."""
-    if cpu_info.is_file():
-        for line in cpu_info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _kept_model(name: str, weights: str, run: "ThreadReport") -> KeptModel | None:

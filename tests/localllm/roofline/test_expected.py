@@ -19,7 +19,8 @@ from localllm.roofline.expected import (
     expected_speed,
     main_type,
 )
-from localllm.roofline.kept import KeptLimits, KeptModel, all_kept, keep, kept_limits, kept_path, processor_name
+from cpu_kernels.cores import processor_name
+from localllm.roofline.kept import KeptLimits, KeptModel, all_kept, keep, kept_limits, kept_path
 from localllm.roofline.limits import Limits
 from localllm.roofline.report import Measure, Report, ThreadReport
 from localllm.roofline.spread import Spread

@@ -1,0 +1,149 @@
+"""How far ahead of their use products ask for weights: measured on this machine once, and kept with the kernels.
+
+It is what differs between processors beyond their instruction sets: in the time that memory takes, and in how many
+lines a core can wait for. It is an argument of compiled code, so that nothing is compiled to try another distance, and
+no result depends on it. docs/speed.md says what was measured of other choices.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpu_kernels import PrefetchError
+from cpu_kernels.cores import processor_name
+from cpu_kernels.formats.panels import SCRATCH_BYTES
+from cpu_kernels.formats.table import WEIGHT_FORMATS
+from cpu_kernels.isa import POLICY
+from cpu_kernels.kernel import compile_all
+from cpu_kernels.kernel_cache import read_measured, write_measured
+from cpu_kernels.limits import available_memory
+from cpu_kernels.memory import Arena, aligned_zeros
+from cpu_kernels.records import TILE_WIDTHS, Act, Ahead, Op, Stage, Step
+from cpu_kernels.roofline import largest_cache
+
+PREFETCH_VARIABLE = "LOCALLLM_PREFETCH"
+MOST = 1 << 16
+"""Bytes ahead of their use beyond which nothing is asked for: they would be evicted before."""
+CANDIDATES = (1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+_FILE = "prefetch"
+# Formats that stand for others, and the width of tiles.
+_MEASURED = {Ahead.BLOCKS_32: ("Q8_0", 1), Ahead.BLOCKS_256: ("Q4_K", 1), Ahead.TILES: ("Q4_K", TILE_WIDTHS[1])}
+_K = 4096
+_CACHES, _LEAST_BYTES, _MOST_BYTES = 3, 64 << 20, 192 << 20
+_ROUNDS, _FEWEST_ROUNDS, _SECONDS = 9, 3, 0.3
+# A distance replaces the usual one where it takes so much less time; timings of the same differ by about as much.
+_CLEAR = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Bytes ahead of their use that weights are asked for, by kind (`Ahead`), and where that comes from."""
+
+    distances: tuple[int, ...]
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{'/'.join(map(str, self.distances))} bytes ahead ({self.origin})"
+
+
+def prefetch(environment: Mapping[str, str] = os.environ) -> Prefetch:
+    """What LOCALLLM_PREFETCH gives, else what was measured on this machine, else the instruction set's usual ones.
+
+    Raises PrefetchError where the variable has no such numbers.
+    """
+    if given := environment.get(PREFETCH_VARIABLE):
+        return Prefetch(_parsed(given), f"set by {PREFETCH_VARIABLE}")
+    if kept := _kept():
+        return Prefetch(kept, "measured")
+    return Prefetch(POLICY.prefetch, "usual")
+
+
+def is_measured() -> bool:
+    """Whether this machine's distances are kept."""
+    return _kept() is not None
+
+
+def measure(clock: Callable[[], float] = time.thread_time) -> Prefetch:
+    """Measure with one thread, in less than two seconds, and keep what is faster than the usual distances.
+
+    clock: of the calling thread's work. Raises KernelError.
+    """
+    compile_all([WEIGHT_FORMATS[name].matmul[width] for name, width in _MEASURED.values()])
+    size = min(max(_CACHES * largest_cache(), _LEAST_BYTES), _MOST_BYTES, available_memory() // 8)
+    weights = Arena().zeros(size)
+    weights.fill(1)
+    chosen = tuple(_fastest(_Product(weights, kind), POLICY.prefetch[kind], clock) for kind in Ahead)
+    write_measured(_FILE, json.dumps({"processor": processor_name(), "distances": chosen}).encode())
+    return Prefetch(chosen, "measured")
+
+
+class _Product:
+    """A product whose weights come from memory."""
+
+    def __init__(self, weights: NDArray[np.uint8], kind: Ahead) -> None:
+        name, width = _MEASURED[kind]
+        packing = WEIGHT_FORMATS[name]
+        self._kernel, self._field = packing.matmul[width], Step.AHEAD + kind
+        groups = len(weights) // packing.group_bytes(_K)
+        rows = groups * packing.group_rows
+        packed, out = aligned_zeros((int(Act.SIZE),), np.int64), aligned_zeros((width, rows), np.float32)
+        buffers = [aligned_zeros((4 * width * _K,), np.uint8) for _ in Act if _ != Act.SIZE]
+        packed[:] = [buffer.ctypes.data for buffer in buffers]
+        scratch = aligned_zeros((SCRATCH_BYTES,), np.uint8)
+        self._op, self._step = (aligned_zeros((int(record.SIZE),), np.int64) for record in (Op, Step))
+        shape = (groups, packing.group_bytes(_K), packing.group_rows, _K)
+        arguments = (weights.ctypes.data, *shape, out.ctypes.data, 4 * rows, 0, 0, packed.ctypes.data, 0)
+        self._op[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
+        self._step[[Step.ROWS + Stage.ALL, Step.WIDTH + Stage.ALL]] = width
+        self._step[Step.SCRATCH] = scratch.ctypes.data
+        self._keep = (weights, packed, out, buffers, scratch)
+
+    def run(self, distance: int) -> None:
+        """Compute it once on this thread."""
+        self._step[self._field] = distance
+        self._kernel(self._op.ctypes.data, self._step.ctypes.data, 0, 1)
+
+
+def _fastest(product: _Product, usual: int, clock: Callable[[], float]) -> int:
+    """The distance with the shortest median of several rounds, the usual one unless another is clearly faster."""
+    seconds: dict[int, list[float]] = {distance: [] for distance in sorted({usual, *CANDIDATES})}
+    product.run(usual)
+    first = clock()
+    for number in range(_ROUNDS):
+        for distance, samples in seconds.items():
+            began = clock()
+            product.run(distance)
+            samples.append(clock() - began)
+        if number + 1 >= _FEWEST_ROUNDS and clock() - first > _SECONDS:
+            break
+    best = min(seconds, key=lambda distance: median(seconds[distance]))
+    return best if median(seconds[best]) < _CLEAR * median(seconds[usual]) else usual
+
+
+def _kept() -> tuple[int, ...] | None:
+    """What was measured on this processor; None for nothing, and for what is none of ours."""
+    data = read_measured(_FILE)
+    if data is None:
+        return None
+    content = json.loads(data)
+    # A folder of kernels may be shared by machines that differ in nothing that kernels are compiled for.
+    return tuple(content["distances"]) if content["processor"] == processor_name() else None
+
+
+def _parsed(text: str) -> tuple[int, ...]:
+    """One number for all kinds, or one for each."""
+    parts = text.split(",")
+    valid = len(parts) in (1, len(Ahead)) and all(part.strip().isdecimal() and int(part) <= MOST for part in parts)
+    if not valid:
+        raise PrefetchError(
+            f"{PREFETCH_VARIABLE}={text!r}: give one whole number of bytes from 0 to {MOST}, or {len(Ahead)} with "
+            "commas between: for one token in blocks of 32, for one token in super-blocks, for several tokens."
+        )
+    numbers = tuple(map(int, parts))
+    return numbers * len(Ahead) if len(numbers) == 1 else numbers
