@@ -2,20 +2,33 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from localllm.answer.event import AnsweringModel, AnswerStream
 from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
-from localllm.remote.connection import Endpoint, RemoteError
+from localllm.remote.connection import Call, Endpoint, RemoteError, is_local
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
 from tui.backend import LoadProgress, ModelChoice, ModelInfo, Recipe
-from tui.server_inspection import ServerInspection
+from tui.server_inspection import PATIENCE_S, ServerInspection
 
 if TYPE_CHECKING:
     from localllm.engine.inspection import EngineSnapshot
     from localllm.measure.laboratory import ModelCosts
+
+# How servers refuse a route that they lack, or whose fields have other names.
+_NO_SUCH_ROUTE = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.METHOD_NOT_ALLOWED,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.NOT_IMPLEMENTED,
+    }
+)
 
 
 class ServerBackend:
@@ -25,6 +38,8 @@ class ServerBackend:
         self._model: AnsweringModel | None = None
         self._info: ModelInfo | None = None
         self._inspection = ServerInspection(endpoint)
+        self._root = replace(endpoint, path="")
+        self._tokenizes = is_local(endpoint.host)  # until it has shown that it does not
 
     @property
     def info(self) -> ModelInfo | None:
@@ -38,8 +53,20 @@ class ServerBackend:
         return self._model.prepare(request).submit()
 
     def count_tokens(self, text: str) -> int | None:
-        """Unknown: neither protocol has a route for it."""
-        return None
+        """Counted by the server's /tokenize, which localllm and llama.cpp have and neither protocol demands.
+
+        None where there is no such route, and for a server on another machine: a draft stays here until it is sent.
+        """
+        if self._info is None or not self._tokenizes:
+            return None
+        body = {"model": self._info.name, "content": text}
+        try:
+            tokens = Call(self._root, "POST", "/tokenize", body, PATIENCE_S).json().get("tokens")
+        except RemoteError as error:
+            self._tokenizes = error.status not in _NO_SUCH_ROUTE
+            return None
+        self._tokenizes = isinstance(tokens, list)
+        return len(tokens) if isinstance(tokens, list) else None
 
     def picture_tokens(self, data: bytes) -> int | None:
         """Unknown. See Backend.picture_tokens."""

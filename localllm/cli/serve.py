@@ -56,9 +56,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     from localllm.cli.terminal import note
     from localllm.errors import RequestError
+    from localllm.remote.connection import is_local
     from localllm.server.listed_models import with_listed
     from localllm.server.options import server_options, with_ollama_variables
-    from localllm.server.serve import is_local
     from localllm.server.serve import serve as run_server
     from localllm.settings import load_settings
 

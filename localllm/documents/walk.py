@@ -1,5 +1,6 @@
 """Finding the files of a folder that may hold text."""
 
+import contextlib
 import os
 import re
 import stat
@@ -7,9 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
 from localllm.files import TEMPORARY
 
 MAX_FILES = 100_000
+_MAX_RULES_BYTES = 2**16  # of a .gitignore
+_MAX_STARS = 3  # in one of its patterns: each multiplies the time to match by the length of the name
 # Folders of other people's code and of what programs made, by the names that their tools give them.
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "venv"})
 # Formats without text, so that they need not be opened.
@@ -34,15 +40,26 @@ class FoundFile:
 def found_files(root: Path) -> Iterator[FoundFile]:
     """The files below a folder in a fixed order, at most MAX_FILES + 1.
 
-    Left out: hidden files and folders, symbolic links, other programs' folders, formats without text, and names that
-    are not UTF-8. What vanishes meanwhile is left out too.
+    Left out: hidden files and folders, symbolic links, other programs' folders, formats without text, names that are
+    not UTF-8, and what Git's rules name: .gitignore in the folder, and above it up to the root of its repository. What
+    vanishes meanwhile is left out too.
     """
     count = 0
+    rules = {os.fspath(root): _rules_above(Path(os.path.abspath(root)))}  # of the folders to come
     for parent, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
+        base = _prefix(Path(os.path.abspath(parent)))
+        here = _with_rules(base, rules.pop(parent))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and name not in _SKIPPED and not _is_ignored(f"{base}{name}/", here)
+        )
+        rules |= {os.path.join(parent, name): here for name in folders}
         for name in sorted(files):
             path = Path(parent, name)
             if name.startswith((".", TEMPORARY)) or _NO_TEXT.fullmatch(path.suffix) or not _is_utf8(str(path)):
+                continue
+            if _is_ignored(base + name, here):
                 continue
             try:
                 status = path.lstat()
@@ -53,6 +70,55 @@ def found_files(root: Path) -> Iterator[FoundFile]:
                 count += 1
                 if count > MAX_FILES:
                     return
+
+
+# The rules of .gitignore files, the outermost first, each with its folder (https://git-scm.com/docs/gitignore).
+_Rules = tuple[tuple[str, GitIgnoreSpec], ...]
+
+
+def _rules_above(root: Path) -> _Rules:
+    """The rules of the repository that a folder is in; none if they name that folder, which the user asked for."""
+    repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+    rules: _Rules = ()
+    for folder in reversed(root.parents):
+        if folder.is_relative_to(repository):
+            rules = _with_rules(_prefix(folder), rules)
+    return () if _is_ignored(_prefix(root), rules) else rules
+
+
+def _prefix(folder: Path) -> str:
+    """What the paths in an absolute folder begin with."""
+    return f"{folder.as_posix().rstrip('/')}/"
+
+
+def _with_rules(prefix: str, outer: _Rules) -> _Rules:
+    """The rules in the folder of a prefix: those of its .gitignore behind the outer ones.
+
+    Patterns that Git would refuse, or that a hostile file could keep matching for hours, are not followed.
+    """
+    path = Path(f"{prefix}.gitignore")
+    try:
+        if not path.is_file():  # but a pipe, say
+            return outer
+        with path.open("rb") as file:
+            lines = file.read(_MAX_RULES_BYTES).decode(errors="surrogateescape").splitlines()
+    except OSError:
+        return outer
+    patterns = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            if len(re.findall(r"\*+", line)) <= _MAX_STARS:
+                patterns.append(GitIgnoreSpecPattern(line))
+    return (*outer, (prefix, GitIgnoreSpec(patterns)))
+
+
+def _is_ignored(path: str, rules: _Rules) -> bool:
+    """Whether the rules name an absolute path, which ends with a slash if it is a folder. The innermost decide."""
+    for folder, patterns in reversed(rules):
+        verdict = patterns.check_file(path.removeprefix(folder)).include
+        if verdict is not None:
+            return verdict
+    return False
 
 
 def _is_utf8(name: str) -> bool:

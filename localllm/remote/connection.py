@@ -6,6 +6,7 @@ followed, so that a key is only sent to its own host.
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import socket
 import threading
@@ -69,6 +70,16 @@ class Endpoint:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.path}"
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can connect to the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Call:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import socket
@@ -130,16 +129,6 @@ def listen(options: ServerOptions) -> socket.socket:
     # Connections inherit it. asyncio sets it only on sockets that name their protocol, which create_server's do not.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine can connect to the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _allow_many_connections() -> None:

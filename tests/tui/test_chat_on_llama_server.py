@@ -43,6 +43,7 @@ def test_a_chat_on_it(backend: OpenAIBackend) -> None:
         backend.load("else", lambda what, share: None)
     assert backend.load("stories", lambda what, share: None).context == SLOT_TOKENS
     thought, last = answer(backend, HI, max_tokens=16)
+    assert backend.count_tokens(HI[0]["content"])
     assert thought[PartKind.REASONING] and not thought[PartKind.CONTENT]
     assert (last.finish_reason, last.counts.generated) == (FinishReason.LENGTH, 16)
     first, before = answer(backend, HI, max_tokens=16, think=False)

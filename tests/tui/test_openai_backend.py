@@ -74,3 +74,28 @@ def test_the_servers_models_are_the_choice(backend: OpenAIBackend) -> None:
         ("other", 64, True),
         ("third", None, False),
     ]
+
+
+def test_tokens_are_counted_by_a_server_of_this_machine_that_can(
+    backend: OpenAIBackend, script: ScriptedOpenAI
+) -> None:
+    assert backend.count_tokens("Hi there") is None  # no model yet
+    backend.load("tiny", lambda what, share: None)
+    script.json_answer = {"tokens": [5, 6]}
+    assert backend.count_tokens("Hi there") == 2
+    assert script.paths[-1] == "/tokenize" and script.asked[-1] == {"model": "tiny", "content": "Hi there"}
+    script.refusal = (503, {"error": "busy"})
+    assert backend.count_tokens("Hi there") is None
+    script.refusal = (404, {"error": "no such route"})
+    assert backend.count_tokens("Hi there") is None
+    asked = len(script.asked)
+    assert backend.count_tokens("Hi there") is None
+    assert len(script.asked) == asked  # it is not asked again
+
+
+def test_a_draft_is_not_sent_elsewhere_to_be_counted(script: ScriptedOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.server_backend.is_local", lambda host: False)
+    elsewhere = OpenAIBackend(OpenAIServer.at(script.address, Settings()))
+    elsewhere.load("tiny", lambda what, share: None)
+    assert elsewhere.count_tokens("Hi there") is None
+    assert not script.asked

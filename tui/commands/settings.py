@@ -125,25 +125,27 @@ async def inspect(chat: ChatScreen, _argument: str) -> None:
 
 async def notify(chat: ChatScreen, argument: str) -> None:
     """Say whether an answer that ends while the terminal is not looked at is told by its bell and a notification."""
-    store = chat.conversation.store
-    if argument not in ("", "on", "off"):
-        raise RequestError("/notify on or /notify off.")
-    if argument:
-        store.remember("notify", argument)
-    chat.notify(f"Notifications are {store.remembered('notify') or 'on'}, where the terminal tells what it shows.")
+    on = _switched(chat, "notify", argument, usually=True)
+    chat.notify(f"Notifications are {'on' if on else 'off'}, where the terminal tells what it shows.")
 
 
 async def vim(chat: ChatScreen, argument: str) -> None:
-    """Use vim's keys, or not; remembered."""
-    store = chat.conversation.store
-    if argument not in ("", "on", "off"):
-        raise RequestError("/vim on or /vim off.")
+    """Use vim's keys in all tabs, or not."""
+    on = _switched(chat, "vim", argument, usually=False)
     if argument:
-        store.remember("vim", argument)
         for tab in chat.tabs.all:
-            tab.prompt.use_vim(argument == "on")
-    on = store.remembered("vim") == "on"
+            tab.prompt.use_vim(on)
     chat.notify(f"Vim's keys are {'on: Esc for normal mode, i to type' if on else 'off'}.")
+
+
+def _switched(chat: ChatScreen, name: str, argument: str, usually: bool) -> bool:
+    """Whether what a command turns on and off is on; "on" or "off" as the argument is remembered for all chats."""
+    if argument not in ("", "on", "off"):
+        raise RequestError(f"/{name} on or /{name} off.")
+    store = chat.conversation.store
+    if argument:
+        store.remember(name, argument)
+    return (store.remembered(name) or ("on" if usually else "off")) == "on"
 
 
 async def theme(chat: ChatScreen, argument: str) -> None:

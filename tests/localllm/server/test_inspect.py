@@ -50,6 +50,9 @@ def test_the_chat_looks_into_a_server_s_engine(server: Server, protocol: str) ->
     layers = sum(part.read for part in costs.parts if part.name != "logits")
     assert 0.99 * costs.shape.dense_bytes < layers < costs.shape.dense_bytes  # the last norm is in no layer
     assert Reached.by(costs, snapshot).compute is not None
+    with httpx.Client(base_url=server.url) as http:
+        tokens = http.post("/tokenize", json={"model": MODEL, "content": "Once upon a time"}).json()["tokens"]
+    assert backend.count_tokens("Once upon a time") == len(tokens)
     backend.close()
 
 
