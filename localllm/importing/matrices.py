@@ -54,7 +54,7 @@ class FloatMatrix:
 
 @dataclass(frozen=True)
 class Plain(FloatMatrix):
-    """Values as they are stored, times scales where they have any: one number, one a row, or one a square of `block`."""
+    """Values as they are stored, times scales where there are any: one, one a row, or one a square of `block`."""
 
     tensor: StoredTensor
     scale: StoredTensor | None = None

@@ -67,7 +67,9 @@ class Packing:
             if name.endswith(end):
                 stem = name.removesuffix(end)
                 return stem + plain, self._unpacked(tensors, stem, end)
-        if name.endswith(COMPANIONS) or (name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" in tensors):
+        if name.endswith(COMPANIONS) or (
+            name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" in tensors
+        ):
             return None
         packed = name.removesuffix(".bias") + ".qweight"
         if name.endswith(".bias") and packed in tensors and not tensor.raw().any():
@@ -163,7 +165,7 @@ class Mxfp4:
         return (*self.packed.shape[:-2], self.packed.shape[-2] * 32)
 
     def blocks(self, rows: Numbers) -> Codes:
-        """Blocks as GGUF has them: the exponent, and bytes that hold values 16 apart, where here they are neighbours."""
+        """Blocks as GGUF has them: the exponent, and bytes of two values 16 apart, which are neighbours here."""
         count = self.packed.shape[-2]
         pairs = self.packed.raw().reshape(-1, count, 16)[rows]
         values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), count, 32)

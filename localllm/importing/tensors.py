@@ -79,7 +79,11 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
 def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Config) -> NewTensor:
     parts.sort(key=lambda each: each[0])
     numbers, shapes = [number for number, _ in parts], {part.shape for _, part in parts}
-    if numbers not in ([-1], list(range(len(parts)))) or len(shapes) != 1 or len({part.exact for _, part in parts}) != 1:
+    if (
+        numbers not in ([-1], list(range(len(parts))))
+        or len(shapes) != 1
+        or len({part.exact for _, part in parts}) != 1
+    ):
         raise CheckpointError(
             f"{config.where}: {name}: experts are missing, or differ in shape or type. Download the folder again."
         )

@@ -65,8 +65,9 @@ _ENCODER = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, 
             "max_position_embeddings": 256, "vocab_size": VOCABULARY}  # fmt: skip
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {**_ENCODER, "model_type": "bert", "hidden_act": "gelu"},
-    "modernbert": {**_ENCODER, "model_type": "modernbert", "local_attention": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 3,
-                   "num_hidden_layers": 3},
+    "modernbert": {**_ENCODER, "model_type": "modernbert", "local_attention": 8, "pad_token_id": 0,
+                   "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+                   "global_attn_every_n_layers": 3, "num_hidden_layers": 3},
     "nomic_bert": {**_ENCODER, "model_type": "nomic_bert"},
     "embedding_gemma": {**USUAL, **HEADS, "model_type": "gemma3_text", "use_bidirectional_attention": True,
                         "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},

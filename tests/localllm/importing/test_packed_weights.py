@@ -27,7 +27,9 @@ def write(folder: Folder, packing: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("name", PACKINGS)
 def test_logits_equal_those_of_the_unpacked_weights(name: str, folder: Folder, tmp_path: Path) -> None:
-    import_folder(write(folder, PACKINGS[name]), tmp_path / "made.gguf", "BF16" if "pack" in name else None, quiet, quiet)
+    import_folder(
+        write(folder, PACKINGS[name]), tmp_path / "made.gguf", "BF16" if "pack" in name else None, quiet, quiet
+    )
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"][name])
     with open_model(tmp_path / "made.gguf") as file:
         assert file.tensors["blk.0.ffn_up.weight"].type.name == ("BF16" if "pack" in name else "F16")
@@ -96,6 +98,7 @@ def test_other_packings_are_refused_before_anything_is_written(
 
 
 NAME = "model.layers.0.mlp.up_proj."
+UNFIT = "do not fit together"
 
 
 @pytest.mark.parametrize(
@@ -103,11 +106,11 @@ NAME = "model.layers.0.mlp.up_proj."
     [
         (lambda tensors: tensors.pop(f"{NAME}qzeros"), "has no .*qzeros beside it"),
         (lambda tensors: tensors.pop(f"{NAME}scales"), "has no .*scales beside it"),
-        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, 9, np.int32))}), "do not fit together"),
-        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, -1, np.int32))}), "do not fit together"),
-        (lambda tensors: tensors.update({f"{NAME}qzeros": ("I32", np.zeros((2, 9), np.int32))}), "do not fit together"),
-        (lambda tensors: tensors.update({f"{NAME}scales": ("F16", np.ones((2, 7), np.float16))}), "do not fit together"),
-        (lambda tensors: tensors.update({f"{NAME}qweight": ("I32", np.zeros((9, 96), np.int32))}), "do not fit together"),
+        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, 9, np.int32))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, -1, np.int32))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}qzeros": ("I32", np.zeros((2, 9), np.int32))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}scales": ("F16", np.ones((2, 7), np.float16))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}qweight": ("I32", np.zeros((9, 96), np.int32))}), UNFIT),
     ],
 )  # fmt: skip
 def test_damaged_packings_are_refused(
