@@ -149,6 +149,21 @@ class Mapped(FloatMatrix):
         return np.asarray(self.change(self.of.floats(rows)), np.float32)
 
 
+@dataclass(frozen=True)
+class Folded(FloatMatrix):
+    """A vector as a matrix of its values, row by row; it is held as floats."""
+
+    of: Matrix
+    shape: tuple[int, int]
+
+    @property
+    def exact(self) -> str:
+        return self.of.exact
+
+    def floats(self, rows: Numbers) -> Floats:
+        return self.of.floats(np.arange(row_count(self.of.shape))).reshape(self.shape)[rows]
+
+
 def chosen_rows(matrix: Matrix, choose: Callable[[Numbers], Numbers]) -> Rows:
     """Rows of a matrix, or the same ones of each of several. choose: gets the numbers of all rows of one, and keeps
     some, in any order and shape."""
