@@ -112,6 +112,10 @@ class Turned(FloatMatrix):
 
     of: Matrix
 
+    def __post_init__(self) -> None:
+        if len(self.of.shape) < 2:
+            raise ValueError("a vector has no columns")
+
     @property
     def shape(self) -> tuple[int, ...]:
         *several, rows, width = self.of.shape

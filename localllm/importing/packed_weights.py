@@ -27,6 +27,7 @@ COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_poi
               ".input_scale", ".k_scale", ".v_scale", "_scale_inv", "_scale")  # fmt: skip
 """Ends of the names of tensors that belong to others."""
 _FP8_SCALES = ("_scale_inv", "_scale")
+_WORDS_IN = (".qweight", ".qzeros", ".weight_packed")
 _CODES = {".qweight": ".weight", ".weight_packed": ".weight", "_blocks": ".weight"}
 
 
@@ -102,6 +103,8 @@ class Packing:
                     f"{tensors[stem + code].path}: {shortened(stem + code)} has no {shortened(stem + end)} beside it. "
                     "Download it again."
                 )
+            if end in _WORDS_IN and tensors[stem + end].dtype != "I32":
+                raise ValueError("words of another type")
             return tensors[stem + end]
 
         code = end
@@ -157,7 +160,8 @@ class Mxfp4:
     exact: str = "MXFP4"
 
     def __post_init__(self) -> None:
-        if self.packed.shape[-1] != 16 or self.packed.shape[:-1] != self.scales.shape:
+        fit = len(self.packed.shape) > 2 and self.packed.shape[-1] == 16 and self.packed.shape[:-1] == self.scales.shape
+        if not fit or {self.packed.dtype, self.scales.dtype} != {"U8"}:
             raise ValueError("blocks without exponents")
 
     @property
@@ -224,12 +228,16 @@ def _pack_quantized(tensors: Tensors, stem: str, part: Callable[[str], StoredTen
     words, scales = packed.raw(), scale.floats(scale.raw())
     rows, width = (int(size) for size in part(".weight_shape").raw().reshape(-1))
     bits = _WORD * words.shape[1] // width
+    if len(words) != rows:
+        raise ValueError("words of another shape")
     if bits not in (4, 8):
         raise CheckpointError(f"{packed.path}: {shortened(packed.name)} has {bits} bits; only 4 and 8 are imported.")
     scales = np.ascontiguousarray(scales.reshape(rows, -1).T)
     zero, order = tensors.get(f"{stem}.weight_zero_point"), tensors.get(f"{stem}.weight_g_idx")
     zeros = np.full(scales.shape, 1 << (bits - 1), np.int32)
     if zero is not None:
+        if zero.dtype != "I32":
+            raise ValueError("words of another type")
         columns = np.ascontiguousarray(zero.raw().T)
         zeros = _along(columns, bits)[:, :rows].astype(np.int32)
     group_of = np.arange(width) // -(-width // len(scales))
