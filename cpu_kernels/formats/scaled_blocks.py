@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from cpu_kernels.declarations import define, inner
+from cpu_kernels.declarations import address, define, float32, inner
 from cpu_kernels.formats.codec import Codec
 from cpu_kernels.formats.source import Source
 from cpu_kernels.isa import POLICY
@@ -36,10 +36,8 @@ from cpu_kernels.simd.vectors import (
     F32,
     I8,
     I32,
-    address,
     constant,
     f32x16,
-    float32,
     get_f16,
     get_i16,
     get_u8,
@@ -264,7 +262,9 @@ def tile_adder(layout: ScaledBlocks) -> Any:
                     at = block + scales_at + half * second_at
                     for u in range(units):
                         unit, q = b * units + u, block + (2 * u + half) * half_bytes
-                        added = add(added, zero, q, at, x + unit * 8 * step, scale + unit * step, total + unit * step, out)
+                        added = add(
+                            added, zero, q, at, x + unit * 8 * step, scale + unit * step, total + unit * step, out
+                        )
                     block += block_bytes
                 if _IN_REGISTERS:
                     tile_store(added, out)

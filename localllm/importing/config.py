@@ -7,7 +7,6 @@ from typing import Any
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
 
-
 # Names of GPT-2's configuration, and Nomic BERT's.
 _OLDER_NAMES = {
     "n_embd": "hidden_size",

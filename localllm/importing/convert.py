@@ -14,8 +14,7 @@ from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.families import find_family
-from localllm.importing.family import model_keys
-from localllm.importing.pooling import pooling_keys
+from localllm.importing.family import model_keys, pooling_keys
 from localllm.importing.tensors import NewTensor, new_tensors
 from localllm.importing.vocabulary import vocabulary_keys
 from localllm.library.entry import LibraryModel, Source
@@ -98,7 +97,7 @@ def _write(
     vocabulary = vocabulary_keys(checkpoint, keys.pop("vocab_size"))
     if kind is None and refuse_blocks and any(tensor.exact == _KEPT for tensor in tensors):
         raise CheckpointError(
-            f"{folder}: its experts are {_KEPT} already, four bits a weight, and quantising twice adds the errors of both. "
+            f"{folder}: its experts are {_KEPT} already, and quantising twice adds the errors of both. "
             "Leave --quantize away, or say Q8_0, which quantises the rest."
         )
     for note in notes:

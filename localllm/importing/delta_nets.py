@@ -65,7 +65,9 @@ def _sizes(config: Config) -> tuple[int, int, int]:
 
 def _checked(matrix: Matrix, order: Numbers, config: Config) -> Matrix:
     if matrix.shape[0] <= order.max(initial=0):
-        raise CheckpointError(f"{config.where}: a delta network's tensor has {matrix.shape[0]} rows, which are too few.")
+        raise CheckpointError(
+            f"{config.where}: a delta network's tensor has {matrix.shape[0]} rows, which are too few."
+        )
     return Rows(matrix, order, (len(order), *matrix.shape[1:]))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from localllm.importing import delta_nets
+from localllm.importing import delta_nets, scans
 from localllm.importing import family_keys as stated
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
@@ -67,6 +67,10 @@ _GRANITE_EXPERTS = (
     *_split(_LAYER + r"block_sparse_moe\.input_linear\.weight", r"model.layers.\1.mlp.experts.{}.weight", _half),
     *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.shared_experts.{}.weight", _half),
     Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.shared_experts.down_proj.weight"),
+)
+_GRANITE_DENSE = (
+    *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.{}.weight", _half),
+    Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.down_proj.weight"),
 )
 _FUSED_EXPERTS = (
     *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _half),
@@ -131,6 +135,10 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family("deepseek2", stated.latents, rules=_LATENTS, sharpening=0.1),
     "granite": Family("granite", stated.granite, permuted=True),
     "granitemoe": Family("granitemoe", stated.granite_moe, permuted=True, rules=_GRANITE_EXPERTS),
+    "granitemoehybrid": Family("granitehybrid", scans.granite_hybrid, permuted=True,
+                               rules=(*scans.GRANITE_HYBRID, *_GRANITE_EXPERTS)),
+    "granitemoehybrid, dense": Family("granitehybrid", scans.granite_hybrid, permuted=True,
+                                      rules=(*scans.GRANITE_HYBRID, *_GRANITE_DENSE)),
     "granitemoeshared": Family("granitemoe", stated.granite_moe, permuted=True, rules=_GRANITE_EXPERTS),
     "gpt_oss": Family("gpt-oss", stated.gpt_oss, rules=_GPT_OSS, truncated=False),
     "olmo2": Family("olmo2", stated.olmo2),
@@ -151,8 +159,13 @@ FAMILIES: dict[str, Family] = {
 
 def find_family(model_type: str, config: Config) -> Family:
     """The rules of a family. Raises CheckpointError naming those that there are."""
-    if config.values.get("use_bidirectional_attention") is True and f"{model_type}, both ways" in FAMILIES:
-        model_type = f"{model_type}, both ways"
+    variants = {
+        "both ways": config.values.get("use_bidirectional_attention") is True,
+        "dense": config.values.get("num_local_experts") == 0,
+    }
+    for variant, meant in variants.items():
+        if meant and f"{model_type}, {variant}" in FAMILIES:
+            model_type = f"{model_type}, {variant}"
     if model_type not in FAMILIES:
         raise CheckpointError(
             f"{config.where}: models of the family {shortened(model_type)!r} cannot be imported. There are rules for "

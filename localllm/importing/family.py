@@ -8,18 +8,25 @@ convert_hf_to_gguf.py. What a rule does not know is refused, since a model that 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.importing.checkpoint import Checkpoint
 from localllm.importing.config import Config
+from localllm.importing.errors import CheckpointError
 from localllm.importing.matrices import Matrix
 from localllm.importing.rotation import Keys, scaling_keys
+from localllm.text import shortened
 
 EXACT_GELU = ("gelu", "gelu_pytorch_tanh", "gelu_new")  # GGUF does not tell them apart
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
 
 
+_POOLING = "1_Pooling/config.json"
+# Values of pooling_type, by the names that are true in the file, or that its newer form states.
+_POOLED = {"mean": 1, "cls": 2, "lasttoken": 3}
 Change = Callable[[Matrix, Config], Matrix]
 
 
@@ -111,3 +118,23 @@ def model_keys(family: Family, config: Config) -> tuple[Keys, dict[str, NDArray[
             keys["attention.layer_norm_epsilon"] = config.number(name)
     scaling, factors = scaling_keys(config.rope(family.rope), keys, family.sharpening, truncated=family.truncated)
     return {**keys, **scaling, **family.keys(config)}, factors
+
+
+def pooling_keys(checkpoint: Checkpoint) -> dict[str, Any]:
+    """How a model of embeddings pools its rows, from a file of sentence-transformers; empty where there is none.
+
+    Raises CheckpointError for another way.
+    """
+    stated = checkpoint.optional_json(_POOLING)
+    if stated is None:
+        return {}
+    names = [name for name, value in stated.items() if name.startswith("pooling_mode_") and value is True]
+    ways = [name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for name in names]
+    if isinstance(mode := stated.get("pooling_mode"), str):
+        ways = [mode]
+    if len(ways) != 1 or ways[0] not in _POOLED:
+        raise CheckpointError(
+            f"{checkpoint.folder / _POOLING}: pools by {shortened(' and '.join(ways) or 'nothing')}; one of "
+            f"{', '.join(_POOLED)} can be imported."
+        )
+    return {"pooling_type": _POOLED[ways[0]]}

@@ -265,7 +265,8 @@ def nomic_bert(config: Config) -> Keys:
     """Files of the first configurations, which a class of their own reads, also say what that class can do else."""
     for name, value in (("prenorm", False), ("rotary_emb_interleaved", False), ("rotary_emb_fraction", 1.0),
                         ("rotary_emb_scale_base", None), ("causal", False), ("moe_every_n_layers", 0),
-                        ("activation_function", "swiglu"), ("qkv_proj_bias", False), ("mlp_fc1_bias", False)):  # fmt: skip
+                        ("activation_function", "swiglu"), ("qkv_proj_bias", False),
+                        ("mlp_fc1_bias", False)):  # fmt: skip
         config.expect(name, value)
     return {"attention.causal": False}
 

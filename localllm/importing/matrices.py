@@ -54,7 +54,7 @@ class FloatMatrix:
 
 @dataclass(frozen=True)
 class Plain(FloatMatrix):
-    """Values as they are stored, times scales where they have any: one number, one a row, or one a square of `block`."""
+    """Values as they are stored, times scales where there are any: one, one a row, or one a square of `block`."""
 
     tensor: StoredTensor
     scale: StoredTensor | None = None
@@ -112,6 +112,10 @@ class Turned(FloatMatrix):
 
     of: Matrix
 
+    def __post_init__(self) -> None:
+        if len(self.of.shape) < 2:
+            raise ValueError("a vector has no columns")
+
     @property
     def shape(self) -> tuple[int, ...]:
         *several, rows, width = self.of.shape
@@ -147,6 +151,21 @@ class Mapped(FloatMatrix):
 
     def floats(self, rows: Numbers) -> Floats:
         return np.asarray(self.change(self.of.floats(rows)), np.float32)
+
+
+@dataclass(frozen=True)
+class Folded(FloatMatrix):
+    """A vector as a matrix of its values, row by row; it is held as floats."""
+
+    of: Matrix
+    shape: tuple[int, int]
+
+    @property
+    def exact(self) -> str:
+        return self.of.exact
+
+    def floats(self, rows: Numbers) -> Floats:
+        return self.of.floats(np.arange(row_count(self.of.shape))).reshape(self.shape)[rows]
 
 
 def chosen_rows(matrix: Matrix, choose: Callable[[Numbers], Numbers]) -> Rows:

@@ -27,6 +27,7 @@ COMPANIONS = (".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_zero_poi
               ".input_scale", ".k_scale", ".v_scale", "_scale_inv", "_scale")  # fmt: skip
 """Ends of the names of tensors that belong to others."""
 _FP8_SCALES = ("_scale_inv", "_scale")
+_WORDS_IN = (".qweight", ".qzeros", ".weight_packed")
 _CODES = {".qweight": ".weight", ".weight_packed": ".weight", "_blocks": ".weight"}
 
 
@@ -67,7 +68,9 @@ class Packing:
             if name.endswith(end):
                 stem = name.removesuffix(end)
                 return stem + plain, self._unpacked(tensors, stem, end)
-        if name.endswith(COMPANIONS) or (name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" in tensors):
+        if name.endswith(COMPANIONS) or (
+            name.endswith("_scales") and name.removesuffix("_scales") + "_blocks" in tensors
+        ):
             return None
         packed = name.removesuffix(".bias") + ".qweight"
         if name.endswith(".bias") and packed in tensors and not tensor.raw().any():
@@ -100,6 +103,8 @@ class Packing:
                     f"{tensors[stem + code].path}: {shortened(stem + code)} has no {shortened(stem + end)} beside it. "
                     "Download it again."
                 )
+            if end in _WORDS_IN and tensors[stem + end].dtype != "I32":
+                raise ValueError("words of another type")
             return tensors[stem + end]
 
         code = end
@@ -155,7 +160,8 @@ class Mxfp4:
     exact: str = "MXFP4"
 
     def __post_init__(self) -> None:
-        if self.packed.shape[-1] != 16 or self.packed.shape[:-1] != self.scales.shape:
+        fit = len(self.packed.shape) > 2 and self.packed.shape[-1] == 16 and self.packed.shape[:-1] == self.scales.shape
+        if not fit or {self.packed.dtype, self.scales.dtype} != {"U8"}:
             raise ValueError("blocks without exponents")
 
     @property
@@ -163,7 +169,7 @@ class Mxfp4:
         return (*self.packed.shape[:-2], self.packed.shape[-2] * 32)
 
     def blocks(self, rows: Numbers) -> Codes:
-        """Blocks as GGUF has them: the exponent, and bytes that hold values 16 apart, where here they are neighbours."""
+        """Blocks as GGUF has them: the exponent, and bytes of two values 16 apart, which are neighbours here."""
         count = self.packed.shape[-2]
         pairs = self.packed.raw().reshape(-1, count, 16)[rows]
         values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(rows), count, 32)
@@ -222,12 +228,16 @@ def _pack_quantized(tensors: Tensors, stem: str, part: Callable[[str], StoredTen
     words, scales = packed.raw(), scale.floats(scale.raw())
     rows, width = (int(size) for size in part(".weight_shape").raw().reshape(-1))
     bits = _WORD * words.shape[1] // width
+    if len(words) != rows:
+        raise ValueError("words of another shape")
     if bits not in (4, 8):
         raise CheckpointError(f"{packed.path}: {shortened(packed.name)} has {bits} bits; only 4 and 8 are imported.")
     scales = np.ascontiguousarray(scales.reshape(rows, -1).T)
     zero, order = tensors.get(f"{stem}.weight_zero_point"), tensors.get(f"{stem}.weight_g_idx")
     zeros = np.full(scales.shape, 1 << (bits - 1), np.int32)
     if zero is not None:
+        if zero.dtype != "I32":
+            raise ValueError("words of another type")
         columns = np.ascontiguousarray(zero.raw().T)
         zeros = _along(columns, bits)[:, :rows].astype(np.int32)
     group_of = np.arange(width) // -(-width // len(scales))

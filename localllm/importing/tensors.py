@@ -63,7 +63,14 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
         if (stored := packing.matrix(checkpoint.tensors, name)) is None:
             continue
         plain, expert = _of_expert(stored[0].replace("model.language_model.", "model.").removeprefix("language_model."))
-        for renamed, matrix in family.renamed(plain, stored[1], config):
+        try:
+            made = family.renamed(plain, stored[1], config)
+        except (ValueError, IndexError) as error:
+            raise CheckpointError(
+                f"{checkpoint.tensors[name].path}: {shortened(name)} has the shape {list(stored[1].shape)}, which no "
+                f"tensor of this name in models of the family {checkpoint.model_type} has. Download the folder again."
+            ) from error
+        for renamed, matrix in made:
             tried = (names.get_name(each, try_suffixes=(".weight", ".bias")) for each in (renamed, f"model.{renamed}"))
             new = next(filter(None, tried), None)
             if new is None:
@@ -72,14 +79,18 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
                     f"the family {checkpoint.model_type}. Get the model as GGUF instead."
                 )
             found.setdefault(new, []).append((expert, matrix))
-    made = [_new(name, parts, family, config) for name, parts in found.items()]
-    return made, [f"{left} tensors of other parts (images, sound, drafts) are left out"] if left else []
+    whole = [_new(name, parts, family, config) for name, parts in found.items()]
+    return whole, [f"{left} tensors of other parts (images, sound, drafts) are left out"] if left else []
 
 
 def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Config) -> NewTensor:
     parts.sort(key=lambda each: each[0])
     numbers, shapes = [number for number, _ in parts], {part.shape for _, part in parts}
-    if numbers not in ([-1], list(range(len(parts)))) or len(shapes) != 1 or len({part.exact for _, part in parts}) != 1:
+    if (
+        numbers not in ([-1], list(range(len(parts))))
+        or len(shapes) != 1
+        or len({part.exact for _, part in parts}) != 1
+    ):
         raise CheckpointError(
             f"{config.where}: {name}: experts are missing, or differ in shape or type. Download the folder again."
         )

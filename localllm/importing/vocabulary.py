@@ -176,7 +176,9 @@ def _special(
     bos, eos = (keys.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos"))
     if model == "bert":
         if first not in ids or last not in ids:
-            raise CheckpointError(f"{checkpoint.folder / 'tokenizer.json'}: puts no tokens around a text, as BERT does.")
+            raise CheckpointError(
+                f"{checkpoint.folder / 'tokenizer.json'}: puts no tokens around a text, as BERT does."
+            )
         return keys | {"tokenizer.ggml.bos_token_id": ids[first], "tokenizer.ggml.cls_token_id": ids[first],
                        "tokenizer.ggml.seperator_token_id": ids[last]}  # fmt: skip
     adds_bos = config.get("add_bos_token") if first is None else True

@@ -9,6 +9,8 @@ _GROUPS = {**MIXTURE, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_den
            "topk_group": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True}  # fmt: skip
 _LATENTS = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
             "num_key_value_heads": 4, "head_dim": 16}  # fmt: skip
+_SCAN = {"shared_intermediate_size": 64, "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16,
+         "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_expand": 2, "mamba_d_conv": 4}  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
     "starcoder2": {**USUAL, "model_type": "starcoder2", "use_bias": True, "sliding_window": None, "norm_epsilon": 1e-5,
                    "tie_word_embeddings": True},
@@ -47,6 +49,10 @@ MORE: dict[str, dict[str, Any]] = {
                     "topk_method": "greedy", "q_lora_rank": None},
     "deepseek_v3": {**USUAL, **_GROUPS, **_LATENTS, "model_type": "deepseek_v3", "n_group": 2, "topk_group": 1},
     "glm4_moe_lite": {**USUAL, **_GROUPS, **_LATENTS, "model_type": "glm4_moe_lite"},
+    "granitemoehybrid": {**USUAL, **_SCAN, "model_type": "granitemoehybrid", "num_local_experts": 4,
+                         "num_experts_per_tok": 2, "position_embedding_type": "nope"},
+    "granitemoehybrid-dense": {**USUAL, **_SCAN, "model_type": "granitemoehybrid", "num_local_experts": 0,
+                               "num_experts_per_tok": 0, "position_embedding_type": "rope", "logits_scaling": 2.0},
     "qwen3_next": {**USUAL, **HEADS, **MIXTURE, "model_type": "qwen3_next", "num_experts": 4, "norm_topk_prob": True,
                    "shared_expert_intermediate_size": 32, "layer_types": ["linear_attention", "full_attention"],
                    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
@@ -65,8 +71,9 @@ _ENCODER = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, 
             "max_position_embeddings": 256, "vocab_size": VOCABULARY}  # fmt: skip
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {**_ENCODER, "model_type": "bert", "hidden_act": "gelu"},
-    "modernbert": {**_ENCODER, "model_type": "modernbert", "local_attention": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 3,
-                   "num_hidden_layers": 3},
+    "modernbert": {**_ENCODER, "model_type": "modernbert", "local_attention": 8, "pad_token_id": 0,
+                   "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+                   "global_attn_every_n_layers": 3, "num_hidden_layers": 3},
     "nomic_bert": {**_ENCODER, "model_type": "nomic_bert"},
     "embedding_gemma": {**USUAL, **HEADS, "model_type": "gemma3_text", "use_bidirectional_attention": True,
                         "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},

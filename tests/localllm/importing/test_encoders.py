@@ -24,7 +24,9 @@ ROUNDED = 0.02
 
 def pooled(made: Path, way: str = "mean_tokens") -> None:
     (made / "1_Pooling").mkdir()
-    (made / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{way}": True, "word_embedding_dimension": 64}))
+    (made / "1_Pooling" / "config.json").write_text(
+        json.dumps({f"pooling_mode_{way}": True, "word_embedding_dimension": 64})
+    )
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -67,7 +69,18 @@ def test_another_pooling_is_refused(folder: Folder, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_word_pieces(lowercase: bool, folder: Folder, tmp_path: Path) -> None:
     made = folder("bert")
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,!", "The", "the", "rain", "##s"]
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *"abcdefghijklmnopqrstuvwxyz.,!",
+        "The",
+        "the",
+        "rain",
+        "##s",
+    ]
     pieces += [f"##{letter}" for letter in "abcdefghijklmnopqrtuvwxyz"] + ["cafe", "café", "日"]
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -75,7 +88,13 @@ def test_word_pieces(lowercase: bool, folder: Folder, tmp_path: Path) -> None:
     tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer.save(str(made / "tokenizer.json"))
-    roles = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    roles = {
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "unk_token": "[UNK]",
+        "pad_token": "[PAD]",
+        "mask_token": "[MASK]",
+    }
     (made / "tokenizer_config.json").write_text(json.dumps(roles))
     import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
     with open_model(tmp_path / "made.gguf") as file:

@@ -4,12 +4,11 @@ import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from gguf_io import load_tokenizer, open_model
 from localllm.cli.main import main
@@ -29,6 +28,7 @@ from tests.localllm.importing.tiny_models import (
     write_weights,
 )
 from tests.oracle import llama_oracle
+
 
 @pytest.mark.parametrize("name", sorted({**CONFIGS, **MORE}))
 def test_logits_equal_those_of_transformers(name: str, folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from localllm.importing.convert import import_folder
 from localllm.importing.errors import CheckpointError
 from tests.localllm.importing.conftest import GOLDENS, TOLERANCE, assert_alike, computed_logits, quiet
 from tests.localllm.importing.packed_models import PACKINGS, stored_tensors
-from tests.localllm.importing.tiny_models import bfloat16, mxfp4_weights, values_of, write_safetensors
+from tests.localllm.importing.tiny_models import bfloat16, mxfp4_weights, values_of, write_safetensors, write_weights
 
 LLAMA, GPT_OSS = GOLDENS["llama"], GOLDENS["gpt_oss"]
 Folder = Callable[..., Path]
@@ -27,7 +27,9 @@ def write(folder: Folder, packing: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("name", PACKINGS)
 def test_logits_equal_those_of_the_unpacked_weights(name: str, folder: Folder, tmp_path: Path) -> None:
-    import_folder(write(folder, PACKINGS[name]), tmp_path / "made.gguf", "BF16" if "pack" in name else None, quiet, quiet)
+    import_folder(
+        write(folder, PACKINGS[name]), tmp_path / "made.gguf", "BF16" if "pack" in name else None, quiet, quiet
+    )
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"][name])
     with open_model(tmp_path / "made.gguf") as file:
         assert file.tensors["blk.0.ffn_up.weight"].type.name == ("BF16" if "pack" in name else "F16")
@@ -96,6 +98,7 @@ def test_other_packings_are_refused_before_anything_is_written(
 
 
 NAME = "model.layers.0.mlp.up_proj."
+UNFIT = "do not fit together"
 
 
 @pytest.mark.parametrize(
@@ -103,11 +106,12 @@ NAME = "model.layers.0.mlp.up_proj."
     [
         (lambda tensors: tensors.pop(f"{NAME}qzeros"), "has no .*qzeros beside it"),
         (lambda tensors: tensors.pop(f"{NAME}scales"), "has no .*scales beside it"),
-        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, 9, np.int32))}), "do not fit together"),
-        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, -1, np.int32))}), "do not fit together"),
-        (lambda tensors: tensors.update({f"{NAME}qzeros": ("I32", np.zeros((2, 9), np.int32))}), "do not fit together"),
-        (lambda tensors: tensors.update({f"{NAME}scales": ("F16", np.ones((2, 7), np.float16))}), "do not fit together"),
-        (lambda tensors: tensors.update({f"{NAME}qweight": ("I32", np.zeros((9, 96), np.int32))}), "do not fit together"),
+        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, 9, np.int32))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}g_idx": ("I32", np.full(64, -1, np.int32))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}qzeros": ("I32", np.zeros((2, 9), np.int32))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}scales": ("F16", np.ones((2, 7), np.float16))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}qweight": ("I32", np.zeros((9, 96), np.int32))}), UNFIT),
+        (lambda tensors: tensors.update({f"{NAME}qweight": ("F32", np.zeros((8, 96), np.float32))}), UNFIT),
     ],
 )  # fmt: skip
 def test_damaged_packings_are_refused(
@@ -128,3 +132,34 @@ def test_biases_of_zeros_that_only_a_packing_has_are_left_out(folder: Folder, tm
     write_safetensors(made / "model.safetensors", stored)
     import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
     assert_alike(computed_logits(tmp_path / "made.gguf"), GOLDENS["packed"]["gptq"])
+
+
+@pytest.mark.parametrize("size", [[97, 64], [96, 0], [96, 1 << 40], [-96, 64]])
+def test_a_stated_shape_that_does_not_fit_is_refused(size: list[int], folder: Folder, tmp_path: Path) -> None:
+    made = write(folder, PACKINGS["pack-quantized"])
+    stored = stored_tensors(PACKINGS["pack-quantized"], LLAMA["shapes"])
+    stored[f"{NAME}weight_shape"] = "I64", np.array(size)
+    write_safetensors(made / "model.safetensors", stored)
+    with pytest.raises(CheckpointError, match=f"{UNFIT}|has 0 bits"):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape"),
+    [
+        ("gpt_oss", "model.layers.0.mlp.experts.down_proj", (4,)),
+        ("granitemoe", "model.layers.0.block_sparse_moe.input_linear.weight", (4, 191, 64)),
+        ("qwen3_next", "model.layers.0.linear_attn.in_proj_qkvz.weight", (190, 64)),
+        ("deepseek_v3", "model.layers.0.self_attn.kv_b_proj.weight", (127, 32)),
+        ("granitemoehybrid", "model.layers.0.mamba.norm.weight", (127,)),
+    ],
+)
+def test_tensors_that_cannot_be_taken_apart_are_refused(
+    name: str, tensor: str, shape: tuple[int, ...], folder: Folder, tmp_path: Path
+) -> None:
+    made = folder(name)
+    shapes = {**GOLDENS[name]["shapes"], tensor: list(shape)}
+    write_weights(made, shapes)
+    with pytest.raises(CheckpointError, match=r"has the shape|rows|norm of 127 values"):
+        import_folder(made, tmp_path / "made.gguf", None, quiet, quiet)
+    assert not (tmp_path / "made.gguf").exists()

@@ -155,7 +155,7 @@ def mxfp4_weights(shapes: Mapping[str, list[int]]) -> dict[str, tuple[np.ndarray
     """Experts of a gpt-oss as blocks and exponents, from the names of the tensors that these stand for."""
     found = {}
     for name, shape in shapes.items():
-        if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             experts, width, rows = shape
             random = np.random.default_rng(zlib.crc32(name.encode()))
             blocks = random.integers(0, 256, (experts, rows, width // 32, 16), np.uint8)
