@@ -1,6 +1,6 @@
 """Attention alone, one row of tokens or many: products a second and bytes of keys and values a second, by their types.
 
-    attention.py [--depth 4096] [--rows 1] [--kv f16/f16,q8_0/q8_0] [--rounds 7]
+    attention.py [--depth 4096] [--rows 1] [--kv f16/f16,q8_0/q8_0,q4_0/q4_0] [--rounds 7]
 
 One thread; its processor time counts, of which other programs take less than of the clock's, and the best round. The
 shapes are a layer of TinyLlama 1.1B (4 key-value heads for 32) and of Qwen3 0.6B (8 for 16), repeated until the pages
@@ -64,6 +64,7 @@ def measure(shape: Shape, types: tuple[KVType, KVType], depth: int, rows: int, r
             *(queries.ctypes.data, out.ctypes.data, 0, *(part[layer].ctypes.data for part in pages)),
             *(shape.kv_heads, shape.size, shape.size, 0, at, shape.group, at + 4, at + 8, 0),
             *(part.strides[1] for part in pages),
+            *(0, 0, *(part.strides[2] for part in pages), shape.size),
         )
         op[Op.ARGUMENTS : Op.ARGUMENTS + len(arguments)] = arguments
     kernel = attention.attention_kernel(*types, shape.group)
@@ -83,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depth", type=int, default=4096)
     parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--kv", default="f16/f16,q8_0/q8_0")
+    parser.add_argument("--kv", default="f16/f16,q8_0/q8_0,q4_0/q4_0")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     rows = []

@@ -1,11 +1,11 @@
 """Scores of keys and sums of values whose numbers are small integers, 32 of which share a scale.
 
 The integers are multiplied as they are. A query, and the weights of 32 values of all tokens of a span, are rounded to
-words of 16 bits with one scale. Products of integers and words are added as integers, exactly, so that nothing but these
-roundings, a hundredth of the bytes' own, comes on top of what storing lost.
+words of 16 bits with one scale. Products of integers and words are added as integers, exactly, so that nothing but
+these roundings, a hundredth of the bytes' own, comes on top of what storing lost.
 
-Integers that are stored plus an offset are multiplied so, and sums begin with what takes it away again: minus the offset
-times the sum of the words.
+Integers that are stored plus an offset are multiplied with it, and sums begin with what takes it away again: minus the
+offset times the sum of the words.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ WORDS_BYTES = SPAN_TOKENS * 2
 _VALUE_ROWS = {columns: min(2, VECTORS // columns) for columns in (1, 2, 4, 8) if columns <= VECTORS}
 
 MEMORY_BYTES = MAX_COLUMNS * (SPAN_BYTES + WORDS_BYTES + 8)
-"""Scratch for a span's weights: scales of the tokens as each row sees them, words, factors and first sums of columns."""
+"""Scratch for a span's weights: scales of the tokens as each row sees them, words, columns' factors and first sums."""
 
 
 @dataclass(frozen=True)

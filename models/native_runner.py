@@ -58,8 +58,8 @@ class NativeRunner:
 
         kv_bytes: budget of the page pool. threads: None for all cores this process may use; never more than run at
         once. context: the longest sequence that will be asked for, which some models' rotation depends on; None for
-        what they were trained for. kv_types: how keys and values are stored, "f16", "q8_0" or "q4_0" each. ready: weights
-        that were packed before. drafts: load the layer that drafts, where the file has one. Raises
+        what they were trained for. kv_types: how keys and values are stored, "f16", "q8_0" or "q4_0" each. ready:
+        weights that were packed before. drafts: load the layer that drafts, where the file has one. Raises
         UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)

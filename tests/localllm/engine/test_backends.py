@@ -88,10 +88,10 @@ def test_types_of_keys_and_values_that_only_llama_cpp_knows_go_to_it(
 ) -> None:
     see(monkeypatch)
     assert choose_backend(known, Settings(kv_type_k="q8_0")).backend == "native"
-    choice = choose_backend(known, Settings(kv_type_k="q4_0"))
-    assert choice.backend == "llama" and "cannot store keys as 'q4_0'" in choice.reason
+    choice = choose_backend(known, Settings(kv_type_k="q5_0"))
+    assert choice.backend == "llama" and "cannot store keys as 'q5_0'" in choice.reason
     miss(monkeypatch)
-    assert choose_backend(known, Settings(kv_type_k="q4_0")).backend == "native"
+    assert choose_backend(known, Settings(kv_type_k="q5_0")).backend == "native"
 
 
 def test_without_llama_cpp_only_wishes_that_it_alone_could_follow_fail(
