@@ -135,8 +135,9 @@ class SelfDrafts:
 
     def _normalised(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         layer = self._layer
-        squares = np.mean(states * states, axis=1, keepdims=True)
-        return np.asarray(states / np.sqrt(squares + layer.epsilon) * layer.norm, np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the model's own logits
+            squares = np.mean(states * states, axis=1, keepdims=True)
+            return np.asarray(states / np.sqrt(squares + layer.epsilon) * layer.norm, np.float32)
 
     def _room(self) -> _Trail:
         """A trail that follows nothing, that of the sequence that was computed longest ago if there are too many."""
