@@ -110,7 +110,7 @@ class ModelDraftLength(DraftLength):
 
     FORGET = 0.85
     TRIALS = 0.01
-    LONGEST_PAUSE = 512  # tokens
+    LONGEST_PAUSE = 1024  # tokens
     _FIRST, _GUESSES = 0.75, 2.0  # what the first place is taken for, and how many guesses a place begins with
 
     def __init__(self) -> None:
