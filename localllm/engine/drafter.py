@@ -66,8 +66,11 @@ class SelfDrafter(Drafter):
         ]
         if not asked:
             return
-        self._runner.follow(asked)  # of a text that is new, much: no measure of what drafts cost
         began = self._clock()
+        self._runner.follow(asked)  # of a text that is new, much: no measure of what later drafts cost
+        read = self._clock() - began
+        self.length.reading_s = max(read, 0.9 * self.length.reading_s)
+        began += read
         found = self._runner.draft(asked)
         took = (self._clock() - began) / max(count for _, _, count in asked)
         self.token_s += (took - self.token_s) * (0.1 if self.token_s else 1.0)
