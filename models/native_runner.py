@@ -227,6 +227,11 @@ class NativeRunner:
                 self._drafts.note(handle, positions[first], tokens[rows], self._states[rows])
         return logits
 
+    def follow(self, wanted: Ordered[tuple[int, int, int]]) -> None:
+        """See localllm.engine.runner.DraftsItself."""
+        if self._drafts:
+            self._drafts.follow(wanted)
+
     def draft(self, wanted: Ordered[tuple[int, int, int]]) -> list[list[int]]:
         """See localllm.engine.runner.DraftsItself."""
         return self._drafts.draft(wanted) if self._drafts else [[] for _ in wanted]

@@ -16,7 +16,8 @@ from models.kv_pages import Sequence
 from models.prediction_layer import MAX_ROWS, MAX_SEQUENCES, MAX_TOKENS, Part, PredictionLayer
 
 KEPT = 128
-_COVERED = 15 / 16
+_MOST = MAX_TOKENS - KEPT - 1  # tokens of a draft
+_COVERED = 15 / 16  # of the latest tokens, by the ids that are guessed from
 _EACH = MAX_ROWS // MAX_SEQUENCES
 """Rows that each of several sequences may have in one run."""
 
@@ -73,18 +74,26 @@ class SelfDrafts:
         if trail := self._trails.pop(sequence, None):
             self._layer.store.truncate(trail.stored, 0)
 
+    def follow(self, wanted: Ordered[tuple[int, int, int]]) -> dict[int, Part]:
+        """Store what is missing of sequences but a few last rows, and return these, of those that can be drafted for.
+
+        wanted: as for `draft`, which does the same where it was not done.
+        """
+        parts: dict[int, Part] = {}
+        for sequence, token, count in wanted:
+            trail = self._trails.get(sequence)
+            if trail is not None and trail.start < trail.end and count > 0:
+                parts[sequence] = self._follow(trail, token, min(count, _MOST))
+        return parts
+
     def draft(self, wanted: Ordered[tuple[int, int, int]]) -> list[list[int]]:
         """Guess tokens; wanted: a sequence, the token that follows what it stores, and how many may follow that.
 
         A sequence of which no state is known gets none.
         """
         found: dict[int, list[int]] = {sequence: [] for sequence, _, _ in wanted}
-        counts = {sequence: min(count, MAX_TOKENS - KEPT - 1) for sequence, _, count in wanted}
-        parts: dict[int, Part] = {}
-        for sequence, token, _ in wanted:
-            trail = self._trails.get(sequence)
-            if trail is not None and trail.start < trail.end and counts[sequence] > 0:
-                parts[sequence] = self._follow(trail, token, counts[sequence])
+        counts = {sequence: min(count, _MOST) for sequence, _, count in wanted}
+        parts = self.follow(wanted)
         ids = self._ids([self._trails[sequence] for sequence in parts])
         while parts:
             tokens, states = self._layer.run(list(parts.values()), ids)
@@ -135,8 +144,9 @@ class SelfDrafts:
 
     def _normalised(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         layer = self._layer
-        squares = np.mean(states * states, axis=1, keepdims=True)
-        return np.asarray(states / np.sqrt(squares + layer.epsilon) * layer.norm, np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the model's own logits
+            squares = np.mean(states * states, axis=1, keepdims=True)
+            return np.asarray(states / np.sqrt(squares + layer.epsilon) * layer.norm, np.float32)
 
     def _room(self) -> _Trail:
         """A trail that follows nothing, that of the sequence that was computed longest ago if there are too many."""

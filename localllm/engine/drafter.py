@@ -67,8 +67,11 @@ class SelfDrafter(Drafter):
         if not asked:
             return
         began = self._clock()
+        self._runner.follow(asked)  # of a text that is new, much: no measure of what later drafts cost
+        read = self._clock() - began
+        self.length.reading_s = max(read, 0.9 * self.length.reading_s)
+        began += read
         found = self._runner.draft(asked)
         took = (self._clock() - began) / max(count for _, _, count in asked)
-        # The first draft for a text also reads the text, which is no measure of the next ones.
-        self.token_s = took if took < self.token_s or not self.token_s else self.token_s + 0.1 * (took - self.token_s)
+        self.token_s += (took - self.token_s) * (0.1 if self.token_s else 1.0)
         guesses |= zip((sequence for sequence, _ in wanted if sequence.handle is not None), found, strict=True)

@@ -108,6 +108,9 @@ class Interruptible(Protocol):
 class DraftsItself(Protocol):
     """What a Runner has beyond others if the model itself can guess further tokens, where `info.can_draft` says so."""
 
+    def follow(self, wanted: Sequence[tuple[int, int, int]]) -> None:
+        """Read what `draft` needs of sequences and was not read yet; `draft` does so, too, where this did not."""
+
     def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
         """Guess what comes next in sequences, each once; no sequence changes.
 

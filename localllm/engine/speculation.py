@@ -105,16 +105,18 @@ class ModelDraftLength(DraftLength):
 
     Guesses further on are right less often than the first, so each place of a draft has a record of its own; one that
     was never seen is taken for the place before it. Where no draft pays, one token is tried now and then, so seldom
-    that what trials take is at most TRIALS of the time.
+    that what trials take is at most TRIALS of the time. reading_s: what they take beside drafting, for a text that the
+    model must read first.
     """
 
     FORGET = 0.85
     TRIALS = 0.01
-    LONGEST_PAUSE = 512  # tokens
+    LONGEST_PAUSE = 1024  # tokens
     _FIRST, _GUESSES = 0.75, 2.0  # what the first place is taken for, and how many guesses a place begins with
 
     def __init__(self) -> None:
         self._seen: list[list[float]] = []  # right and wrong guesses of each place that was reached
+        self.reading_s = 0.0
         self._pause = 0
         self._tries = False
 
@@ -143,7 +145,7 @@ class ModelDraftLength(DraftLength):
             return 1
         plain = costs.seconds(others + 1)
         lost = max(costs.seconds(others + 2) - plain + drafting_s, 0.0)
-        steps = math.ceil(lost / plain / self.TRIALS) if plain > 0 else 0
+        steps = math.ceil((lost + self.reading_s) / plain / self.TRIALS) if plain > 0 else 0
         self._pause = min(steps * (others + 1), self.LONGEST_PAUSE)
         return 0
 

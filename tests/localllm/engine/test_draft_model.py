@@ -142,12 +142,18 @@ def test_places_of_a_draft_are_judged_apart() -> None:
     assert length.choose(30, cheap, 0.001) == 1
 
 
-def decoded(acceptance: float, drafting_s: float, tokens: int = 2000) -> tuple[float, ModelDraftLength]:
-    """Time without drafts by time with them, as steps cost, and what was learned."""
+def decoded(
+    acceptance: float, drafting_s: float, reading_s: float = 0.0, tokens: int = 4000
+) -> tuple[float, ModelDraftLength]:
+    """Time without drafts by time with them, as steps cost, and what was learned. reading_s: after every 100 tokens."""
     learned, length = costs(0.02, 0.002), ModelDraftLength()
-    random, spent, came = np.random.default_rng(1), 0.0, 0
+    random, spent, came, read = np.random.default_rng(1), 0.0, 0, -1
     while came < tokens:
         count = length.choose(15, learned, drafting_s)
+        if count:
+            took = reading_s if came // 100 != read else 0.0
+            length.reading_s = max(took, 0.9 * length.reading_s)
+            spent, read = spent + took, came // 100
         right = next((at for at in range(count) if random.random() >= acceptance), count)
         spent += learned.seconds(1 + count) + count * drafting_s
         if count:
@@ -162,6 +168,7 @@ def test_drafts_that_fail_take_a_hundredth_of_the_time_and_good_ones_pay() -> No
     for drafting_s in (0.0, 0.002, 0.02):
         assert decoded(0.0, drafting_s)[0] > 0.98
         assert decoded(0.02, drafting_s)[0] > 0.98
+        assert decoded(0.0, drafting_s, reading_s=0.06)[0] > 0.98
     assert decoded(0.8, 0.002)[0] > 1.6
 
 

@@ -106,6 +106,9 @@ def test_a_turn_that_goes_on_from_a_known_prefix_drafts(counter: Path) -> None:
 
 def test_a_failure_ends_drafts_and_nothing_else(counter: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Failing:
+        def follow(self, _wanted: object) -> None:
+            pass
+
         def draft(self, _wanted: object) -> list[list[int]]:
             raise ValueError("no guesses today")
 
