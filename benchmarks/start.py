@@ -35,14 +35,14 @@ stage("imports")
 path, threads = sys.argv[1], int(sys.argv[2]) or None
 settings = load_settings({"backend": "native", "threads": threads, "disk_cache": False})
 begun = {
-    "loading weights": "header, kernels' declarations",
-    "compiling kernels for this CPU, once": "packing weights, tokenizer",
+    "compiling kernels for this CPU, once": "header, kernels' declarations",
+    "loading weights": "kernels from the cache",
 }
 def progress(what, share):
     if what in begun:
         stage(begun.pop(what))
 model = load_model(path, settings, progress)
-stage("kernels from the cache")
+stage("packing weights, tokenizer")
 first = model.tokenizer.bos_id or 1
 request = GenerationRequest((first,), SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
 model.engine.submit(request).collect()
