@@ -80,6 +80,7 @@ $(BIN)/python:
 # Wheels only: what people run needs no compiler. Two stamps, so that repeated calls cost nothing.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --only-binary :all: --constraint constraints.txt --editable .
+	$(BIN)/python -m compileall -q cpu_kernels gguf_io gpu_offload localllm models tui
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -1,30 +1,39 @@
 """Where the time goes from starting a process to its first token, with kernels and file in their caches.
 
     start.py MODEL.gguf [--threads N] [--rounds 5] [--json]
+    start.py builtin --cold [--rounds 3]
 
 Each round is a new process that does what `localllm run` does, a stage after the other, and stops at the first token of
 a prompt of one token. Stages are told in milliseconds of wall time and of processor time of all threads, medians of the
 rounds: on a busy machine the second says more. In turn, one process maps packed weights and the next packs the model's.
-The first process, which fills the caches, does not count.
+The first process, which fills the caches, does not count. The last row is `localllm run` itself, from its start to the
+first character of its answer.
+
+--cold is the first start after an installation: the cache is empty in each round, so that kernels are compiled.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.engine_tools import table
+from models import builtin
 
+RUN = "localllm run"
 NAMES = ("packed wall ms", "packed cpu ms", "fresh wall ms", "fresh cpu ms")
 CHILD = """
 import json, os, sys, threading, time
 stages = []
 def stage(name):
-    stages.append((name, time.time(), sum(os.times()[:2])))
+    stages.append((name, time.time(), sum(os.times()[:4])))
 stage("interpreter")
 import localllm.cli.main
 stage("command line")
@@ -32,17 +41,20 @@ from localllm.engine.loaded_model import load_model
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.settings import load_settings
 stage("imports")
+from cpu_kernels.compile_children import POOL
 path, threads = sys.argv[1], int(sys.argv[2]) or None
 settings = load_settings({"backend": "native", "threads": threads, "disk_cache": False})
 begun = {
-    "loading weights": "header, kernels' declarations",
-    "compiling kernels for this CPU, once": "packing weights, tokenizer",
+    "compiling kernels for this CPU, once": "header, kernels' declarations",
+    "loading weights": "kernels",
 }
 def progress(what, share):
+    if what == "loading weights" and what in begun:
+        POOL.end_idle()  # only the time of children that have ended counts
     if what in begun:
         stage(begun.pop(what))
 model = load_model(path, settings, progress)
-stage("kernels from the cache")
+stage("packing weights, tokenizer")
 first = model.tokenizer.bos_id or 1
 request = GenerationRequest((first,), SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
 model.engine.submit(request).collect()
@@ -56,31 +68,69 @@ os._exit(0)
 """
 
 
-def start(model: Path, threads: int, *, packed: bool = True, fills: bool = False) -> dict[str, tuple[float, float]]:
-    """Wall and processor seconds of each stage of one process. fills: it waits until packed weights are written."""
-    began = time.time()
+def start(
+    model: Path, threads: int, *, packed: bool = True, fills: bool = False, cold: bool = False
+) -> dict[str, tuple[float, float]]:
+    """Wall and processor seconds of each stage of one process. fills: it waits until packed weights are written.
+
+    cold: it has an empty cache. `localllm run` itself is measured last, with nothing else to do meanwhile.
+    """
     command = [sys.executable, "-c", CHILD, str(model), str(threads), *(["fill"] if fills else [])]
-    variables = {**os.environ, **({} if packed else {"LOCALLLM_PACKED_MIB": "0"})}
-    stages = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout)
+    given = [str(threads)] if threads else []
+    run = [sys.executable, "-m", "localllm", "run", str(model), "Hi", "--max-tokens", "1", "--backend", "native"]
+    run += ["--no-cache", *(["--threads", *given] if given else [])]
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    variables |= {} if packed else {"LOCALLLM_PACKED_MIB": "0"}
+    began = time.time()
+    with _cache(cold) as places:
+        output = subprocess.run(command, check=True, capture_output=True, text=True, env=variables | places).stdout
     spent = {}
     wall, processor = began, 0.0
-    for name, at, used in stages:
+    for name, at, used in json.loads(output):
         spent[name] = (at - wall, used - processor)
         wall, processor = at, used
+    with _cache(cold) as places:
+        spent[RUN] = _first_character(run, variables | places)
     return spent
+
+
+@contextlib.contextmanager
+def _cache(cold: bool) -> Iterator[dict[str, str]]:
+    """Variables of a process with an empty cache of its own, or none."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield {"XDG_CACHE_HOME": folder} if cold else {}
+
+
+def _first_character(command: list[str], variables: dict[str, str]) -> tuple[float, float]:
+    """Wall seconds until a process writes something, and its and its children's processor seconds until it ends."""
+    began, before = time.time(), os.times()
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        wall = time.time() - began
+        process.stdout.read()
+    after = os.times()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return wall, sum(after[2:4]) - sum(before[2:4])
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, help="a file, or builtin")
     parser.add_argument("--threads", type=int, default=0, help="0 for all cores")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="with an empty cache of kernels")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    start(arguments.model, arguments.threads, fills=True)
+    model = builtin.path() if str(arguments.model) == "builtin" else arguments.model
+    if not arguments.cold:
+        start(model, arguments.threads, fills=True)
     rounds = [
-        [start(arguments.model, arguments.threads, packed=packed) for packed in (True, False)]
+        [start(model, arguments.threads, packed=packed, cold=arguments.cold) for packed in (True, False)]
         for _ in range(arguments.rounds)
     ]
     places = [(kind, column) for kind in (0, 1) for column in (0, 1)]
@@ -89,10 +139,12 @@ def main() -> None:
         for name in rounds[0][0]
     ]
     totals = [
-        statistics.median(1000 * sum(pair[column] for pair in each[kind].values()) for each in rounds)
+        statistics.median(
+            1000 * sum(pair[column] for name, pair in each[kind].items() if name != RUN) for each in rounds
+        )
         for kind, column in places
     ]
-    rows.append(("all", *totals))
+    rows.insert(-1, ("all", *totals))
     if arguments.json:
         sys.stdout.write(json.dumps([dict(zip(("stage", *NAMES), row, strict=True)) for row in rows]) + "\n")
     else:

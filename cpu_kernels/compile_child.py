@@ -4,6 +4,7 @@ A request is a line on standard input: a module and the name of a kernel that im
 of JSON and, where that says so, the bytes of an object file.
 """
 
+import gc
 import importlib
 import json
 import logging
@@ -26,6 +27,8 @@ from cpu_kernels.kv_types import KVType
 from cpu_kernels.loader import LoadError, load_object
 from cpu_kernels.self_check import differing
 
+# Objects after which Python looks for garbage: more than a kernel takes, since looking is a tenth of compiling it.
+_GARBAGE = 500_000
 log = logging.getLogger("localllm.kernels")
 
 
@@ -66,6 +69,8 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever else is printed is no reply
     for keys, values, group in product(KVType, (*KVType, None), WIDTHS):
         attention.attention_kernel(keys, values, group)
+    gc.freeze()
+    gc.set_threshold(_GARBAGE)
     warnings: SimpleQueue[logging.LogRecord] = SimpleQueue()
     log.addHandler(QueueHandler(warnings))
     cache = cache_directory().name

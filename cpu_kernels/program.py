@@ -46,6 +46,11 @@ class ProgramBuilder:
         return self._keep
 
     @property
+    def kernels(self) -> list[Kernel]:
+        """Every kernel that the operations name, once."""
+        return list({kernel.name: kernel for kernels, _ in self._rows for kernel in kernels.values()}.values())
+
+    @property
     def operations(self) -> Iterator[tuple[str, Sequence[int]]]:
         """Each operation's kernel for a single row, by name, and its record, in which no kernel has an address yet."""
         return ((kernels[1].name, record) for kernels, record in self._rows)
@@ -67,8 +72,7 @@ class ProgramBuilder:
 
     def build(self, progress: CompileProgress | None = None) -> "Program":
         """Compile every kernel that the operations name and return the runnable program."""
-        needed = {kernel.name: kernel for kernels, _ in self._rows for kernel in kernels.values()}
-        compile_all(list(needed.values()), progress)
+        compile_all(self.kernels, progress)
         records = aligned_zeros((len(self._rows), int(Op.SIZE)), np.int64)
         for i, (kernels, record) in enumerate(self._rows):
             for column, width in enumerate(TILE_WIDTHS):

@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores, usable_processors
+from cpu_kernels.formats.conversions import NativeForm
+from cpu_kernels.kernel import Kernel
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import Products, product_form, row_products
 from cpu_kernels.records import Act, Form, Op
+from cpu_kernels.threads import lead, work
 from gguf_io import ModelFile
 from models.config import read_config
 from models.decoder import DecoderRecorder
@@ -30,7 +33,7 @@ from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
 from models.steps import step_fields
 from models.text_encoder import encoder_store, pools_by_score, rows_of_a_pass, stored_bytes
-from models.weights import WeightLoader
+from models.weights import ReadRows, WeightLoader
 
 _PACKED_ARGUMENT = 9  # of a product: the activations' descriptors, see cpu_kernels.matmul
 _FORMS = {
@@ -48,6 +51,7 @@ class NativeNeeds:
     kv_per_token: keys, values and states of a stored token. position_bytes: of tables, for each position of the longest
     sequence. row, logits: what the products of a row, and of the logits of one, read and compute, by weight format.
     operations: of the program. values: of a row's residual stream after all layers, which what is no product follows.
+    kernels: of the program and its threads. packers: those that pack its weights.
     """
 
     weights: int
@@ -58,6 +62,8 @@ class NativeNeeds:
     logits: dict[str, Products]
     operations: int
     values: int
+    kernels: tuple[Kernel, ...]
+    packers: tuple[Kernel, ...]
 
 
 _KNOWN: WeakKeyDictionary[ModelFile, dict[tuple[tuple[str, str], int, bool], NativeNeeds]] = WeakKeyDictionary()
@@ -103,6 +109,8 @@ def _recorded_needs(file: ModelFile, kv_types: tuple[str, str], count: int, draf
         logits=last,
         operations=sum(1 for _ in builder.operations),
         values=config.layers * config.embedding,
+        kernels=(lead, work, *builder.kernels),
+        packers=tuple(loader.packers.values()),
     )
 
 
@@ -131,6 +139,7 @@ class _HeaderLoader(WeightLoader):
     def __init__(self, file: ModelFile, builder: ProgramBuilder) -> None:
         super().__init__(file, None, builder, None)
         self.packed_bytes = 0
+        self.packers: dict[str, Kernel] = {}
 
     def _values(self, name: str) -> NDArray[np.float32]:
         return np.ones(self._file.tensors[name].shape, np.float32)
@@ -139,8 +148,16 @@ class _HeaderLoader(WeightLoader):
         self.packed_bytes += size
         return np.broadcast_to(np.zeros(1, np.uint8), (size,))
 
-    def _fill(self, *_: object) -> None:
-        pass
+    def _fill(
+        self,
+        identity: str,
+        packed: NDArray[np.generic],
+        read: ReadRows,
+        portions: Iterator[NDArray[np.int32]],
+        form: NativeForm,
+        k: int,
+    ) -> None:
+        self.packers[form[0].name] = form[0].repack
 
 
 def _threads(threads: int | None) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import attention
+from cpu_kernels.compile_children import CompileProgress
 from cpu_kernels.formats import panels
 from cpu_kernels.loader import release_linker
 from cpu_kernels.memory import aligned_zeros
@@ -27,6 +28,16 @@ LoadProgress = Callable[[str, float], None]
 # With fewer tiles of attention than this, threads would wait for the one with the longest.
 TILES_A_THREAD = 8
 _SEGMENT_FIELDS = 4
+
+
+def compiling(progress: LoadProgress | None) -> CompileProgress:
+    """The progress of compiling as one of loading."""
+
+    def report(done: int, count: int) -> None:
+        if progress is not None:
+            progress("compiling kernels for this CPU, once", done / count)
+
+    return report
 
 
 def step_fields(
@@ -67,13 +78,8 @@ class Steps:
         inputs: PerLayerInputs | None = None,
     ) -> None:
         """Compile what the builder's operations need. inputs: what the program reads of the file in each step."""
-
-        def compiling(done: int, count: int) -> None:
-            if progress is not None:
-                progress("compiling kernels for this CPU, once", done / count)
-
         fields = step_fields(builder, config, max_rows, team.threads)
-        self.program = builder.build(compiling)
+        self.program = builder.build(compiling(progress))
         release_linker()
         self._team, self._config, self._inputs = team, config, inputs
         self._step = aligned_zeros((int(Step.SIZE),), np.int64)

@@ -347,11 +347,17 @@ def _open_native(
     kv_tokens: int | None,
     room: int | None,
 ) -> "tuple[NativeRunner, MemoryPlan]":
+    from cpu_kernels.kernel import compile_all
     from localllm.packed import find_packed, open_from_disk, open_with_packed
     from models import NativeRunner
+    from models.needs import native_needs
+    from models.steps import compiling
 
     ready = find_packed(file, settings.packed_mib)  # checked while the plan is made
     plan = plan_native(file, settings, kv_tokens=kv_tokens, room=room)
+    needs = native_needs(file, native_kv_types(settings), settings.threads)
+    # All at once, so that no core waits for the last kernel of a few.
+    compile_all([*needs.kernels, *(needs.packers if ready is None else ())], compiling(progress))
 
     def opened(ready: "PackedWeights | None") -> NativeRunner:
         return NativeRunner(

@@ -1,6 +1,5 @@
 """The model that comes with localllm: a demonstration that tells short stories and answers questions about its use."""
 
-from importlib import resources
 from pathlib import Path
 
 FILE_NAME = "localllm-demo-Q8_0.gguf"
@@ -8,4 +7,4 @@ FILE_NAME = "localllm-demo-Q8_0.gguf"
 
 def path() -> Path:
     """Where the model's file lies, in the installed package or in the source tree."""
-    return Path(str(resources.files(__name__) / FILE_NAME))
+    return Path(__file__).with_name(FILE_NAME)
