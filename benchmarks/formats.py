@@ -70,6 +70,8 @@ def measure(path: Path, isa: str, arguments: argparse.Namespace) -> dict[str, An
     """Prefill and decode of one file, in a process of its own, as compare_llama_cpp prints them."""
     command = [sys.executable, "-m", "benchmarks.compare_llama_cpp", str(path), "--json"]
     command += ["--prefill", "256", "--decode", "12", "--threads", arguments.threads, "--rounds", str(arguments.rounds)]
+    if arguments.threads == "1":
+        command.append("--processor-time")
     forced = {} if isa == NATIVE else {ISA_VARIABLE: isa}
     done = subprocess.run(command, env={**os.environ, **forced}, capture_output=True, text=True, check=False)
     if done.returncode:

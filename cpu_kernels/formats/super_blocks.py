@@ -331,11 +331,14 @@ def tile_adder(layout: SuperBlock) -> Any:
         pairs, sums16 = field(act, _PAIRS) + first * 4 * step, field(act, _SUM16) + first * 16 * step
         p = group + start // 256 * block_bytes
         for _ in range(start, end, 256):
+            # One token waits for memory, whose prefetchers follow what is read in order: minima come before values.
+            least = add_minima(zero, p, pairs, sums16) if width == 1 else zero
             products = add_products(zero, p, x, sums16, ahead)
             tile_add_scaled_in_memory(products, factor(p + d_at), scale, sums)
             if minima:
-                products = add_minima(zero, p, pairs, sums16)
-                tile_add_scaled_in_memory(products, factor_of_minima(p + d_at + 32), scale, sums)
+                if width > 1:
+                    least = add_minima(zero, p, pairs, sums16)
+                tile_add_scaled_in_memory(least, factor_of_minima(p + d_at + 32), scale, sums)
             p += block_bytes
             x += 64 * step
             scale += step

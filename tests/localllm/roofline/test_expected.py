@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cpu_kernels.cores import processor_name
 from gguf_io import open_model
 from localllm.roofline import expected
 from localllm.roofline.expected import (
@@ -19,7 +20,6 @@ from localllm.roofline.expected import (
     expected_speed,
     main_type,
 )
-from cpu_kernels.cores import processor_name
 from localllm.roofline.kept import KeptLimits, KeptModel, all_kept, keep, kept_limits, kept_path
 from localllm.roofline.limits import Limits
 from localllm.roofline.report import Measure, Report, ThreadReport
