@@ -80,6 +80,7 @@ class ChatApp(App[None]):
     CSS_PATH = "chat.tcss"
     DEFAULT_MODE = "tab-1"
     COMMAND_PALETTE_BINDING = "ctrl+p"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-usual")]  # noqa: RUF012 - as declared by Textual
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(
